@@ -1,0 +1,202 @@
+"""Dense layers to variational ones and back, in place; and the plan of what is touched and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from svdcompress.errors import ModelError
+from svdcompress.layers import (
+    DEFAULT_LOG_SIGMA2,
+    DEFAULT_THRESHOLD,
+    DROPOUT_CLASSES,
+    VARIATIONAL_CLASSES,
+    BernoulliDropout,
+    GaussianDropout,
+    Share,
+    Threshold,
+    VariationalLayer,
+    check_prior,
+    parse_share,
+    parse_threshold,
+)
+
+
+@dataclass(frozen=True)
+class PlanEntry:
+    """What conversion does with one module.
+
+    name: its dotted name. kind: its class. converted: whether it is touched. reason: why not ("" if it is).
+    parameters: numbers in its weight (0 where it has none).
+    """
+
+    name: str
+    kind: str
+    converted: bool
+    reason: str
+    parameters: int
+
+
+def plan(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[PlanEntry]:
+    """What `convert` would do with each module that has parameters of its own, in the model's order.
+
+    Raises ModelError for a pattern that matches no module.
+    """
+    return [entry for entry, _ in _entries(model, _patterns(include), _patterns(exclude))]
+
+
+def convert(
+    model: nn.Module,
+    *,
+    prior: str = "ard",
+    share: Share = "weight",
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    log_sigma2: float = DEFAULT_LOG_SIGMA2,
+    threshold: Threshold = DEFAULT_THRESHOLD,
+) -> nn.Module:
+    """Turn Linear and convolution layers into variational ones, in place; returns the model.
+
+    Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
+    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied.
+
+    prior: "ard" (Kharitonov et al. 2018) or "log-uniform" (Molchanov et al. 2017).
+    share: who shares a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
+    include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
+        `exclude` matches it.
+    log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
+    threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
+
+    Raises ModelError if a pattern matches no module, if nothing is left to convert, or for an unknown prior or share;
+    the model is then as it was.
+    """
+    check_prior(prior)
+    share, threshold = parse_share(share), parse_threshold(threshold)
+    entries = _entries(model, _patterns(include), _patterns(exclude))
+    chosen = [(entry, module) for entry, module in entries if entry.converted]
+    if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
+        reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in entries[:8]) or "it has no layers"
+        raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
+    shared: dict[int, nn.Parameter] = {}  # one log_sigma2 for each weight, so that tied weights keep one posterior
+    for _, module in chosen:
+        start = shared.get(id(module.weight), log_sigma2)
+        layer = VARIATIONAL_CLASSES[type(module)].from_dense(
+            module, prior=prior, share=share, log_sigma2=start, threshold=threshold
+        )
+        shared[id(layer.weight)] = layer.log_sigma2
+    for module in model.modules():
+        # Its fused inference path reads the weights past our layers; torch's own switch for that is this attribute.
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+    return model
+
+
+def to_dense(model: nn.Module) -> nn.Module:
+    """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0."""
+    for module in list(model.modules()):
+        if isinstance(module, VariationalLayer):
+            module.to_dense()
+    return model
+
+
+def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = False) -> nn.Module:
+    """Turn torch's dropout layers into MC-dropout ones that obey `sampling`, in place; returns the model.
+
+    p: a rate for all of them (None: each keeps its own). gaussian: multiplicative Gaussian noise of the same variance.
+    Raises ModelError if the model has no dropout layer.
+    """
+    found = False
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) in DROPOUT_CLASSES:
+                kind = GaussianDropout if gaussian else BernoulliDropout
+                layer = kind(child.p if p is None else p, channels=DROPOUT_CLASSES[type(child)])
+                setattr(parent, name, layer.train(child.training))
+                found = True
+    if not found:
+        raise ModelError(f"{type(model).__name__} has no dropout layer (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d)")
+    return model
+
+
+def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer]]:
+    """Name and layer of each variational layer, each object once."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))
+
+
+def _patterns(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _entries(model: nn.Module, include: list[str], exclude: list[str]) -> list[tuple[PlanEntry, nn.Module]]:
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for field, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                known = ", ".join([n for n in names if n][:12])
+                raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; there are {known} ...")
+    owners = _weight_owners(model)
+    attention = tuple(name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention))
+    first: dict[nn.Module, str] = {}
+    entries = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module in first:
+            reason = f"shared with another module: it is {first[module]!r} too"
+        else:
+            if _own_parameters(module) == 0:
+                continue
+            reason = _why_not(name, module, include, exclude, owners, attention)
+            first[module] = name
+        weight = getattr(module, "weight", None)
+        numbers = weight.numel() if weight is not None and hasattr(weight, "numel") else 0
+        if _own_parameters(module):
+            entries.append((PlanEntry(name, type(module).__name__, not reason, reason, numbers), module))
+    return entries
+
+
+def _own_parameters(module: nn.Module) -> int:
+    own = sum(1 for _ in module.parameters(recurse=False))
+    return own + (len(module.parametrizations) if parametrize.is_parametrized(module) else 0)
+
+
+def _weight_owners(model: nn.Module) -> dict[int, list[tuple[str, nn.Module]]]:
+    owners: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append((name, module))
+    return owners
+
+
+def _why_not(
+    name: str,
+    module: nn.Module,
+    include: list[str],
+    exclude: list[str],
+    owners: dict[int, list[tuple[str, nn.Module]]],
+    attention: tuple[str, ...],
+) -> str:
+    """Why a module is skipped; "" if it is to be converted."""
+    if isinstance(module, VariationalLayer):
+        return "already converted"
+    inside = next((parent for parent in attention if name.startswith(f"{parent}." if parent else "")), None)
+    if inside is not None and name != inside:
+        return f"inside MultiheadAttention {inside!r}, which reads its weights past its layers"
+    if parametrize.is_parametrized(module):
+        return "parametrised (torch.nn.utils.parametrize): remove the parametrisation first"
+    if "weight_g" in module._parameters or "weight_orig" in module._parameters:
+        return "weight-normed or pruned by torch.nn.utils hooks: remove them first"
+    if type(module) not in VARIATIONAL_CLASSES:
+        return f"not a type we know: {type(module).__name__}"
+    if isinstance(module.weight, nn.parameter.UninitializedParameter):
+        return "lazy: run the model once first"
+    if not any(fnmatchcase(name, pattern) for pattern in include):
+        return "excluded: no include pattern matches"
+    if any(fnmatchcase(name, pattern) for pattern in exclude):
+        return "excluded"
+    others = [other for other, owner in owners[id(module.weight)] if type(owner) is not type(module)]
+    if others:
+        return f"shared with another module: its weight is also that of {others[0]!r}"
+    return ""

@@ -1,0 +1,65 @@
+"""The variational layers, their KL terms, and the reparameterised forward."""
+
+from torch import nn
+
+from svdcompress.layers._base import DEFAULT_LOG_SIGMA2, DEFAULT_THRESHOLD, VariationalLayer
+from svdcompress.layers._conv import (
+    VariationalConv1d,
+    VariationalConv2d,
+    VariationalConv3d,
+    VariationalConvTranspose1d,
+    VariationalConvTranspose2d,
+    VariationalConvTranspose3d,
+)
+from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
+from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
+from svdcompress.layers._linear import VariationalLinear
+from svdcompress.layers._sampling import Sampler, StochasticLayer, sampling
+from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
+
+VARIATIONAL_CLASSES: dict[type[nn.Module], type[VariationalLayer]] = {
+    layer.dense_class: layer
+    for layer in (
+        VariationalLinear,
+        VariationalConv1d,
+        VariationalConv2d,
+        VariationalConv3d,
+        VariationalConvTranspose1d,
+        VariationalConvTranspose2d,
+        VariationalConvTranspose3d,
+    )
+}
+"""The variational layer of each torch.nn class that has one; register a class here to have it converted."""
+
+__all__ = [
+    "DEFAULT_LOG_SIGMA2",
+    "DEFAULT_THRESHOLD",
+    "DROPOUT_CLASSES",
+    "PRIORS",
+    "REDUCED",
+    "VARIATIONAL_CLASSES",
+    "BernoulliDropout",
+    "GaussianDropout",
+    "Sampler",
+    "Share",
+    "StochasticLayer",
+    "Threshold",
+    "VariationalConv1d",
+    "VariationalConv2d",
+    "VariationalConv3d",
+    "VariationalConvTranspose1d",
+    "VariationalConvTranspose2d",
+    "VariationalConvTranspose3d",
+    "VariationalLayer",
+    "VariationalLinear",
+    "canonical",
+    "check_prior",
+    "group_log_alpha",
+    "kl_ard",
+    "kl_group_ard",
+    "kl_log_uniform",
+    "log_alpha",
+    "parse_share",
+    "parse_threshold",
+    "sampling",
+]

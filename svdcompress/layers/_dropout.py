@@ -1,0 +1,67 @@
+"""Dropout that can be asked to draw in `eval()`: MC dropout, for comparison with the variational layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ModelError
+from svdcompress.layers._reparam import normal_like
+from svdcompress.layers._sampling import StochasticLayer
+
+
+class _NoiseLayer(StochasticLayer):
+    """Multiplies its input by noise of mean 1.
+
+    p: dropout rate in [0, 1).
+    channels: one draw for a whole channel (inputs of shape (batch, channels, *)), as torch.nn.Dropout2d does.
+    """
+
+    def __init__(self, p: float = 0.5, channels: bool = False) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ModelError(f"dropout rate p: {p} is not in [0, 1)")
+        self.p = p
+        self.channels = channels
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.draws or self.p == 0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
+        if self.sampler is None:
+            return x * self._noise(x.new_empty(shape), None)
+        if not self.sampler.members:
+            return x * self._noise(x.new_empty(shape), self.sampler.generator)
+        # A member drops the same units for every input (Gal & Ghahramani 2016: one draw of the columns of the weights).
+        if self not in self.sampler.draws:
+            self.sampler.draws[self] = self._noise(x.new_empty(shape[1:]), self.sampler.generator)
+        return x * self.sampler.draws[self]
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, channels={self.channels}"
+
+
+class BernoulliDropout(_NoiseLayer):
+    """`x * Bernoulli(1 - p) / (1 - p)`: MC dropout (Gal & Ghahramani 2016)."""
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        return like.bernoulli_(1 - self.p, generator=generator).div_(1 - self.p)
+
+
+class GaussianDropout(_NoiseLayer):
+    """`x * N(1, alpha)` with `alpha = p / (1 - p)`, the variance of Bernoulli dropout at the same p (Wang & Manning 2013)."""
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        return 1 + (self.p / (1 - self.p)) ** 0.5 * normal_like(like, generator)
+
+
+DROPOUT_CLASSES: dict[type[nn.Module], bool] = {
+    nn.Dropout: False,
+    nn.Dropout1d: True,
+    nn.Dropout2d: True,
+    nn.Dropout3d: True,
+}
+"""torch.nn's dropout layers, and whether they drop whole channels."""

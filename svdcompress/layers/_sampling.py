@@ -1,0 +1,59 @@
+"""Asking layers to draw in `eval()` too: the state that stochastic layers look at, and the context manager that sets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class Sampler:
+    """How the stochastic layers of a model draw while `sampling` is on.
+
+    generator: source of the noise (None: torch's default of each device).
+    members: True draws one set of weights for all inputs, kept until `resample()` (a consistent ensemble member);
+        False draws pre-activations, anew at each call and independently per input (local reparameterisation).
+    """
+
+    def __init__(self, generator: torch.Generator | None = None, members: bool = False) -> None:
+        self.generator = generator
+        self.members = members
+        self.draws: dict[nn.Module, object] = {}
+
+    def resample(self) -> None:
+        """Forget the current member: the next forward pass draws another."""
+        self.draws.clear()
+
+
+class StochasticLayer(nn.Module):
+    """A layer that draws noise in `train()`, and in `eval()` only under `sampling`."""
+
+    sampler: Sampler | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether the next forward pass is random."""
+        return self.training or self.sampler is not None
+
+
+@contextmanager
+def sampling(model: nn.Module, *, generator: torch.Generator | None = None, members: bool = False) -> Iterator[Sampler]:
+    """Within this context the stochastic layers of `model` draw also in `eval()`; everything else is left as it is.
+
+    Norms keep their batch statistics, since the model's mode is not touched. Contexts nest; the inner one counts.
+
+    generator: source of the noise, on the model's device (None: torch's default generator).
+    members: one weight draw for all inputs until `resample()` of the yielded Sampler, instead of local reparameterisation.
+    """
+    sampler = Sampler(generator, members)
+    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
+    before = [layer.sampler for layer in layers]
+    for layer in layers:
+        layer.sampler = sampler
+    try:
+        yield sampler
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.sampler = old

@@ -1,0 +1,69 @@
+"""Who shares a prior variance: names of groups, and the dimensions of a weight that they span.
+
+Every weight is seen as a view of shape (groups, outputs per group, inputs per group, kernel positions); a group of the
+prior is then a set of dimensions of that view, whatever the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from svdcompress.errors import ModelError
+
+REDUCED: dict[str, tuple[int, ...]] = {"weight": (), "input": (1, 3), "output": (2, 3), "layer": (0, 1, 2, 3)}
+"""Dimensions of the canonical view that one group of each name spans."""
+
+PRIORS = ("ard", "log-uniform")
+
+Share = str | Sequence[str] | Mapping[str, float]
+Threshold = float | Mapping[str, float]
+
+
+def parse_share(share: Share) -> dict[str, float]:
+    """A share in any of its spellings as {name: part}, the parts adding up to 1.
+
+    "input" is {"input": 1}; ["weight", "input"] weighs its members equally; a mapping gives the parts itself.
+    Raises ModelError for an unknown name, an empty list, or parts that are not positive.
+    """
+    if isinstance(share, str):
+        parts = {share: 1.0}
+    elif isinstance(share, Mapping):
+        parts = {str(name): float(part) for name, part in share.items()}
+    else:
+        parts = dict.fromkeys(share, 1.0)
+    unknown = sorted(set(parts) - set(REDUCED))
+    if unknown:
+        raise ModelError(f"share: unknown name {unknown[0]!r}; use one or several of {', '.join(REDUCED)}")
+    if not parts or any(part <= 0 for part in parts.values()):
+        raise ModelError("share: name at least one of " + ", ".join(REDUCED) + ", with positive parts")
+    total = sum(parts.values())
+    return {name: part / total for name, part in parts.items()}
+
+
+def parse_threshold(threshold: Threshold, default: float = 3.0) -> dict[str, float]:
+    """A limit on log alpha for each share: one number for all, or a mapping (the names it lacks get `default`)."""
+    if isinstance(threshold, Mapping):
+        unknown = sorted(set(threshold) - set(REDUCED))
+        if unknown:
+            raise ModelError(f"threshold: unknown name {unknown[0]!r}; use some of {', '.join(REDUCED)}")
+        return {name: float(threshold.get(name, default)) for name in REDUCED}
+    return dict.fromkeys(REDUCED, float(threshold))
+
+
+def check_prior(prior: str) -> str:
+    """The prior's name if it is known, else a ModelError that lists those that are."""
+    if prior not in PRIORS:
+        raise ModelError(f"prior: unknown {prior!r}; use one of {', '.join(PRIORS)}")
+    return prior
+
+
+def canonical(weight: Tensor, groups: int, transposed: bool) -> Tensor:
+    """View of a weight as (groups, outputs per group, inputs per group, kernel positions).
+
+    weight: Linear (out, in); convolution (out, in / groups, *kernel); transposed (in, out / groups, *kernel).
+    """
+    first, second = weight.shape[:2]
+    view = weight.reshape(groups, first // groups, second, -1)
+    return view.transpose(1, 2) if transposed else view

@@ -1,0 +1,129 @@
+"""The objective: mean NLL + beta KL / N, and the schedules of beta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import UsageError
+
+
+class Schedule(Protocol):
+    """beta as a function of the epoch; fractions of an epoch are allowed."""
+
+    def __call__(self, epoch: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same beta throughout."""
+
+    final: float = 1.0
+
+    def __call__(self, epoch: float) -> float:
+        return self.final
+
+
+@dataclass(frozen=True)
+class LinearWarmup:
+    """0 up to epoch `start`, then linear to `final` at epoch `stop` (the schedule of Molchanov et al.'s code: 5, 20)."""
+
+    start: float = 5
+    stop: float = 20
+    final: float = 1.0
+
+    def __call__(self, epoch: float) -> float:
+        return self.final * _progress(epoch, self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class CosineWarmup:
+    """0 up to epoch `start`, then half a cosine to `final` at epoch `stop`: slow at both ends."""
+
+    start: float = 5
+    stop: float = 20
+    final: float = 1.0
+
+    def __call__(self, epoch: float) -> float:
+        return self.final * 0.5 * (1 - math.cos(math.pi * _progress(epoch, self.start, self.stop)))
+
+
+@dataclass(frozen=True)
+class AdditiveWarmup:
+    """`step` more each epoch, from the first on, capped at `final`: +0.02 up to 1 in Mittov's lecture."""
+
+    step: float = 0.02
+    final: float = 1.0
+
+    def __call__(self, epoch: float) -> float:
+        return min(self.step * (math.floor(epoch) + 1), self.final)
+
+
+def _progress(epoch: float, start: float, stop: float) -> float:
+    if epoch < start:
+        return 0.0
+    return 1.0 if epoch >= stop else (epoch - start) / (stop - start)
+
+
+def kl_divergence(model: nn.Module) -> Tensor:
+    """KL(posterior || prior) in nats, summed over all variational layers, each posterior once; a scalar with gradient.
+
+    Layers that share their parameters count once. Raises UsageError if the model has no variational layer.
+    """
+    terms, seen = [], set()
+    for _, layer in variational_layers(model):
+        if id(layer.log_sigma2) not in seen:
+            seen.add(id(layer.log_sigma2))
+            terms.append(layer.kl())
+    if not terms:
+        raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
+    device = terms[0].device
+    return torch.stack([term.to(device) for term in terms]).sum()
+
+
+class ELBO(nn.Module):
+    """The negative evidence lower bound per example: `nll + beta * KL / N`, to be minimised.
+
+    model: the converted model whose KL is taken.
+    nll: a loss that averages over the batch (mean negative log likelihood), called with the arguments of `forward`.
+    num_examples: N, the number of training examples (not of batches).
+    schedule: beta by epoch, or a constant.
+
+    After each call `last_nll` and `last_kl` hold the detached terms.
+    """
+
+    def __init__(
+        self, model: nn.Module, nll: Callable[..., Tensor], num_examples: int, schedule: Schedule | float = 1.0
+    ) -> None:
+        super().__init__()
+        if num_examples < 1:
+            raise UsageError(f"num_examples: {num_examples} is not a number of training examples")
+        # Not a submodule: the model's parameters are not this module's.
+        object.__setattr__(self, "model", model)
+        self.nll = nll
+        self.num_examples = num_examples
+        self.schedule = Constant(float(schedule)) if isinstance(schedule, int | float) else schedule
+        self.beta = self.schedule(0)
+        self.last_nll: Tensor | None = None
+        self.last_kl: Tensor | None = None
+
+    def set_epoch(self, epoch: float) -> float:
+        """Set beta to the schedule's value at an epoch (counted from 0; fractions allowed); returns it."""
+        self.beta = self.schedule(epoch)
+        return self.beta
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a batch; the arguments go to `nll`, as in `elbo(model(x), y)`."""
+        nll = self.nll(*args, **kwargs)
+        if self.beta == 0:
+            self.last_nll, self.last_kl = nll.detach(), None
+            return nll
+        kl = kl_divergence(self.model)
+        self.last_nll, self.last_kl = nll.detach(), kl.detach()
+        return nll + (self.beta / self.num_examples) * kl.to(nll.device)

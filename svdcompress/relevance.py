@@ -1,0 +1,130 @@
+"""From log alpha to masks: which weights stay, and the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import CheckpointError, PruneError, UsageError
+from svdcompress.layers import Threshold
+
+
+@dataclass(frozen=True)
+class LayerRelevance:
+    """Counts of one layer: weights kept of all, inputs and outputs with at least one weight kept."""
+
+    name: str
+    kept: int
+    total: int
+    inputs: int
+    outputs: int
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the weights that go, in [0, 1]."""
+        return 1 - self.kept / self.total
+
+
+class Masks(Mapping[str, Tensor]):
+    """Which weights stay, by layer name: bool tensors of the weights' shapes, and their counts."""
+
+    def __init__(self, masks: Mapping[str, Tensor], layers: list[LayerRelevance]) -> None:
+        self._masks = dict(masks)
+        self.layers = layers
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._masks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._masks)
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    @property
+    def kept(self) -> int:
+        """Weights that stay, over all layers."""
+        return sum(int(mask.sum()) for mask in self.values())
+
+    @property
+    def total(self) -> int:
+        """Weights of all layers."""
+        return sum(mask.numel() for mask in self.values())
+
+    @property
+    def sparsity(self) -> float:
+        """Share of all weights that go, in [0, 1]."""
+        return 1 - self.kept / self.total
+
+    def __repr__(self) -> str:
+        return f"Masks({len(self)} layers, {self.kept:,} of {self.total:,} weights kept)"
+
+    def save(self, path: str | Path) -> None:
+        """Write the masks as safetensors."""
+        save_file({name: mask.contiguous().cpu() for name, mask in self.items()}, str(path), {"format": "svdcompress-masks"})
+
+    @staticmethod
+    def load(path: str | Path, model: nn.Module) -> Masks:
+        """Read masks that `save` wrote, for a model with the same layers. Raises CheckpointError for any other file."""
+        try:
+            stored = load_file(str(path))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: not readable as saved masks ({error})") from error
+        return as_masks(model, stored)
+
+
+def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
+    """Which weights stay: those with log alpha below the threshold, and in no group at or above it.
+
+    threshold: one limit for all, or {"weight": 3, "input": 4}; None: each layer's own (3 unless told otherwise), or the
+        mask that it holds.
+    Raises UsageError if the model has no variational layer.
+    """
+    masks = {name: layer.relevant(threshold).clone() for name, layer in variational_layers(model)}
+    if not masks:
+        raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
+    return as_masks(model, masks)
+
+
+def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
+    """Check masks against a model's variational layers and count them.
+
+    Raises PruneError when they belong to another model (names or shapes differ) or are not boolean.
+    """
+    layers = dict(variational_layers(model))
+    missing, unknown = sorted(set(layers) - set(masks)), sorted(set(masks) - set(layers))
+    if missing or unknown:
+        raise PruneError(f"masks of another model: no mask for {missing[:4]}, no layer for {unknown[:4]}")
+    counts = []
+    for name, layer in layers.items():
+        mask = masks[name]
+        if mask.shape != layer.weight.shape:
+            raise PruneError(f"masks[{name!r}]: shape {tuple(mask.shape)}, but the weight has {tuple(layer.weight.shape)}")
+        if mask.dtype != torch.bool:
+            raise PruneError(f"masks[{name!r}]: dtype {mask.dtype}, but a mask is bool")
+        view = layer.canonical(mask)
+        counts.append(
+            LayerRelevance(
+                name=name,
+                kept=int(mask.sum()),
+                total=mask.numel(),
+                inputs=int(view.any(3).any(1).sum()),
+                outputs=int(view.any(3).any(2).sum()),
+            )
+        )
+    return Masks({name: masks[name] for name in layers}, counts)
+
+
+def hold(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
+    """Fix which weights live, in every mode, whatever log alpha becomes (None lets log alpha decide again); in place."""
+    checked = None if masks is None else as_masks(model, masks)
+    for name, layer in variational_layers(model):
+        layer.mask = None if checked is None else checked[name].to(layer.weight.device)
+    return model
