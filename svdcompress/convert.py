@@ -88,10 +88,7 @@ def convert(
             module, prior=prior, share=share, log_sigma2=start, threshold=threshold
         )
         shared[id(layer.weight)] = layer.log_sigma2
-    for module in model.modules():
-        # Its fused inference path reads the weights past our layers; torch's own switch for that is this attribute.
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
+    _leave_fused_paths(model)
     return model
 
 
@@ -125,6 +122,15 @@ def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = F
 def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer]]:
     """Name and layer of each variational layer, each object once."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))
+
+
+def _leave_fused_paths(model: nn.Module) -> None:
+    """Keep torch's transformer encoder from its fused inference path, which reads the weights past our layers."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
 
 
 def _patterns(patterns: str | Sequence[str]) -> list[str]:
