@@ -1,0 +1,78 @@
+# make demo    the main job on scikit-learn's digits, from a clean clone
+# make test    the quick tests (what .ci/run calls)
+# make help    the rest
+#
+# PYTHON=python3.12   another interpreter (3.10 or newer)
+# PIP_ARGS=...        more options for pip, such as an index of your own
+# ARGS=...            more options for svdc (demo) or pytest (test, test-slow)
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow lint format bench docs dist clean
+
+help:
+	@echo "make demo       install, then svdc sparsify recipes/digits.yaml into a new folder under runs/"
+	@echo "make test       install with the test tools, then the quick tests"
+	@echo "make test-slow  all tests, the slow ones too"
+	@echo "make lint       ruff and pyright"
+	@echo "make format     ruff's formatter and its safe fixes"
+	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
+	@echo "make docs       docs/api.md anew from the docstrings"
+	@echo "make dist       wheel and sdist into dist/"
+	@echo "make clean      remove .venv and what builds and tests leave behind (not runs/)"
+
+# Stamps: installed again only when the declared or the pinned versions changed.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "svdcompress needs Python 3.10 or newer; say which with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "installing svdcompress into $(VENV) (minutes on the first time: torch is large)"
+	@$(PIP) -e ".[recipes,train]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the test tools into $(VENV)"
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+# A run never writes over another: the next free folder is taken.
+demo: $(VENV)/.installed
+	@out=runs/digits; n=2; while [ -e "$$out" ]; do out=runs/digits-$$n; n=$$((n + 1)); done; \
+	echo "svdc sparsify recipes/digits.yaml --out $$out $(ARGS)"; \
+	$(BIN)/svdc sparsify recipes/digits.yaml --out "$$out" $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/api.py
+
+dist: $(VENV)/.installed-dev
+	$(BIN)/python -m hatchling build -d dist
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
