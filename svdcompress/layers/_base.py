@@ -180,14 +180,14 @@ class VariationalLayer(StochasticLayer):
             return self._transform(x, weight, bias, *args)
         mean = self._transform(x, weight, self.bias, *args)
         spread = self._transform(x * x, variance, self.bias_sigma2, *args)
-        return draw(mean, spread, normal_like(mean, None if self.sampler is None else self.sampler.generator))
+        return draw(mean, spread, normal_like(mean) if self.sampler is None else self.sampler.normal(mean))
 
     def _member(self, weight: Tensor, variance: Tensor) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, kept by the sampler until it resamples."""
         sampler = self.sampler
         if self not in sampler.draws:
-            noise = None if self.bias_sigma2 is None else normal_like(self.bias_sigma2, sampler.generator)
-            sampler.draws[self] = (normal_like(weight, sampler.generator), noise)
+            noise = None if self.bias_sigma2 is None else sampler.normal(self.bias_sigma2)
+            sampler.draws[self] = (sampler.normal(weight), noise)
         noise, bias_noise = sampler.draws[self]
         weight = weight + variance.clamp_min(TINY).sqrt() * noise
         if bias_noise is None:

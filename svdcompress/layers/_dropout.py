@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from svdcompress.errors import ModelError
-from svdcompress.layers._reparam import normal_like
-from svdcompress.layers._sampling import StochasticLayer
+from svdcompress.layers._sampling import Sampler, StochasticLayer
 
 
 class _NoiseLayer(StochasticLayer):
@@ -24,20 +24,18 @@ class _NoiseLayer(StochasticLayer):
         self.p = p
         self.channels = channels
 
-    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _noise(self, shape: Sequence[int], like: Tensor, sampler: Sampler) -> Tensor:
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.draws or self.p == 0:
             return x
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
-        if self.sampler is None:
-            return x * self._noise(x.new_empty(shape), None)
-        if not self.sampler.members:
-            return x * self._noise(x.new_empty(shape), self.sampler.generator)
+        if self.sampler is None or not self.sampler.members:
+            return x * self._noise(shape, x, self.sampler or Sampler())
         # A member drops the same units for every input (Gal & Ghahramani 2016: one draw of the columns of the weights).
         if self not in self.sampler.draws:
-            self.sampler.draws[self] = self._noise(x.new_empty(shape[1:]), self.sampler.generator)
+            self.sampler.draws[self] = self._noise(shape[1:], x, self.sampler)
         return x * self.sampler.draws[self]
 
     def extra_repr(self) -> str:
@@ -47,15 +45,15 @@ class _NoiseLayer(StochasticLayer):
 class BernoulliDropout(_NoiseLayer):
     """`x * Bernoulli(1 - p) / (1 - p)`: MC dropout (Gal & Ghahramani 2016)."""
 
-    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
-        return like.bernoulli_(1 - self.p, generator=generator).div_(1 - self.p)
+    def _noise(self, shape: Sequence[int], like: Tensor, sampler: Sampler) -> Tensor:
+        return sampler.bernoulli(shape, 1 - self.p, like) / (1 - self.p)
 
 
 class GaussianDropout(_NoiseLayer):
     """`x * N(1, alpha)` with `alpha = p / (1 - p)`, the variance of Bernoulli dropout at the same p (Wang & Manning 2013)."""
 
-    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
-        return 1 + (self.p / (1 - self.p)) ** 0.5 * normal_like(like, generator)
+    def _noise(self, shape: Sequence[int], like: Tensor, sampler: Sampler) -> Tensor:
+        return 1 + (self.p / (1 - self.p)) ** 0.5 * sampler.normal(like.new_empty(shape))
 
 
 DROPOUT_CLASSES: dict[type[nn.Module], bool] = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from svdcompress.layers._reparam import normal_like
 
 
 class Sampler:
@@ -15,12 +17,26 @@ class Sampler:
     generator: source of the noise (None: torch's default of each device).
     members: True draws one set of weights for all inputs, kept until `resample()` (a consistent ensemble member);
         False draws pre-activations, anew at each call and independently per input (local reparameterisation).
+    sign: a scalar of +1 or -1 by which all noise is multiplied, or None: -1 on the same noise is the antithetic draw.
     """
 
     def __init__(self, generator: torch.Generator | None = None, members: bool = False) -> None:
         self.generator = generator
         self.members = members
+        self.sign: Tensor | None = None
         self.draws: dict[nn.Module, object] = {}
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal noise of a tensor's shape, dtype and device."""
+        noise = normal_like(like, self.generator)
+        return noise if self.sign is None else noise * self.sign
+
+    def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
+        """Ones at a rate, else zeros, of the given shape and of a tensor's dtype and device."""
+        uniform = torch.rand(shape, dtype=torch.float32, device=like.device, generator=self.generator)
+        if self.sign is not None:
+            uniform = 0.5 + (uniform - 0.5) * self.sign
+        return (uniform < rate).to(like.dtype)
 
     def resample(self) -> None:
         """Forget the current member: the next forward pass draws another."""
