@@ -1,0 +1,71 @@
+"""Running any model on any batch: a tensor, a tuple, a dict, or Hugging Face's inputs; and the one tensor that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ModelError
+
+MAIN_KEYS = ("logits", "output", "out", "prediction", "predictions", "last_hidden_state")
+"""Names under which models with several outputs keep the one that the loss and ONNX take, the first found."""
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """`model(inputs)` for a tensor, `model(*inputs)` for a tuple or list, `model(**inputs)` for a mapping."""
+    if isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def main_output(output: Any) -> Tensor:
+    """The tensor of a model's output: itself, the first of a tuple, or the logits of a dict or dataclass.
+
+    Raises ModelError where no floating-point tensor is found.
+    """
+    if isinstance(output, Tensor):
+        return output
+    if is_dataclass(output) and not isinstance(output, Mapping):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, Mapping):
+        named = [output[key] for key in MAIN_KEYS if key in output]
+        candidates = named + list(output.values())
+    elif isinstance(output, tuple | list):
+        candidates = list(output)
+    else:
+        raise ModelError(f"the model returns {type(output).__name__}; a tensor, tuple, dict or dataclass of tensors is needed")
+    for candidate in candidates:
+        if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() > 0:
+            return candidate
+    raise ModelError(f"no floating-point tensor among the model's outputs ({type(output).__name__})")
+
+
+def map_tensors(batch: Any, function: Any) -> Any:
+    """The same structure of tuples, lists and mappings with `function` applied to each tensor; other leaves stay."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
+        return {key: map_tensors(batch[key], function) for key in batch.keys()}  # noqa: SIM118 (BatchEncoding)
+    if isinstance(batch, tuple | list):
+        return tuple(map_tensors(item, function) for item in batch)
+    return batch
+
+
+def to_device(batch: Any, device: torch.device | str) -> Any:
+    """A batch with all its tensors on a device."""
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def first_tensor(batch: Any) -> Tensor:
+    """The first tensor of a batch; its first dimension is the batch's size. Raises ModelError if there is none."""
+    found: list[Tensor] = []
+    map_tensors(batch, found.append)
+    if not found:
+        raise ModelError("the inputs hold no tensor")
+    return found[0]

@@ -1,0 +1,64 @@
+"""Names of Python objects in a recipe: `package.module:factory` and `./file.py:factory`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+from svdcompress.errors import SvdcError
+
+
+def is_python_name(name: str) -> bool:
+    """Whether a name has the form of a Python object's: `package.module:object` or `path/file.py:object`."""
+    module, colon, attribute = name.rpartition(":")
+    if not colon or not attribute.isidentifier():
+        return False
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+
+
+def import_name(name: str, error: type[SvdcError], field: str) -> Any:
+    """The object that a name stands for; modules are sought in the current folder too.
+
+    Raises `error`, naming the field, where module or object do not exist or the module fails on import.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    try:
+        module = _from_file(Path(module_name)) if module_name.endswith(".py") else _from_path(module_name)
+    except FileNotFoundError as cause:
+        raise error(f"{field}: {name}: no such file: {module_name}") from cause
+    except Exception as cause:  # whatever the user's module raises on import
+        raise error(f"{field}: {name}: importing {module_name} failed: {type(cause).__name__}: {cause}") from cause
+    if not hasattr(module, attribute):
+        known = ", ".join(sorted(n for n in vars(module) if not n.startswith("_"))[:12])
+        raise error(f"{field}: {name}: {module_name} has no {attribute!r}; it has {known}")
+    return getattr(module, attribute)
+
+
+def _from_path(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> Any:
+    """A module from a file, under a name of its own, once per path (so that its classes keep their identity)."""
+    path = path.resolve()
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    name = f"_svdc_{path.stem}_{zlib.crc32(str(path).encode()):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,176 @@
+"""The user's own weights: safetensors (sharded too) and PyTorch files read with weights only, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from svdcompress.errors import CheckpointError
+
+NESTED = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
+"""Keys under which training scripts keep the weights beside other things."""
+
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""Prefixes that DataParallel, torch.compile and Lightning put before each name; stripped if the names then fit."""
+
+LISTED = 8
+
+
+def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> nn.Module:
+    """Load a dense checkpoint into a model, in place; returns it.
+
+    path: .safetensors, a `.safetensors.index.json` or a folder with one (sharded), or a .pt/.pth file, which is read with
+        weights only: a file whose pickle would run code is refused.
+    strip_prefix: taken off the start of each name, where present. Weights nested under `state_dict` or `model`, and the
+        prefixes of DataParallel and torch.compile, are found without it.
+
+    Raises CheckpointError for a file that is missing, empty, truncated or unsafe, and for weights of another model (it lists
+    missing and unexpected names and wrong shapes) or that are not finite; the model is then as it was.
+    """
+    path = Path(path)
+    state = _nested(_read(path), path)
+    if strip_prefix:
+        state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
+    state = _unwrapped(state, model)
+    _check(state, model, path)
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def save_weights(model: nn.Module, path: str | Path) -> None:
+    """Write a model's state_dict as safetensors; of tied tensors one is stored. `load_weights` reads it back."""
+    state, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key in seen:
+            continue
+        seen.add(key)
+        state[name] = tensor.detach().cpu().contiguous().clone()
+    save_file(state, str(path), {"format": "pt"})
+
+
+def _read(path: Path) -> Any:
+    if path.is_dir():
+        path = _in_folder(path)
+    if not path.exists():
+        raise CheckpointError(f"weights: {path}: no such file")
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"weights: {path}: the file is empty")
+    if path.name.endswith(".index.json"):
+        return _read_sharded(path)
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    return _read_torch(path)
+
+
+def _in_folder(folder: Path) -> Path:
+    for pattern in ("*.safetensors.index.json", "*.safetensors", "*.pt", "*.pth", "*.bin"):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise CheckpointError(f"weights: {folder}: several files fit ({', '.join(p.name for p in found[:4])}); name one")
+    raise CheckpointError(f"weights: {folder}: no .safetensors, .pt or .pth file in this folder")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(str(path))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"weights: {path}: not a whole safetensors file ({error}); fetch or save it again") from error
+
+
+def _read_sharded(path: Path) -> dict[str, Tensor]:
+    try:
+        shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"weights: {path}: not an index of safetensors shards ({error!r})") from error
+    state: dict[str, Tensor] = {}
+    for shard in shards:
+        file = path.parent / Path(shard).name
+        if not file.exists():
+            raise CheckpointError(f"weights: {path} names {shard}, which is not beside it")
+        state.update(_read_safetensors(file))
+    return state
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) or _is_pickle(path):
+            raise CheckpointError(
+                f"weights: {path}: its pickle holds more than weights and could run code; it is not read. "
+                "Save the state_dict alone: torch.save(model.state_dict(), path), or as safetensors"
+            ) from error
+        raise CheckpointError(f"weights: {path}: not a PyTorch file; give a .safetensors, .pt or .pth file") from error
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"weights: {path}: truncated, or not a PyTorch file ({reason})") from error
+
+
+def _is_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(2)
+    return len(head) == 2 and head[0] == 0x80 and head[1] <= pickle.HIGHEST_PROTOCOL
+
+
+def _nested(content: Any, path: Path) -> dict[str, Tensor]:
+    """The names and tensors of a file's content, wherever in it they are."""
+    for _ in range(3):
+        if not isinstance(content, Mapping):
+            break
+        if content and all(isinstance(value, Tensor) for value in content.values()):
+            return {str(name): tensor for name, tensor in content.items()}
+        inner = next((content[key] for key in NESTED if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+            if tensors:  # a state_dict with extra state beside the tensors
+                return tensors
+            break
+        content = inner
+    keys = ", ".join(map(str, list(content)[:LISTED])) if isinstance(content, Mapping) else type(content).__name__
+    raise CheckpointError(f"weights: {path}: no weights found in it (it holds: {keys or 'nothing'})")
+
+
+def _unwrapped(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    names = set(model.state_dict())
+    if names & set(state):
+        return state
+    for prefix in WRAPPERS:
+        stripped = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+        if names & set(stripped):
+            return stripped
+    return state
+
+
+def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
+    own = model.state_dict()
+    loaded = {own[name].data_ptr() for name in own if name in state}
+    missing = [name for name, tensor in own.items() if name not in state and tensor.data_ptr() not in loaded]
+    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in own]
+    wrong = [
+        f"{name} {tuple(tensor.shape)}, the model has {tuple(own[name].shape)}"
+        for name, tensor in state.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    if missing or unexpected or wrong:
+        lines = [f"weights: {path}: made for another model"]
+        for title, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)):
+            if names:
+                more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+                lines.append(f"  {title} ({len(names)}): {', '.join(names[:LISTED])}{more}")
+        raise CheckpointError("\n".join(lines))
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(f"weights: {path}: {name} holds values that are not finite")
