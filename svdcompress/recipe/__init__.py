@@ -1,0 +1,46 @@
+"""The schema of a run: what a recipe may say, and how it is read, overridden and written."""
+
+from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
+from svdcompress.recipe._load import dump_recipe, load_recipe, parse_recipe
+from svdcompress.recipe._schema import (
+    TASKS,
+    BetaSchedule,
+    ConvertSection,
+    DataSection,
+    DenseSection,
+    Distillation,
+    LayerRule,
+    LossSection,
+    LrSchedule,
+    Recipe,
+    RecoverSection,
+    RelevanceSection,
+    Training,
+    TrainSection,
+    in_epochs,
+)
+
+__all__ = [
+    "TASKS",
+    "BetaSchedule",
+    "ConvertSection",
+    "DataSection",
+    "DenseSection",
+    "Distillation",
+    "LayerRule",
+    "LossSection",
+    "LrSchedule",
+    "Recipe",
+    "RecoverSection",
+    "RelevanceSection",
+    "TrainSection",
+    "Training",
+    "describe_recipe",
+    "dump_recipe",
+    "find_recipe",
+    "in_epochs",
+    "load_recipe",
+    "parse_recipe",
+    "recipes_folder",
+    "shipped_recipes",
+]

@@ -1,0 +1,44 @@
+"""Where the shipped recipes lie: inside the installed package, or beside it in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from svdcompress.errors import RecipeError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def recipes_folder() -> Path:
+    """The folder of the shipped recipes. Raises RecipeError if the installation lacks it."""
+    for folder in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes"):
+        if any(folder.glob("*.yaml")):
+            return folder
+    raise RecipeError(f"no recipes beside {_PACKAGE}; install svdcompress again")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name and file of each shipped recipe, in alphabetical order."""
+    return {path.stem: path for path in sorted(recipes_folder().glob("*.yaml"))}
+
+
+def describe_recipe(path: Path) -> str:
+    """The first line of a recipe's description."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return str(content.get("description", "")).strip().partition("\n")[0]
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file itself if it exists, else the shipped recipe of that name. Raises RecipeError if there is neither."""
+    file = Path(path)
+    if file.is_dir() and (file / "recipe.yaml").is_file():
+        return file / "recipe.yaml"  # a run's folder
+    if file.exists():
+        return file
+    shipped = shipped_recipes()
+    name = file.name.removesuffix(".yaml")
+    if name in shipped and file.parent in (Path("."), Path("recipes")):
+        return shipped[name]
+    raise RecipeError(f"{path}: no such file, and no shipped recipe of that name (there are: {', '.join(shipped)})")

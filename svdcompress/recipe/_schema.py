@@ -1,0 +1,266 @@
+"""The sections of a recipe: one pydantic model each, unknown fields refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: fields are checked, also on assignment, and an unknown one is an error."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+def _moment(value: Any) -> Any:
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            share = float(text.removesuffix("%"))
+        except ValueError:
+            share = -1.0
+        if not text.endswith("%") or not 0 <= share <= 100:
+            raise ValueError("a number of epochs, or a share of them such as 30%")
+        return text
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    raise ValueError("a number of epochs, or a share of them such as 30%")
+
+
+Moment = Annotated[float | str, BeforeValidator(_moment)]
+"""A point in training: a number of epochs, or a share of all of them such as "30%"."""
+
+
+def in_epochs(moment: float | str, epochs: int) -> float:
+    """A `Moment` as a number of epochs."""
+    return epochs * float(moment.removesuffix("%")) / 100 if isinstance(moment, str) else float(moment)
+
+
+def _short(field: str) -> BeforeValidator:
+    """Let a section be written as one string, the value of its main field."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
+
+
+class ModelSection(Section):
+    """Which network: a built-in name, `package.module:factory`, `./file.py:make`, `torchvision:`, `timm:` or `hf:`."""
+
+    name: str | None = None
+    args: dict[str, Any] = {}
+
+
+class WeightsSection(Section):
+    """A checkpoint of the dense model to start from; without one the dense model is trained first."""
+
+    file: str | None = None
+    strip_prefix: str | None = None
+
+
+class DataSection(Section):
+    """Where examples come from, how they are split, and what is done to them on the way in."""
+
+    name: str | None = None
+    args: dict[str, Any] = {}
+    root: str | None = None  # folder of the data, for sources that have one; `mnist:DIR` says the same
+    target: str | None = None  # column to predict, for tables
+    features: list[str] | None = None  # columns to use, for tables; all others by default
+    test: str | None = None  # another source for the test set
+    test_share: float = Field(0.2, gt=0, lt=1)  # held out for the test where a source has no test set of its own
+    validation: Annotated[float, Field(gt=0)] = 0.1  # of the training data: a share, or from 1 on a number of examples
+    split: Literal["random", "tail"] = "random"  # who is held out: drawn with split_seed, or the last ones
+    split_seed: int = 0
+    transform: list[str | dict[str, Any]] = []  # for all examples, in order
+    augment: list[str | dict[str, Any]] = []  # for training examples, drawn anew each time
+    target_scale: Literal["none", "standardize"] = "none"  # for regression; figures are in the target's own units
+    image_size: tuple[int, int] | None = None  # height, width to which image files are resized
+    workers: int | None = Field(None, ge=0)  # loader processes, for data that do not fit in memory
+    limit: int | None = Field(None, ge=1)  # use at most so many examples of each split, for a trial
+
+
+TASKS = {"cross-entropy": "classification", "binary": "binary", "mse": "regression", "gaussian-nll": "gaussian"}
+"""Which task each named loss belongs to."""
+
+
+def _known_loss(name: str) -> str:
+    if name not in TASKS and ":" not in name:
+        raise ValueError(f"unknown loss; use {', '.join(TASKS)}, or package.module:loss")
+    return name
+
+
+class LossSection(Section):
+    """The negative log likelihood: cross-entropy, binary, mse, gaussian-nll, or `package.module:loss`."""
+
+    name: Annotated[str, AfterValidator(_known_loss)] = "cross-entropy"
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    class_weights: list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
+    # 1 / noise variance of a regression with mse; "auto": 1 / validation MSE of the dense model
+    tau: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    task: Literal["classification", "binary", "regression", "gaussian"] | None = None  # needed for a loss of your own
+
+
+class LrSchedule(Section):
+    """The learning rate over time: from `start` on it falls to `end` times itself, in a line or half a cosine."""
+
+    name: Literal["constant", "linear", "cosine"] = "linear"
+    start: Moment = "50%"
+    end: float = Field(0.0, ge=0)
+    warmup: Moment = 0.0  # it rises from 0 in a line for so long
+
+
+class BetaSchedule(Section):
+    """The weight of the KL over time: 0 until `start`, `final` from `stop` on (constant: `final` throughout)."""
+
+    name: Literal["constant", "linear", "cosine", "additive"] = "linear"
+    start: Moment = "5%"
+    stop: Moment = "30%"
+    final: float = Field(1.0, ge=0)
+    step: float = Field(0.02, gt=0)  # additive: so much more each epoch
+
+    @model_validator(mode="after")
+    def _order(self) -> BetaSchedule:
+        if self.name in ("linear", "cosine") and type(self.start) is type(self.stop):
+            if in_epochs(self.start, 100) > in_epochs(self.stop, 100):
+                raise ValueError(f"start ({self.start}) is after stop ({self.stop})")
+        return self
+
+
+class Distillation(Section):
+    """Learning from the dense model's outputs: `weight` of its soft targets in the loss, at a temperature."""
+
+    weight: float = Field(0.0, ge=0, le=1)
+    temperature: float = Field(2.0, gt=0)
+
+
+class Training(Section):
+    """What all training loops share."""
+
+    epochs: int = Field(20, ge=0)
+    batch_size: int = Field(100, ge=1)
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)  # sgd
+    schedule: Annotated[LrSchedule, _short("name")] = LrSchedule()
+    clip: float | None = Field(None, gt=0)  # largest norm of the gradient
+    accumulate: int = Field(1, ge=1)  # batches per step
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
+
+
+class DenseSection(Training):
+    """Training of the dense model, where no weights are given."""
+
+    keep: Literal["last", "best"] = "best"
+
+
+class TrainSection(Training):
+    """Fine-tuning of the variational model with the annealed ELBO."""
+
+    lr_log_sigma2: float | None = Field(None, gt=0)  # None: as the means
+    beta: Annotated[BetaSchedule, _short("name")] = BetaSchedule()
+    distill: Distillation = Distillation()
+    compile: bool = False
+
+
+class RecoverSection(Training):
+    """Training on with the masks held, after pruning."""
+
+    epochs: int = Field(5, ge=0)
+    lr: float = Field(5e-4, gt=0)
+    schedule: Annotated[LrSchedule, _short("name")] = LrSchedule(start="0%")
+    noise: bool = True  # False: train the mean alone, without noise and KL
+    beta: float = Field(1.0, ge=0)  # constant
+    lr_log_sigma2: float | None = Field(None, gt=0)
+    distill: Distillation = Distillation()
+
+
+Share = str | list[str] | dict[str, float]
+Threshold = float | dict[str, float]
+
+
+class LayerRule(Section):
+    """Another setting for the layers that a pattern matches; what it leaves out is as in `convert`."""
+
+    match: str | list[str]
+    prior: Literal["ard", "log-uniform"] | None = None
+    share: Share | None = None
+    log_sigma2: float | None = None
+    threshold: Threshold | None = None
+
+
+class ConvertSection(Section):
+    """Which layers become variational, and how."""
+
+    prior: Literal["ard", "log-uniform"] = "ard"
+    share: Share = "weight"
+    include: list[str] = ["*"]
+    exclude: list[str] = []
+    log_sigma2: float = -10.0
+    threshold: Threshold = 3.0
+    layers: list[LayerRule] = []  # the first rule that matches a layer counts
+
+
+class RelevanceSection(Section):
+    """From log alpha to masks. With `candidates`, the sparsest that keeps the validation error is taken."""
+
+    threshold: Threshold | None = None  # None: as in convert
+    candidates: list[Threshold] = []
+    tolerance: float = Field(0.0, ge=0)  # by how much validation error (points; rmse: per cent) may exceed the best candidate's
+
+
+class PruneSection(Section):
+    """Physical removal of dead units."""
+
+    round_to: int = Field(1, ge=1)
+    remove_inputs: bool = False
+    protect: list[str] = []
+    time_budget: float = Field(60.0, gt=0)
+
+
+class ExportSection(Section):
+    """What is written as ONNX."""
+
+    onnx: bool = True
+    monte_carlo: bool = True
+    opset: int = Field(20, ge=18)
+
+
+class UncertaintySection(Section):
+    """Samples for the figures of the predictive distribution; 0: none."""
+
+    samples: int = Field(100, ge=0)
+
+
+class ReportSection(Section):
+    """What the report holds beyond the table."""
+
+    html: bool = True
+    latency: bool = True
+    tensorboard: bool = False
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    description: str = ""
+    model: Annotated[ModelSection, _short("name")] = ModelSection()
+    weights: Annotated[WeightsSection, _short("file")] = WeightsSection()
+    data: Annotated[DataSection, _short("name")] = DataSection()
+    loss: Annotated[LossSection, _short("name")] = LossSection()
+    dense: DenseSection = DenseSection()
+    convert: ConvertSection = ConvertSection()
+    train: TrainSection = TrainSection()
+    relevance: RelevanceSection = RelevanceSection()
+    prune: PruneSection = PruneSection()
+    recover: RecoverSection = RecoverSection()
+    export: ExportSection = ExportSection()
+    uncertainty: UncertaintySection = UncertaintySection()
+    report: ReportSection = ReportSection()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    device: Annotated[str, AfterValidator(str.strip)] = "auto"  # auto, cpu, cuda, cuda:1, mps
+    out: str | None = None  # the run's folder; None: runs/NAME
+
+    @property
+    def task(self) -> str:
+        """classification, binary, regression or gaussian."""
+        return self.loss.task or TASKS.get(self.loss.name, "classification")
