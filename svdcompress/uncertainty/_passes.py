@@ -1,0 +1,128 @@
+"""Many draws of a model in one pass: what depends on no noise is computed once, the rest for all draws together.
+
+The passes run under `torch.func.vmap` over the draws. A value stays as it is until the first noise meets it, and has one
+more dimension from there on; so the first stochastic layer computes its mean and variance once, and everything after it
+works on draws times inputs. A model that vmap cannot take (because it branches on values, say) is run draw by draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from svdcompress.layers import Sampler
+
+Run = Callable[[Any], Any]
+"""A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
+
+
+class Draws:
+    """Draws of a model's output for slices of a batch; made under `sampling`, whose Sampler it is given.
+
+    run: the model. sampler: on whose noise the model draws. antithetic: draws come in pairs of opposite noise.
+    """
+
+    def __init__(self, run: Run, sampler: Sampler, antithetic: bool) -> None:
+        self.run, self.sampler, self.antithetic = run, sampler, antithetic
+        self.batched = True
+        self._noises: list[Tensor] | None = None  # the current members, drawn together
+        self._kept: dict[int, dict] = {}  # the current members, drawn one by one
+
+    def resample(self) -> None:
+        """Members: the next call draws other weights."""
+        self._noises, self._kept = None, {}
+        self.sampler.resample()
+
+    def __call__(self, inputs: Any, count: int) -> Any:
+        """`count` draws of the output, (count, b, ...); members keep the same weights until `resample`."""
+        if self.batched:
+            state = self.sampler.generator.get_state()
+            try:
+                return self._together(inputs, count)
+            except Exception:  # vmap has many ways to say no; a fault of the model itself shows again below
+                if self._noises is not None:
+                    raise
+                self.batched = False
+                self.resample()
+                self.sampler.generator.set_state(state)
+            finally:
+                self.sampler.sign = None
+        return self._one_by_one(inputs, count)
+
+    # All draws at once
+
+    def _together(self, inputs: Any, count: int) -> Any:
+        if not self.sampler.members:
+            return self._over_draws(lambda: self.run(inputs), count)
+        if self._noises is None:
+            output, self._noises = self._over_draws(lambda: self._first(inputs), count)
+            return output
+        return vmap(lambda noises: self._again(inputs, noises))(self._noises)
+
+    def _over_draws(self, function: Callable[[], Any], count: int) -> Any:
+        if not self.antithetic:
+            return vmap(lambda _: function(), randomness="different")(torch.empty(count))
+
+        def signed(sign: Tensor) -> Any:
+            self.sampler.sign = sign
+            return function()
+
+        signs = torch.tensor([1.0, -1.0], device=self.sampler.generator.device)
+        pairs = vmap(lambda _: vmap(signed, randomness="same")(signs), randomness="different")(torch.empty(count // 2))
+        return tree_map(lambda tensor: tensor.flatten(0, 1), pairs)
+
+    def _first(self, inputs: Any) -> tuple[Any, list[Tensor]]:
+        """Draw weights and run; what was drawn leaves vmap as a result, so that other slices can be given it."""
+        self.sampler.resample()
+        output = self.run(inputs)
+        leaves, self._form = tree_flatten(list(self.sampler.draws.values()))
+        self._layers = list(self.sampler.draws)
+        self._held = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.sampler.resample()
+        return output, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def _again(self, inputs: Any, noises: list[Tensor]) -> Any:
+        rest = iter(noises)
+        leaves = [next(rest) if held is None else held for held in self._held]
+        self.sampler.draws = dict(zip(self._layers, tree_unflatten(leaves, self._form), strict=True))
+        output = self.run(inputs)
+        self.sampler.resample()
+        return output
+
+    # One draw after the other
+
+    def _one_by_one(self, inputs: Any, count: int) -> Any:
+        outputs = [self._one(inputs, index) for index in range(count)]
+        self.sampler.sign = None
+        return tree_map(lambda *draws: torch.stack(draws), *outputs)
+
+    def _one(self, inputs: Any, index: int) -> Any:
+        generator = self.sampler.generator
+        if self.antithetic and index % 2 == 0:
+            self._state = generator.get_state()
+            self.sampler.sign = torch.ones((), device=generator.device)
+        elif self.antithetic:
+            generator.set_state(self._state)
+            self.sampler.sign = -torch.ones((), device=generator.device)
+        if self.sampler.members:
+            self.sampler.draws = self._kept.setdefault(index, {})
+        return self.run(inputs)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in `eval()` and without gradients; afterwards each module is in the mode that it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training

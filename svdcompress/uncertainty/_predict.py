@@ -1,0 +1,180 @@
+"""`mc_predict`: draws of a model's output, summed as they come."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import DataError, ModelError, SvdcError, UsageError
+from svdcompress.layers import StochasticLayer, VariationalLayer, sampling
+from svdcompress.sources import call, main_output, to_device
+from svdcompress.uncertainty._inputs import batch_size, device_of, take
+from svdcompress.uncertainty._passes import Draws, evaluating
+from svdcompress.uncertainty._prediction import TASKS, Prediction
+from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
+
+PROBE = 8  # inputs of the noise-free pass that shows whether the model takes them, and how wide it is
+BUDGET = {"cpu": 2**18}  # numbers in a pass's widest activation: on a CPU they should stay near the caches
+OTHER_BUDGET = 2**25
+
+
+def mc_predict(
+    model: nn.Module,
+    x: Any,
+    samples: int = 100,
+    *,
+    task: str = "classification",
+    generator: torch.Generator | None = None,
+    members: bool = False,
+    antithetic: bool = False,
+    chunk: int | None = None,
+    method: str = "sampling",
+    full: bool = False,
+    tau: float | Tensor | None = None,
+    dim: int = 1,
+) -> Prediction:
+    """The predictive distribution of a converted model (or one with MC dropout) for a batch of inputs, with its parts.
+
+    The model runs in `eval()` (irrelevant weights at 0, running statistics of norms) and is left in the mode it was in.
+    Sums are kept in float64; memory does not grow with the number of samples.
+
+    model: with variational or MC-dropout layers.
+    x: a tensor, a tuple of positional inputs or a dict of keyword inputs, with the batch as first dimension.
+    samples: draws for each input, 1 or more.
+    task: "classification" (logits), "binary" (one logit for each question), "regression" (values), or "gaussian" (means and
+        log variances: two tensors, or one with the means in the first half).
+    generator: source of the noise; the same state gives the same result. None: seeded by torch's default generator.
+    members: each draw is one set of weights for all inputs; False: local reparameterisation, independent between inputs.
+    antithetic: draws in pairs of opposite noise. Half the random numbers and a steadier mean, but the draws of a pair are
+        not independent. Needs an even number of samples.
+    chunk: most inputs times draws in one pass; None: chosen by the width of the model.
+    method: "sampling", or "moments" for one pass that propagates mean and variance (see the guide on uncertainty).
+    full: covariance matrices (B, C, C) in place of variances (B, C).
+    tau: for regression, precision of the observations (1 / their noise variance); None: they have no noise.
+    dim: the class dimension of the model's output.
+
+    Raises UsageError, ModelError (no layer that draws; an output that does not fit the task) or DataError (an empty batch,
+    values that are not finite, a shape that the model does not take).
+    """
+    samples = _check(samples, task, antithetic, chunk, method, tau)
+    _check_stochastic(model)
+    device = device_of(model)
+    size = batch_size(x)
+    x = to_device(x, device)
+    generator = _generator(generator, device)
+    sums = _sums(task, size, full, dim, tau)
+
+    def run(inputs: Any) -> Any:
+        output = call(model, inputs)
+        return tuple(output) if task == "gaussian" and isinstance(output, tuple | list) else main_output(output)
+
+    with evaluating(model):
+        widest = _probe(model, run, x, size)
+        with sampling(model, generator=generator, members=members) as sampler:
+            draws = Draws(run, sampler, antithetic)
+            weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, VariationalLayer))
+            inputs, at_once = _plan(size, samples, widest, weights if members else None, chunk, device, antithetic)
+            for start, count in _order(size, samples, inputs, at_once, members):
+                if start == 0:
+                    draws.resample()
+                sums.add(draws(take(x, start, start + inputs, size), count), start)
+    prediction = sums.prediction(samples)
+    if not bool(prediction.mean.isfinite().all()):
+        raise ModelError("the model's draws are not finite (NaN or infinite); is its training diverged?")
+    return prediction
+
+
+def _check(samples: Any, task: str, antithetic: bool, chunk: int | None, method: str, tau: Any) -> int:
+    try:
+        count = index(samples)
+    except TypeError:
+        raise UsageError(f"samples: {samples!r} is not a whole number") from None
+    if isinstance(samples, bool) or count < 1:
+        raise UsageError(f"samples: {samples!r}; at least 1 is needed")
+    if task not in TASKS:
+        raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")
+    if method not in ("sampling", "moments"):
+        raise UsageError(f"method: {method!r} is unknown; one of sampling, moments")
+    if antithetic and count % 2:
+        raise UsageError(f"samples: {count}; antithetic draws come in pairs, an even number is needed")
+    if chunk is not None and chunk < 1:
+        raise UsageError(f"chunk: {chunk}; at least one input at a time is needed")
+    if tau is not None and task != "regression":
+        raise UsageError(f"tau: it is the constant precision of task 'regression', but the task is {task!r}")
+    return count
+
+
+def _check_stochastic(model: nn.Module) -> None:
+    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
+    if not any(getattr(layer, "p", 1) for layer in layers):
+        raise ModelError(
+            f"{type(model).__name__} has no variational layer and no MC dropout: there is no uncertainty to sample; "
+            "call svdcompress.convert(model), or svdcompress.convert_dropout(model), first"
+        )
+
+
+def _generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """A generator on the model's device: the given one, or another that it (or torch's default) seeds."""
+    if generator is not None and generator.device.type == device.type:
+        return generator
+    source = torch.device("cpu") if generator is None else generator.device
+    seed = int(torch.randint(2**62, (), device=source, generator=generator))
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _sums(task: str, size: int, full: bool, dim: int, tau: Any) -> Sums:
+    if task == "regression":
+        return RegressionSums(size, full, dim, tau)
+    kind = {"classification": ClassificationSums, "binary": BinarySums, "gaussian": GaussianSums}[task]
+    return kind(size, full, dim)
+
+
+def _probe(model: nn.Module, run: Any, x: Any, size: int) -> int:
+    """Run some inputs without noise: numbers in the widest activation, for each input. Raises where they do not fit."""
+    some = min(size, PROBE)
+    widest = 1
+
+    def look(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal widest
+        if isinstance(output, Tensor):
+            widest = max(widest, output.numel() // some)
+
+    hooks = [module.register_forward_hook(look) for module in model.modules()]
+    try:
+        run(take(x, 0, some, size))
+    except SvdcError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return widest
+
+
+def _plan(
+    size: int, samples: int, widest: int, weights: int | None, chunk: int | None, device: torch.device, antithetic: bool
+) -> tuple[int, int]:
+    """Inputs and draws of one pass. The batch is cut before the draws, so that the noise-free part is computed once;
+    members, whose weights are drawn, the other way round."""
+    budget = BUDGET.get(device.type, OTHER_BUDGET)
+    rows = chunk or max(1, budget // widest)
+    least = 2 if antithetic else 1
+    if weights is None:
+        at_once = min(samples, max(least, rows))
+        return min(size, max(1, rows // at_once)), at_once - at_once % least
+    inputs = min(size, rows)
+    at_once = max(least, min(samples, rows // inputs, budget // max(weights, 1)))
+    return inputs, at_once - at_once % least
+
+
+def _order(size: int, samples: int, inputs: int, at_once: int, members: bool) -> list[tuple[int, int]]:
+    """(first input, draws) of each pass; members keep their weights over all inputs before the next are drawn."""
+    starts = range(0, size, inputs)
+    counts = [min(at_once, samples - done) for done in range(0, samples, at_once)]
+    if members:
+        return [(start, count) for count in counts for start in starts]
+    return [(start, count) for start in starts for count in counts]
