@@ -1,0 +1,216 @@
+"""What a model costs: parameters, non-zeros, multiply-accumulates, bytes of a file, latency of a file."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from svdcompress.errors import ExportError, UsageError
+from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer
+from svdcompress.sources import call, first_tensor, map_tensors
+
+Feed = np.ndarray | Mapping[str, np.ndarray]
+"""An input of an ONNX file: an array for its first input, or arrays by input name (names that a file lacks are left out)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a deterministic model in `eval()` is made of; a variational one counts as the dense one that it stands for.
+
+    parameters: numbers in its parameters, means only (no `log_sigma2`), shared ones once.
+    nonzero: those of them that are not 0, irrelevant weights counting as 0.
+    weights, weights_nonzero: the same of the weights of Linear and convolution layers alone, which is what the literature
+        on sparsity counts.
+    macs: multiply-accumulates for one example, in matrix products, convolutions and attention (half of torch's FLOPs).
+        Zeros inside a layer are multiplied too: only smaller shapes lower this number.
+    """
+
+    parameters: int
+    nonzero: int
+    weights: int
+    weights_nonzero: int
+    macs: int
+
+    def to_dict(self) -> dict[str, int]:
+        """The fields by name, for `report.json`."""
+        return asdict(self)
+
+
+def measure(model: nn.Module, example_inputs: Any) -> Cost:
+    """Count a model's parameters and operations; the model is left as it was.
+
+    example_inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs, batch first; the first example of
+        the batch is run once in `eval()`.
+    """
+    variational = (VariationalLayer, *VARIATIONAL_CLASSES)
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, variational) and isinstance(m.weight, Tensor)}
+    alive = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}
+    variances = {id(m.log_sigma2) for m in model.modules() if isinstance(m, VariationalLayer)}
+    sizes, nonzero = {}, {}
+    for parameter in model.parameters():
+        key = id(parameter)
+        if key not in variances:
+            value = parameter.detach() if key not in alive else parameter.detach() * alive[key]
+            sizes[key], nonzero[key] = value.numel(), int(torch.count_nonzero(value))
+    return Cost(
+        parameters=sum(sizes.values()),
+        nonzero=sum(nonzero.values()),
+        weights=sum(size for key, size in sizes.items() if key in weights),
+        weights_nonzero=sum(count for key, count in nonzero.items() if key in weights),
+        macs=macs(model, example_inputs),
+    )
+
+
+def macs(model: nn.Module, example_inputs: Any) -> int:
+    """Multiply-accumulates of one example in `eval()`, as `measure` counts them."""
+    inputs = _first_example(example_inputs)
+    with _evaluating(model), _countable(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(model, inputs)
+    return counter.get_total_flops() // 2
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _countable() -> Iterator[None]:
+    """Fused kernels of attention and of recurrent layers are opaque to the flop counter: take the plain ones."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # said by the flags themselves
+            with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+                yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _first_example(inputs: Any) -> Any:
+    """The first example of a batch: the first row of each tensor whose first dimension is the batch's."""
+    batch = first_tensor(inputs).shape[:1]
+    return map_tensors(inputs, lambda x: x[:1] if x.dim() and x.shape[:1] == batch else x)
+
+
+def file_bytes(path: str | Path) -> int:
+    """Size of an ONNX file in bytes, with its external data (`PATH.data`) where it has any."""
+    path = Path(path)
+    beside = path.with_name(path.name + ".data")
+    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+
+
+def latency(
+    path: str | Path,
+    make_input: Callable[[int], Feed],
+    batch_sizes: Sequence[int] = (1, 128),
+    *,
+    threads: int = 1,
+    seconds: float = 1.0,
+) -> dict[str, float]:
+    """Median latency of an ONNX file in onnxruntime, in milliseconds: {"batch_1": ms, "batch_128": ms}.
+
+    See `latencies`, which measures several files against each other.
+    """
+    return latencies({"file": path}, make_input, batch_sizes, threads=threads, seconds=seconds)["file"]
+
+
+def latencies(
+    paths: Mapping[str, str | Path],
+    make_input: Callable[[int], Feed],
+    batch_sizes: Sequence[int] = (1, 128),
+    *,
+    threads: int = 1,
+    seconds: float = 1.0,
+) -> dict[str, dict[str, float]]:
+    """Median latencies of ONNX files on the CPU, in milliseconds, as {name: {"batch_1": ms, ...}}.
+
+    The files take turns, call by call, so that what else happens on the machine meets all of them alike. Each has one
+    session, warmed up at each batch size before the clock starts.
+
+    make_input: batch size -> an array for the file's first input, or {input name: array}.
+    threads: threads of each session within an operator.
+    seconds: time spent on each batch size, over all files (at least 10 calls of each).
+    Raises ExportError if onnxruntime cannot load or run a file.
+    """
+    if threads < 1:
+        raise UsageError(f"threads: {threads} is not a number of threads")
+    sessions = {name: _session(Path(path), threads) for name, path in paths.items()}
+    result: dict[str, dict[str, float]] = {name: {} for name in sessions}
+    for batch in batch_sizes:
+        feed = make_input(batch)
+        runs = {name: _runner(paths[name], session, feed, batch) for name, session in sessions.items()}
+        for name, times in _take_turns(runs, seconds).items():
+            result[name][f"batch_{batch}"] = statistics.median(times) * 1e3
+    return result
+
+
+def _session(path: Path, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise ExportError(f"{path}: onnxruntime cannot load it ({error})") from error
+
+
+def _runner(path: str | Path, session: Any, feed: Feed, batch: int) -> Callable[[], Any]:
+    names = [node.name for node in session.get_inputs()]
+    arrays = {n: feed[n] for n in names if n in feed} if isinstance(feed, Mapping) else {names[0]: feed}
+    try:
+        for _ in range(3):
+            session.run(None, arrays)
+    except Exception as error:
+        raise ExportError(f"{path}: onnxruntime cannot run it with a batch of {batch} ({error})") from error
+    return lambda: session.run(None, arrays)
+
+
+def _take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + seconds
+    order = list(runs)
+    while len(times[order[0]]) < 10 or time.perf_counter() < end:
+        for name in order:
+            start = time.perf_counter()
+            runs[name]()
+            times[name].append(time.perf_counter() - start)
+        order.append(order.pop(0))  # no file always runs in the wake of the same other
+    return times
+
+
+def compression(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:
+    """How many times less the sparse model has than the dense one: `compression` of `report.json`.
+
+    dense, sparse: the report's entries; a ratio is given for each of `parameters`, `nonzero`, `weights_nonzero`, `bytes`
+    and `macs` that both have, and `latency` by batch size.
+    """
+    ratios: dict[str, Any] = {}
+    for key in ("parameters", "nonzero", "weights_nonzero", "bytes", "macs"):
+        if dense.get(key) is not None and sparse.get(key) is not None:
+            ratios[key] = dense[key] / max(sparse[key], 1)
+    before, after = dense.get("latency_ms") or {}, sparse.get("latency_ms") or {}
+    ratios["latency"] = {batch: before[batch] / after[batch] for batch in before if batch in after}
+    return ratios

@@ -1,0 +1,32 @@
+"""The report of a run: `report.json` for machines, `report.html` for eyes, and the table that ends a run on the terminal.
+
+All three are made from one dict, `results`, which is what `report.json` holds. Each section of the page is there only
+where its data are, so a run stopped early still has a report. Besides what the table needs,
+
+    dense, sparse: {metrics: {error | rmse, nll, ...}, parameters, nonzero, weights, weights_nonzero, bytes, macs,
+        latency_ms: {batch_1, batch_128}}
+    compression: ratios of the same names (`svdcompress.cost.compression`)
+
+it knows these keys, all optional:
+
+    name, created, seed, device, versions, seconds: {stage: s}, threads (of the latency), warnings: [text]
+    threshold: the limit on log alpha that was used
+    layers: [{name, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs}] (units that are left)
+    parity: {file: largest absolute difference from PyTorch}
+    history: [{stage, epoch, loss, nll, kl, beta, sparsity, val_error, lr}], in the order of training
+    log_alpha: {layer: {edges, counts, threshold}}
+    threshold_curve: [{threshold, error | rmse, nll, nonzero}]
+    calibration: {model: {confidence, accuracy, count, ece}}, one number for each bin
+    uncertainty: {model: {figure: number}}
+    pruning: {groups: [{name, removed, kept, reason}], inputs_kept, max_error, seconds}
+    filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
+    pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
+    recipe: the resolved recipe as text
+"""
+
+from svdcompress.report._files import load, plain, write_json, write_text
+from svdcompress.report._rows import Row, rows
+from svdcompress.report._terminal import table
+from svdcompress.report._write import render, write
+
+__all__ = ["Row", "load", "plain", "render", "rows", "table", "write", "write_json", "write_text"]

@@ -1,0 +1,127 @@
+"""Matplotlib figures as SVG that follows the page: its colours are CSS variables, its text is text.
+
+A figure is drawn with marker colours that mean "ink", "quiet", "page" or "series k"; in the SVG they become `var(--ink)` and
+so on, which the page's style sheet gives for light and for dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+INK, QUIET, LINE, PAGE = "#010101", "#020202", "#030303", "#040404"
+SERIES = ("#050501", "#050502", "#050503", "#050504", "#050505", "#050506")
+
+_VARIABLES = {INK: "--ink", QUIET: "--quiet", LINE: "--line", PAGE: "--page"} | {
+    colour: f"--c{k}" for k, colour in enumerate(SERIES, 1)
+}
+_RC: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": ["sans-serif"],
+    "font.size": 8.5,
+    "axes.titlesize": 8.5,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": QUIET,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": LINE,
+    "grid.linewidth": 0.5,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.constrained_layout.use": True,
+}
+
+
+def short(value: float, _position: int = 0) -> str:
+    """A tick's number in few letters: 0.001, 20, 5k, 1.3M."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def make_log(ax: Axes) -> None:
+    """A logarithmic y axis with plain numbers at its ticks."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(FuncFormatter(short))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    low, high = ax.get_ylim()
+    if high / low < 30:  # too short for decades alone
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+
+
+def series(k: int) -> str:
+    """The marker colour of series k; they come round again after six."""
+    return SERIES[k % len(SERIES)]
+
+
+class Drawing:
+    """A figure in the page's style, used as a context; `svg` is there once the context is left.
+
+    width, height: inches at the text size that the page means; the page scales the figure to its column.
+    """
+
+    def __init__(self, width: float = 3.9, height: float = 2.3, rows: int = 1, columns: int = 1, **kwargs: Any) -> None:
+        self._rc = matplotlib.rc_context(_RC)
+        self._size, self._grid, self._kwargs = (width, height), (rows, columns), kwargs
+        self.svg = ""
+
+    def __enter__(self) -> Drawing:
+        self._rc.__enter__()
+        self.figure = Figure(figsize=self._size)
+        self.axes: Sequence[Axes] = list(self.figure.subplots(*self._grid, squeeze=False, **self._kwargs).flat)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        try:
+            if failure[0] is None:
+                self.svg = _to_svg(self.figure)
+        finally:
+            self._rc.__exit__(*failure)
+
+    @property
+    def ax(self) -> Axes:
+        """The first (often the only) axes."""
+        return self.axes[0]
+
+
+_drawn = 0
+
+
+def _to_svg(figure: Figure) -> str:
+    global _drawn
+    _drawn += 1  # names inside the SVG are hashed from it, so that several on one page don't share them
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": f"svdcompress-{_drawn}"}):
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<svg ([^>]*?)width="[^"]*"', r'<svg role="img" \1', text, count=1)
+    text = re.sub(r'(<svg [^>]*?)height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r"font: ([^;\"]*?)px [^;\"]*", r"font-size: \1px; font-family: inherit", text)
+    text = re.sub(
+        r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|PathCollection|LineCollection)_\d+"',
+        "",
+        text,
+    )
+    for colour, name in _VARIABLES.items():
+        text = text.replace(colour, f"var({name})")
+    return text.strip()

@@ -1,0 +1,75 @@
+"""Results as plain JSON values, and files that are either whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from svdcompress.errors import OutputError
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's own types: tensors and arrays as lists, dataclasses as dicts, numbers that are not finite as None."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    tolist = getattr(value, "tolist", None)  # torch tensors, numpy arrays and scalars
+    return str(value) if tolist is None else plain(tolist())
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file in one step: a reader, or a crash, sees the old file or the new one. Raises OutputError."""
+    path = Path(path)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    return path
+
+
+def _umask() -> int:
+    """The process's umask: a temporary file is private, the file that it becomes is like any other."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: str | Path, value: Any) -> Path:
+    """Write a value as JSON (see `plain`), in one step. Raises OutputError."""
+    return write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+
+
+def load(folder: str | Path) -> dict[str, Any]:
+    """The results of a finished run from its folder's `report.json`. Raises OutputError where there is none to read."""
+    path = Path(folder) / "report.json"
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OutputError(f"{path}: no such file; {folder} holds no finished run") from None
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: not readable as a report ({error})") from error
+    if not isinstance(results, dict):
+        raise OutputError(f"{path}: not a report (it holds a {type(results).__name__}, not an object)")
+    return results

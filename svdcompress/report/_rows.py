@@ -1,0 +1,128 @@
+"""The rows of dense beside sparse, formatted once for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_METRICS = {"error": "Error", "rmse": "RMSE", "mae": "MAE", "nll": "NLL", "brier": "Brier score", "ece": "ECE"}
+_SIZES = {
+    "parameters": ("Parameters", "fewer"),
+    "nonzero": ("Non-zeros", "fewer"),
+    "weights_nonzero": ("Non-zero weights", "fewer"),
+    "bytes": ("ONNX file", "smaller"),
+    "macs": ("MACs", "fewer"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: label, dense and sparse as text, the change, and whether it is for the better (None: neither)."""
+
+    label: str
+    dense: str
+    sparse: str
+    change: str
+    better: bool | None
+
+
+def rows(results: Mapping[str, Any]) -> list[Row]:
+    """Dense beside sparse: metrics, sizes, latency; only what at least one of the two has."""
+    dense, sparse = results.get("dense") or {}, results.get("sparse") or {}
+    return [*_metric_rows(dense, sparse), *_size_rows(dense, sparse), *_latency_rows(dense, sparse)]
+
+
+def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Row]:
+    before, after = dense.get("metrics") or {}, sparse.get("metrics") or {}
+    known = [name for name in _METRICS if name in before or name in after]
+    found = []
+    for name in known:
+        a, b = before.get(name), after.get(name)
+        if a is None and b is None:
+            continue
+        change, better = "", None
+        if a is not None and b is not None:
+            change = f"{b - a:+.2f} points" if name == "error" else f"{b - a:+.4f}"
+            better = None if b == a else b < a
+        found.append(Row(_METRICS[name], metric(name, a), metric(name, b), change, better))
+    return found
+
+
+def _size_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Row]:
+    found = []
+    for name, (label, word) in _SIZES.items():
+        a, b = dense.get(name), sparse.get(name)
+        if a is None and b is None:
+            continue
+        text = size if name == "bytes" else count
+        found.append(Row(label, text(a), text(b), *_ratio(a, b, word)))
+    return found
+
+
+def _latency_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Row]:
+    before, after = dense.get("latency_ms") or {}, sparse.get("latency_ms") or {}
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        a, b = before.get(name), after.get(name)
+        label = f"Latency, batch {name.removeprefix('batch_')}"
+        found.append(Row(label, milliseconds(a), milliseconds(b), *_ratio(a, b, "faster")))
+    return found
+
+
+def _ratio(dense: float | None, sparse: float | None, word: str) -> tuple[str, bool | None]:
+    if dense is None or sparse is None or sparse <= 0 or dense <= 0:
+        return "", None
+    ratio = dense / sparse
+    if 0.995 < ratio < 1.005:
+        return "the same", None
+    if ratio > 1:
+        return f"{times(ratio)} {word}", True
+    return f"{times(1 / ratio)} {dict(fewer='more', smaller='larger', faster='slower')[word]}", False
+
+
+def times(ratio: float) -> str:
+    """A ratio for eyes: 84x, 8.4x, 1.08x."""
+    return f"{ratio:,.0f}x" if ratio >= 99.5 else f"{ratio:.1f}x" if ratio >= 1.95 else f"{ratio:.2f}x"
+
+
+def metric(name: str, value: float | None) -> str:
+    """A metric for eyes; `error` is in percent."""
+    return "–" if value is None else f"{value:.2f} %" if name == "error" else f"{value:.4f}"
+
+
+def count(value: float | None) -> str:
+    """A number of things: exact below ten million, else with three digits and a unit."""
+    if value is None:
+        return "–"
+    if value < 1e7:
+        return f"{value:,.0f}"
+    unit, name = (1e9, "G") if value >= 1e9 else (1e6, "M")
+    return f"{value / unit:.3g} {name}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units."""
+    if value is None:
+        return "–"
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= unit:
+            return f"{value / unit:.1f} {name}"
+    return f"{value:.0f} B"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time in milliseconds to three digits."""
+    return "–" if value is None else f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds for eyes: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,295 @@
+"""The sections of the page: HTML from results; "" where there is nothing to show."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from svdcompress.report import _plots
+from svdcompress.report._rows import count, duration, rows, times
+
+SINGLE_HISTOGRAMS = 9
+"""Up to so many layers have a histogram each; more of them share one map."""
+
+
+def subtitle(results: Mapping[str, Any]) -> str:
+    """One line under the title: when, where, how long."""
+    parts = [str(results[key]) for key in ("created", "device") if results.get(key)]
+    if results.get("seed") is not None:
+        parts.append(f"seed {results['seed']}")
+    if results.get("seconds"):
+        parts.append(duration(sum(results["seconds"].values())))
+    warnings = "".join(f'<p class="warning">{escape(str(text))}</p>' for text in results.get("warnings") or ())
+    return f'<p class="quiet">{escape(" · ".join(parts))}</p>{warnings}'
+
+
+def summary(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Tiles with the main ratios, then the table."""
+    lines = rows(results)
+    if not lines:
+        return ""
+    tiles = "".join(f'<div class="tile"><b>{escape(value)}</b>{escape(label)}</div>' for value, label in _tiles(results))
+    body = []
+    for row in lines:
+        kind = {True: "good", False: "poor", None: ""}[row.better]
+        body.append([row.label, _right(row.dense), _right(f"<b>{row.sparse}</b>"), _tag("td", escape(row.change), kind)])
+    return f'<div class="tiles">{tiles}</div>' + _table(["", ">dense", ">sparse", "change"], body, "narrow")
+
+
+def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    ratios = results.get("compression") or {}
+    tiles = []
+    for key, label in (("nonzero", "fewer non-zeros"), ("bytes", "smaller ONNX file"), ("macs", "fewer MACs")):
+        if ratios.get(key):
+            tiles.append((times(ratios[key]), label))
+    latency = ratios.get("latency")
+    for batch, ratio in latency.items() if isinstance(latency, Mapping) else ():
+        tiles.append((times(ratio), f"the speed at batch {batch.removeprefix('batch_')}"))
+    return tiles
+
+
+def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Pictures that the run's own stages drew, read from its folder."""
+    shown = []
+    for picture in results.get("pictures") or ():
+        path = None if folder is None else folder / picture["file"]
+        if path is None or not path.is_file():
+            continue
+        kind = "svg+xml" if path.suffix == ".svg" else path.suffix.lstrip(".").replace("jpg", "jpeg")
+        source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        title = escape(str(picture.get("title", path.stem)))
+        shown.append(_figure(f'<img src="{source}" alt="{title}">', title, escape(str(picture.get("caption") or ""))))
+    return _figures(shown, "two")
+
+
+def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:
+    """One row for each model or method, one column for each figure that any of them has."""
+    table = {name: row for name, row in (results.get("uncertainty") or {}).items() if isinstance(row, Mapping)}
+    columns = list(dict.fromkeys(key for row in table.values() for key, value in row.items() if _is_number(value)))
+    if not columns:
+        return ""
+    body = [[_name(name), *(_right(_figure_text(key, row.get(key))) for key in columns)] for name, row in table.items()]
+    return _table(["", *(f">{_words(key)}" for key in columns)], body)
+
+
+def calibration(results: Mapping[str, Any], folder: Path | None) -> str:
+    """The reliability diagram."""
+    models = {name: bins for name, bins in (results.get("calibration") or {}).items() if isinstance(bins, Mapping)}
+    models = {name: bins for name, bins in models.items() if bins.get("confidence")}
+    if not models:
+        return ""
+    caption = "Accuracy against confidence on the test set, in bins. Below the dashed line a model is surer than it is right."
+    return _figures([_figure(_plots.reliability(models), "", caption)], "two")
+
+
+def layers(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Shapes, sparsity and units left, one row for each layer."""
+    entries = results.get("layers") or ()
+    if not entries:
+        return ""
+    body = []
+    for entry in entries:
+        sparsity = entry.get("sparsity")
+        body.append(
+            [
+                _name(entry["name"]),
+                _right(_shape(entry.get("shape_before"))),
+                _right(_shape(entry.get("shape_after"))),
+                _right("–" if sparsity is None else f"{100 * sparsity:.1f} %{_bar(sparsity)}"),
+                _right(_units(entry)),
+            ]
+        )
+    return _table(["layer", ">shape", ">pruned to", ">sparsity", ">units left"], body)
+
+
+def _units(entry: Mapping[str, Any]) -> str:
+    before, after = entry.get("outputs_before"), entry.get("outputs")
+    if before is None and entry.get("shape_before"):
+        before = entry["shape_before"][0]
+    if after is None and entry.get("shape_after"):
+        after = entry["shape_after"][0]
+    if not before or after is None:
+        return "–"
+    return f"{after:,} of {before:,}{_bar(after / before, 'units')}"
+
+
+def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Groups of units that were removed or kept, with the reason."""
+    report = results.get("pruning") or {}
+    groups = report.get("groups") or ()
+    if not groups:
+        return ""
+    facts = []
+    if report.get("max_error") is not None:
+        facts.append(f"Largest difference between the masked and the pruned model: {report['max_error']:.1e}.")
+    kept_inputs = report.get("inputs_kept")
+    if kept_inputs is not None:
+        facts.append(f"The pruned model reads {len(kept_inputs):,} of the inputs.")
+    body = [
+        [
+            _name(group["name"]),
+            _right(count(_length(group.get("removed")))),
+            _right(count(_length(group.get("kept")))),
+            escape(str(group.get("reason") or "")),
+        ]
+        for group in groups
+    ]
+    table = _table(["units of", ">removed", ">kept", "why the kept ones stay"], body)
+    if len(body) > 12:
+        table = f"<details><summary>{len(body)} groups</summary>{table}</details>"
+    return _paragraph(" ".join(facts)) + table
+
+
+def curves(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Training curves by epoch, a colour for each stage."""
+    history = results.get("history") or ()
+    if not history:
+        return ""
+    shown = []
+    for name, label in _plots.CURVES.items():
+        svg = _plots.training_curve(history, name)
+        if svg is not None:
+            shown.append(_figure(svg, label))
+    items = "".join(
+        f'<li><i style="background:var(--c{k % 6 + 1})"></i>{escape(s)}</li>' for k, s in enumerate(_stages(history))
+    )
+    return f'<ul class="legend">{items}</ul>{_figures(shown)}'
+
+
+def _stages(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    return _plots.stages(history)
+
+
+def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Log alpha by layer with the threshold, and what other thresholds would have given."""
+    histograms, threshold = results.get("log_alpha") or {}, results.get("threshold")
+    threshold = threshold if _is_number(threshold) else None
+    shown = []
+    note = ""
+    if histograms:
+        note = (
+            "Log alpha is the log of a weight's noise over its signal. Right of the threshold (the upright line) the data do "
+            "not need the weight: it goes."
+        )
+        if len(histograms) <= SINGLE_HISTOGRAMS:
+            shown = [_figure(_plots.log_alpha(h, threshold), escape(name)) for name, h in histograms.items()]
+    single = ""
+    if len(histograms) > SINGLE_HISTOGRAMS:
+        single = f'<div class="one">{_figure(_plots.log_alpha_map(histograms, threshold), "")}</div>'
+    curve = _plots.threshold_curve(results.get("threshold_curve") or (), threshold)
+    if curve is not None:
+        shown.append(_figure(curve, "Other thresholds", "On validation data."))
+    return _paragraph(note) + single + _figures(shown) if histograms or shown else ""
+
+
+def filters(results: Mapping[str, Any], folder: Path | None) -> str:
+    """First-layer filters before and after, where they are pictures."""
+    shown = []
+    for name, pair in (results.get("filters") or {}).items():
+        svg = _plots.filters(pair["before"], pair["after"])
+        if svg is not None:
+            shown.append(_figure(svg, escape(name), "Red above 0, blue below, white 0; one scale for both."))
+    return _figures(shown, "two")
+
+
+def latency(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Bars of the two files."""
+    dense = (results.get("dense") or {}).get("latency_ms") or {}
+    sparse = (results.get("sparse") or {}).get("latency_ms") or {}
+    if not set(dense) & set(sparse):
+        return ""
+    threads = results.get("threads")
+    caption = "Medians in onnxruntime on the CPU" + (f", {threads} thread{'s' * (threads != 1)}" if threads else "") + "."
+    return _figures([_figure(_plots.latency_bars(dense, sparse), "", caption)], "two")
+
+
+def run(results: Mapping[str, Any], folder: Path | None) -> str:
+    """Time by stage, parity of the exported files, versions."""
+    blocks = []
+    if results.get("seconds"):
+        body = [[escape(_words(stage)), _right(duration(value))] for stage, value in results["seconds"].items()]
+        blocks.append(_titled("Time", _table(["stage", ">time"], body)))
+    if results.get("parity"):
+        body = [[escape(name), _right("–" if v is None else f"{v:.1e}")] for name, v in results["parity"].items()]
+        blocks.append(_titled("Largest difference from PyTorch", _table(["file", ">difference"], body)))
+    if results.get("versions"):
+        body = [[escape(name), _right(escape(str(value)))] for name, value in results["versions"].items()]
+        blocks.append(_titled("Versions", _table(["package", ">version"], body)))
+    return _figures(blocks)
+
+
+def recipe(results: Mapping[str, Any], folder: Path | None) -> str:
+    """The resolved recipe, folded."""
+    text = results.get("recipe")
+    if not text:
+        return ""
+    return f"<details><summary>every setting of this run</summary><pre>{escape(str(text))}</pre></details>"
+
+
+# Pieces of HTML
+
+
+def _tag(name: str, content: str, kind: str = "") -> str:
+    return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
+
+
+def _name(name: Any) -> str:
+    """A cell with a dotted name, which may break after its dots."""
+    return _tag("td", escape(str(name)).replace(".", ".<wbr>"), "name")
+
+
+def _right(content: str) -> str:
+    return _tag("td", content, "number")
+
+
+def _table(headings: Iterable[str], body: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table; headings that begin with ">" stand right. Cells that are not tags become cells."""
+    head = "".join(_tag("th", escape(h.removeprefix(">")), "number" if h.startswith(">") else "") for h in headings)
+    lines = ("".join(cell if cell.startswith("<td") else _tag("td", cell) for cell in row) for row in body)
+    return f'<div class="wide {kind}"><table><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+
+
+def _figure(svg: str, title: str, caption: str = "") -> str:
+    return f"<figure>{_tag('h3', title) if title else ''}{svg}{_tag('figcaption', caption) if caption else ''}</figure>"
+
+
+def _figures(shown: Sequence[str], kind: str = "") -> str:
+    return f'<div class="figures {kind}">{"".join(shown)}</div>' if shown else ""
+
+
+def _titled(title: str, content: str) -> str:
+    return f"<div><h3>{title}</h3>{content}</div>"
+
+
+def _paragraph(text: str) -> str:
+    return _tag("p", escape(text), "quiet") if text else ""
+
+
+def _bar(share: float, kind: str = "") -> str:
+    return f'<span class="bar {kind}"><i style="width:{100 * min(max(share, 0), 1):.1f}%"></i></span>'
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "–" if not shape else " × ".join(f"{n:,}" for n in shape)
+
+
+def _length(value: Any) -> float | None:
+    return len(value) if isinstance(value, list) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _figure_text(key: str, value: Any) -> str:
+    if not _is_number(value):
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{2 if key == 'error' or abs(value) >= 100 else 4}f}"
+
+
+def _words(name: str) -> str:
+    """A key as a heading: `mutual_information` -> mutual information; short names such as nll are abbreviations."""
+    return name.upper() if name in ("nll", "ece", "rmse", "mae", "mi") else name.replace("_", " ")

@@ -1,0 +1,55 @@
+"""The table that ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from svdcompress.report._rows import duration, rows, size
+
+FILES = {
+    "recipe.yaml": "the resolved recipe",
+    "model.safetensors": "the sparse variational model",
+    "model.onnx": "deterministic and pruned",
+    "model_mc.onnx": "samples, with uncertainties",
+    "report.json": "all figures",
+    "report.html": "all figures and plots: open it in a browser",
+}
+"""The files of a run's folder that a person looks for, and what each is."""
+
+
+def table(results: Mapping[str, Any], console: Console | None = None, out_dir: str | Path | None = None) -> None:
+    """Print dense beside sparse, then the files of `out_dir` (those of a run's files that it holds)."""
+    console = console or Console()
+    view = Table(title=results.get("name"), title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    view.add_column("")
+    for heading in ("dense", "sparse"):
+        view.add_column(heading, justify="right")
+    view.add_column("change")
+    for row in rows(results):
+        colour = {True: "green", False: "yellow", None: ""}[row.better]
+        view.add_row(row.label, row.dense, Text(row.sparse, style="bold"), Text(row.change, style=colour))
+    console.print(view)
+    if results.get("seconds"):
+        console.print(f"\n{duration(sum(results['seconds'].values()))} on {results.get('device', 'an unnamed device')}")
+    for warning in results.get("warnings") or ():
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    if out_dir is not None:
+        _files(console, Path(out_dir))
+
+
+def _files(console: Console, folder: Path) -> None:
+    console.print(f"\nwritten to {folder}/", highlight=False)
+    view = Table.grid(padding=(0, 2))
+    view.add_column()
+    view.add_column(justify="right")
+    view.add_column()
+    for name, what in FILES.items():
+        if (folder / name).is_file():
+            view.add_row(f"  {name}", size((folder / name).stat().st_size), what)
+    console.print(view)

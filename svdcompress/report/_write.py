@@ -1,0 +1,23 @@
+"""A run's results to its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from svdcompress.report._files import plain, write_json, write_text
+
+
+def write(out_dir: str | Path, results: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Write `report.json` and `report.html` into an existing folder; returns their paths. Raises OutputError."""
+    folder = Path(out_dir)
+    json_path = write_json(folder / "report.json", results)
+    return json_path, write_text(folder / "report.html", render(results, folder))
+
+
+def render(results: Mapping[str, Any], folder: str | Path | None = None) -> str:
+    """The report as one self-contained HTML page; pictures that `results` names are taken from `folder`."""
+    from svdcompress.report._page import page  # matplotlib only when something is drawn
+
+    return page(plain(results), None if folder is None else Path(folder))
