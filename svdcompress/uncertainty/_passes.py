@@ -83,13 +83,13 @@ class Draws:
         output = self.run(inputs)
         leaves, self._form = tree_flatten(list(self.sampler.draws.values()))
         self._layers = list(self.sampler.draws)
-        self._held = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._drawn = [isinstance(leaf, Tensor) for leaf in leaves]
         self.sampler.resample()
         return output, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _again(self, inputs: Any, noises: list[Tensor]) -> Any:
         rest = iter(noises)
-        leaves = [next(rest) if held is None else held for held in self._held]
+        leaves = [next(rest) if drawn else None for drawn in self._drawn]
         self.sampler.draws = dict(zip(self._layers, tree_unflatten(leaves, self._form), strict=True))
         output = self.run(inputs)
         self.sampler.resample()

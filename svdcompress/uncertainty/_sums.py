@@ -181,7 +181,7 @@ class GaussianSums(RegressionSums):
         values = self._double(output)
         if values.shape[-1] % 2:
             raise ModelError(
-                f"task 'gaussian' needs means and log variances, an even number of outputs, but the model has {values.shape[-1]}"
+                f"task 'gaussian' needs means and log variances: an even number of outputs, not {values.shape[-1]}"
             )
         mean, log_variance = values.chunk(2, -1)
         return mean, log_variance
