@@ -118,9 +118,9 @@ class BetaSchedule(Section):
 
     @model_validator(mode="after")
     def _order(self) -> BetaSchedule:
-        if self.name in ("linear", "cosine") and type(self.start) is type(self.stop):
-            if in_epochs(self.start, 100) > in_epochs(self.stop, 100):
-                raise ValueError(f"start ({self.start}) is after stop ({self.stop})")
+        alike = self.name in ("linear", "cosine") and type(self.start) is type(self.stop)
+        if alike and in_epochs(self.start, 100) > in_epochs(self.stop, 100):
+            raise ValueError(f"start ({self.start}) is after stop ({self.stop})")
         return self
 
 

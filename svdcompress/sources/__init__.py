@@ -1,6 +1,44 @@
-"""Names to models, weights and data; and how any of them is called."""
+"""Names to models, weights, data and losses; and how any model is called on any batch."""
 
 from svdcompress.sources._call import call, first_tensor, main_output, map_tensors, to_device
+from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
+from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
+from svdcompress.sources._images import decode, image_files
+from svdcompress.sources._losses import Loss, gaussian_heads, make_loss
+from svdcompress.sources._models import make_model
+from svdcompress.sources._names import import_name, is_python_name
+from svdcompress.sources._nets import NETS
+from svdcompress.sources._tables import frame_inputs, open_frame
 from svdcompress.sources._weights import load_weights, save_weights
 
-__all__ = ["call", "first_tensor", "load_weights", "main_output", "map_tensors", "save_weights", "to_device"]
+__all__ = [
+    "NETS",
+    "READERS",
+    "Data",
+    "Examples",
+    "FromDataset",
+    "InMemory",
+    "Loss",
+    "batch_length",
+    "call",
+    "check_labels",
+    "decode",
+    "example_inputs",
+    "first_tensor",
+    "frame_inputs",
+    "gaussian_heads",
+    "image_files",
+    "import_name",
+    "is_python_name",
+    "load_weights",
+    "main_output",
+    "make_loss",
+    "make_model",
+    "map_tensors",
+    "open_data",
+    "open_frame",
+    "preprocess",
+    "save_weights",
+    "split_batch",
+    "to_device",
+]

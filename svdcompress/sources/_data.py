@@ -1,0 +1,236 @@
+"""From a recipe's data section to training, validation and test examples, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources import _transforms
+from svdcompress.sources._arrays import read_digits, read_factory, read_idx, read_npz
+from svdcompress.sources._call import map_tensors
+from svdcompress.sources._examples import Examples, FromDataset, InMemory
+from svdcompress.sources._hub import read_hub
+from svdcompress.sources._images import read_cifar, read_imagefolder
+from svdcompress.sources._names import is_python_name
+from svdcompress.sources._raw import Raw, Table
+from svdcompress.sources._tables import read_table
+
+READERS: dict[str, Callable[[str, DataSection], Raw]] = {
+    "digits": read_digits,
+    "mnist": read_idx,
+    "idx": read_idx,
+    "npz": read_npz,
+    "imagefolder": read_imagefolder,
+    "cifar10": read_cifar,
+    "hf": read_hub,
+}
+"""Reader of each kind of source; `csv:` and `parquet:` come beside them, as do Python names."""
+
+
+@dataclass
+class Data:
+    """The three splits of a run's data, and what must be known to read more of it.
+
+    task: classification, binary, regression or gaussian. classes: their names, where there are any.
+    outputs: classes (1 for binary) or target columns. target_scale: mean and standard deviation that were taken off the
+    targets, or None. preprocessing: JSON-able: transforms with their measured numbers, columns, categories, image size.
+    """
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    task: str
+    outputs: int
+    classes: list[str] | None = None
+    target_scale: tuple[float, float] | None = None
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+
+def open_data(section: DataSection, task: str) -> Data:
+    """Read, split, check and transform the data that a recipe names.
+
+    Raises DataError, naming file, field and row, for data that are missing, damaged, empty, out of range or not finite.
+    """
+    raw = _read(section, task)
+    raw.train = _limited(_checked(raw.train, task, "train"), section)
+    if not len(raw.train):
+        raise DataError(f"data: {raw.train.origin}: no examples")
+    tables = _split(raw, section)
+    for name in ("validation", "test"):
+        tables[name] = _limited(_checked(tables[name], task, name), section)
+    outputs, classes = _outputs(tables, task, raw.classes)
+    scale = _target_scale(tables["train"], section, task)
+    fitted = _fit(section, tables["train"])
+    augment = _transforms.build(section.augment, "data.augment")
+    splits = {
+        name: _examples(table, fitted, augment if name == "train" else None, scale, task) for name, table in tables.items()
+    }
+    preprocessing = {**raw.preprocessing, "transform": fitted, "target_scale": list(scale) if scale else None}
+    return Data(**splits, task=task, outputs=outputs, classes=classes, target_scale=scale, preprocessing=preprocessing)
+
+
+def preprocess(inputs: Any, preprocessing: Mapping[str, Any]) -> Any:
+    """Inputs as they were read (images as bytes, table columns as numbers) to what the model takes, as in training."""
+    transform = _transforms.build(preprocessing.get("transform", ()), "data.transform")
+    inputs = map_tensors(inputs, _transforms.as_float)
+    return transform(inputs) if transform else inputs
+
+
+def _read(section: DataSection, task: str) -> Raw:
+    name = section.name
+    kinds = ", ".join([*READERS, "csv:FILE", "parquet:FILE", "package.module:factory"])
+    if not name:
+        raise DataError(f"data: no data are named; use one of {kinds}")
+    kind, _, place = name.partition(":")
+    if kind in ("csv", "parquet"):
+        return read_table(place, section, kind, task)
+    if kind in READERS:
+        if not place and kind in ("npz", "imagefolder", "hf"):
+            raise DataError(f"data.name: {kind} needs a place, as in {kind}:PATH")
+        return READERS[kind](place, section)
+    if is_python_name(name):
+        return read_factory(name, section)
+    raise DataError(f"data.name: unknown source {name!r}; use one of {kinds}")
+
+
+def _limited(table: Table, section: DataSection) -> Table:
+    if section.limit is None or len(table) <= section.limit:
+        return table
+    return _part(table, torch.arange(section.limit))
+
+
+def _part(table: Table, indices: Tensor) -> Table:
+    if table.dataset is not None:
+        dataset = torch.utils.data.Subset(table.dataset, indices.tolist())
+        return Table(table.origin, dataset=dataset, collate=table.collate, workers=table.workers)
+    return Table(table.origin, map_tensors(table.inputs, lambda tensor: tensor[indices]), table.targets[indices])
+
+
+def _split(raw: Raw, section: DataSection) -> dict[str, Table]:
+    """Training, validation and test parts; who is held out depends on split_seed alone, never on the run's seed."""
+    train, test = raw.train, raw.test
+    if test is None:
+        train, test = _hold_out(train, section.test_share, section, "test_share")
+    if raw.validation is not None:
+        return {"train": train, "validation": raw.validation, "test": test}
+    train, validation = _hold_out(train, section.validation, section, "validation")
+    return {"train": train, "validation": validation, "test": test}
+
+
+def _hold_out(table: Table, amount: float, section: DataSection, name: str) -> tuple[Table, Table]:
+    count = int(amount) if amount >= 1 else max(1, round(amount * len(table)))
+    if count >= len(table):
+        raise DataError(f"data.{name}: {amount:g} leaves no training data of the {len(table)} examples of {table.origin}")
+    if section.split == "tail":
+        order = torch.arange(len(table))
+    else:
+        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(section.split_seed))
+    return _part(table, order[:-count]), _part(table, order[-count:])
+
+
+def _checked(table: Table, task: str, split: str) -> Table:
+    """Targets of the right kind, everything finite; examples that are read as needed are checked while training."""
+    if table.dataset is not None:
+        return table
+    if not len(table.targets):
+        raise DataError(f"data: {table.origin}: no examples ({split})")
+    targets = table.targets
+    if targets.dim() == 2 and targets.shape[1] == 1 and task == "classification":
+        targets = targets[:, 0]
+    if task == "classification":
+        if targets.is_floating_point():
+            broken = targets != targets.floor()  # true for NaN, too
+            if broken.any():
+                row = int(broken.nonzero()[0, 0])
+                raise DataError(f"data.target: {table.origin}: {targets[row].item():g} in row {row} ({split}) is no class")
+        targets = targets.long()
+        if (targets < 0).any():
+            row = int((targets < 0).nonzero()[0, 0])
+            raise DataError(f"data.target: {table.origin}: label {int(targets[row])} in row {row} ({split}) is out of range")
+    else:
+        targets = targets.float()
+        _finite(targets, "data.target", table.origin, split)
+        if task == "binary" and ((targets != 0) & (targets != 1)).any():
+            row = int(((targets != 0) & (targets != 1)).nonzero()[0, 0])
+            raise DataError(f"data.target: {table.origin}: {targets[row].tolist()} in row {row} ({split}) is neither 0 nor 1")
+    map_tensors(table.inputs, lambda tensor: _finite(tensor, "data", table.origin, split))
+    return Table(table.origin, table.inputs, targets)
+
+
+def _finite(tensor: Tensor, field: str, origin: str, split: str) -> None:
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+        value = tensor[tuple(where)].item()
+        place = f"row {where[0]}" + (f", position {where[1:]}" if len(where) > 1 else "")
+        raise DataError(f"{field}: {origin}: {value} in {place} ({split})")
+
+
+def _outputs(tables: dict[str, Table], task: str, classes: list[str] | None) -> tuple[int, list[str] | None]:
+    targets = tables["train"].targets
+    if task == "binary":
+        return 1 if targets is None or targets.dim() == 1 else targets.shape[1], classes
+    if task != "classification":
+        return 1 if targets is None or targets.dim() == 1 else targets.shape[1], None
+    if targets is None:
+        return len(classes) if classes else 0, classes
+    count = len(classes) if classes else int(max(t.targets.max() for t in tables.values() if t.targets is not None)) + 1
+    for split, table in tables.items():
+        if table.targets is not None and int(table.targets.max()) >= count:
+            row = int((table.targets >= count).nonzero()[0, 0])
+            label = int(table.targets[row])
+            raise DataError(
+                f"data.target: {table.origin}: label {label} in row {row} ({split}) is out of range 0 to {count - 1}"
+            )
+    return count, classes
+
+
+def check_labels(data: Data, outputs: int) -> None:
+    """Raises DataError if a label does not fit a model with so many outputs, naming split and row."""
+    if data.task != "classification":
+        return
+    for split in ("train", "validation", "test"):
+        targets = getattr(getattr(data, split), "targets", None)
+        if targets is not None and int(targets.max()) >= outputs:
+            row = int((targets >= outputs).nonzero()[0, 0])
+            raise DataError(
+                f"data.target: label {int(targets[row])} in row {row} ({split}) is out of range 0 to {outputs - 1}: "
+                f"the model has {outputs} outputs"
+            )
+
+
+def _target_scale(table: Table, section: DataSection, task: str) -> tuple[float, float] | None:
+    if section.target_scale == "none" or task not in ("regression", "gaussian"):
+        return None
+    if table.targets is None:
+        raise DataError("data.target_scale: the targets are not in memory; scale them in your dataset")
+    std = float(table.targets.double().std())
+    return float(table.targets.double().mean()), std if std > 0 else 1.0
+
+
+def _fit(section: DataSection, train: Table) -> list[Any]:
+    if "standardize" not in section.transform:
+        return [dict(spec) if isinstance(spec, Mapping) else spec for spec in section.transform]
+    if train.dataset is not None:
+        raise DataError("data.transform: standardize needs data in memory; write normalize with mean and std")
+    return _transforms.fit(section.transform, map_tensors(train.inputs, _transforms.as_float))
+
+
+def _examples(table: Table, fitted: list[Any], augment: Any, scale: tuple[float, float] | None, task: str) -> Examples:
+    if table.dataset is not None:
+        settings = {"transform": fitted}
+        return FromDataset(
+            table.dataset,
+            collate=table.collate,
+            workers=table.workers,
+            transform=lambda inputs: preprocess(inputs, settings),
+            augment=augment,
+        )
+    inputs = preprocess(table.inputs, {"transform": fitted})
+    targets = table.targets if scale is None else (table.targets - scale[0]) / scale[1]
+    return InMemory(inputs, targets, augment)

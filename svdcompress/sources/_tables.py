@@ -1,0 +1,146 @@
+"""Tables: CSV and Parquet files, one example a row, one column to predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources._raw import Raw, Table, encode_classes, optional
+
+MOST_CATEGORIES = 100
+"""A text column with more distinct values is refused: it is an identifier or free text, not a category."""
+
+
+def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
+    """`csv:FILE` or `parquet:FILE`: numeric columns as they are, text columns one-hot by their values in the training data."""
+    frame = open_frame(Path(place), kind)
+    target = section.target
+    if target is None:
+        raise DataError(
+            f"data.target: name the column to predict with --target; {place} has {', '.join(map(str, frame.columns))}"
+        )
+    features = section.features or [column for column in frame.columns if column != target]
+    for field, columns in (("data.target", [target]), ("data.features", features)):
+        for column in columns:
+            if column not in frame.columns:
+                raise DataError(f"{field}: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+    categories = _categories(frame, features, place)
+    classes: list[str] | None = None
+    if task in ("classification", "binary"):
+        targets, classes = _classes(frame[target], None, place)
+    else:
+        targets = _numbers(frame[target], place, "data.target").float()
+    preprocessing: dict[str, Any] = {"columns": features, "categories": categories, "target": target}
+    train = Table(place, frame_inputs(frame, preprocessing, place), targets)
+    if section.test is None:
+        return Raw(train, classes=classes, preprocessing=preprocessing)
+    test_place = section.test.partition(":")[2] or section.test
+    test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv")
+    if target not in test_frame.columns:
+        raise DataError(f"data.test: {test_place} has no column {target!r}")
+    column = test_frame[target]
+    wanted = _classes(column, classes, test_place)[0] if classes else _numbers(column, test_place, "data.target").float()
+    test = Table(test_place, frame_inputs(test_frame, preprocessing, test_place), wanted)
+    return Raw(train, test, classes=classes, preprocessing=preprocessing)
+
+
+def open_frame(path: Path, kind: str) -> Any:
+    """A CSV or Parquet file as a pandas DataFrame. Raises DataError if it is missing, empty or damaged."""
+    pandas = optional("pandas", "pandas", f"data: {kind}:")
+    if not path.is_file():
+        raise DataError(f"data.name: {path}: no such file")
+    try:
+        if kind == "parquet":
+            optional("pyarrow", "pyarrow", "data: parquet:")
+            frame = pandas.read_parquet(path)
+        else:
+            frame = pandas.read_csv(path)
+    except DataError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise many kinds
+        raise DataError(f"data: {path}: not a readable {kind} file ({str(error).splitlines()[0]})") from error
+    if not len(frame):
+        raise DataError(f"data: {path}: no rows")
+    return frame
+
+
+def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str) -> Tensor:
+    """The columns of a table as float32 (N, features), categories one-hot, in the order that training used."""
+    parts = []
+    for column in preprocessing["columns"]:
+        if column not in frame.columns:
+            raise DataError(f"data.features: {place} has no column {column!r}")
+        names = preprocessing["categories"].get(column)
+        if names is None:
+            parts.append(_numbers(frame[column], place, "data.features").float().unsqueeze(1))
+            continue
+        index = {name: position for position, name in enumerate(names)}
+        hot = torch.zeros(len(frame), len(names))
+        for row, value in enumerate(frame[column].astype(str)):
+            if value not in index:
+                raise DataError(f"data.features: {place}: column {column!r}, row {row}: {value!r} does not occur in training")
+            hot[row, index[value]] = 1
+        parts.append(hot)
+    return torch.cat(parts, 1)
+
+
+def _is_number(series: Any) -> bool:
+    return series.dtype.kind in "fiub"
+
+
+def _categories(frame: Any, features: list[str], place: str) -> dict[str, list[str]]:
+    found = {}
+    for column in features:
+        series = frame[column]
+        _no_gaps(series, place, "data.features")
+        if not _is_number(series):
+            names = sorted(series.astype(str).unique())
+            if len(names) > MOST_CATEGORIES:
+                raise DataError(
+                    f"data.features: {place}: column {column!r} is text with {len(names)} distinct values; "
+                    "leave it out (data.features lists the columns to use)"
+                )
+            found[column] = names
+    return found
+
+
+def _no_gaps(series: Any, place: str, field: str) -> None:
+    gaps = series.isna().to_numpy()
+    if gaps.any():
+        count = int(gaps.sum())
+        raise DataError(
+            f"{field}: {place}: column {series.name!r}: no value (NaN) in row {int(gaps.argmax())} ({count} such rows)"
+        )
+
+
+def _numbers(series: Any, place: str, field: str) -> Tensor:
+    _no_gaps(series, place, field)
+    if not _is_number(series):
+        raise DataError(f"{field}: {place}: column {series.name!r} holds {series.iloc[0]!r}, not numbers")
+    values = series.to_numpy().astype(np.float64)
+    if not np.isfinite(values).all():
+        raise DataError(f"{field}: {place}: column {series.name!r}: infinite in row {int((~np.isfinite(values)).argmax())}")
+    return torch.from_numpy(values)
+
+
+def _classes(series: Any, known: list[str] | None, place: str) -> tuple[Tensor, list[str]]:
+    _no_gaps(series, place, "data.target")
+    if series.dtype.kind == "f":
+        values = series.to_numpy()
+        broken = values != np.floor(values)
+        if broken.any():
+            row = int(broken.argmax())
+            raise DataError(
+                f"data.target: {place}: column {series.name!r} holds {values[row]} in row {row}, which is no class; "
+                "for a regression set loss=mse (or gaussian-nll)"
+            )
+        series = series.astype(int)
+    if known is None and series.dtype.kind in "iu":
+        known = [str(value) for value in sorted(series.unique())]  # by value: 2 before 10
+    return encode_classes(series.tolist(), known, f"data.target: {place}")

@@ -1,0 +1,155 @@
+"""Transforms that a recipe names: of all inputs (`data.transform`) and of training batches only (`data.augment`).
+
+Each takes and returns a batch (N, ...); for inputs that are tuples or mappings, each floating-point tensor of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from svdcompress.errors import RecipeError
+from svdcompress.sources._call import map_tensors
+from svdcompress.sources._names import import_name, is_python_name
+
+Spec = str | Mapping[str, Any]
+
+
+def build(specs: Sequence[Spec], field: str) -> Callable[[Any], Any] | None:
+    """One function of a batch from a list of transforms; None for an empty list. Raises RecipeError for an unknown one."""
+    steps = [_step(spec, field) for spec in specs]
+    if not steps:
+        return None
+
+    def apply(batch: Any) -> Any:
+        for step in steps:
+            batch = (
+                step(batch)
+                if isinstance(batch, Tensor)
+                else map_tensors(batch, lambda t, s=step: s(t) if t.is_floating_point() else t)
+            )
+        return batch
+
+    return apply
+
+
+def fit(specs: Sequence[Spec], inputs: Any) -> list[Spec]:
+    """The same transforms with what they measure on the training inputs written out: `standardize` becomes `normalize`."""
+    fitted: list[Spec] = []
+    for spec in specs:
+        if spec == "standardize":
+            spec = {"normalize": _statistics(build(fitted, "data.transform"), inputs)}
+        fitted.append(spec)
+    return fitted
+
+
+def as_float(tensor: Tensor) -> Tensor:
+    """Bytes as float32 in [0, 1]; float64 as float32; others as they are."""
+    if tensor.dtype == torch.uint8:
+        return tensor.float().div_(255)
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def _statistics(before: Callable | None, inputs: Any) -> dict[str, list[float]]:
+    if not isinstance(inputs, Tensor):
+        raise RecipeError(
+            "data.transform: standardize needs inputs that are one tensor in memory; write normalize with numbers"
+        )
+    x = before(inputs) if before else inputs
+    dims = [0] if x.dim() == 2 else [d for d in range(x.dim()) if d != 1]
+    mean, std = x.double().mean(dims), x.double().std(dims, correction=0)
+    std[std < 1e-12] = 1.0  # a constant column stays 0
+    return {"mean": mean.tolist(), "std": std.tolist()}
+
+
+def _step(spec: Spec, field: str) -> Callable[[Tensor], Tensor]:
+    if isinstance(spec, str):
+        name, value = spec, None
+    elif len(spec) == 1:
+        name, value = next(iter(spec.items()))
+    else:
+        raise RecipeError(f"{field}: {spec!r}: write one transform per item, such as - normalize: {{mean: 0.5, std: 0.5}}")
+    if is_python_name(name):
+        function = import_name(name, RecipeError, field)
+        return (lambda x: function(x, **value)) if isinstance(value, Mapping) else function
+    if name not in TRANSFORMS:
+        raise RecipeError(f"{field}: unknown transform {name!r}; use {', '.join(TRANSFORMS)}, or package.module:function")
+    try:
+        return TRANSFORMS[name](value)
+    except (TypeError, ValueError, KeyError) as error:
+        raise RecipeError(f"{field}: {name}: {value!r} does not fit ({error!r})") from error
+
+
+def _normalize(value: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+    mean, std = torch.tensor(value["mean"], dtype=torch.float32), torch.tensor(value["std"], dtype=torch.float32)
+    if (std <= 0).any():
+        raise ValueError("std must be positive")
+
+    def apply(x: Tensor) -> Tensor:
+        shape = (-1,) if x.dim() == 2 else (-1,) + (1,) * (x.dim() - 2)
+        return (as_float(x) - mean.view(shape).to(x.device)) / std.view(shape).to(x.device)
+
+    return apply
+
+
+def _resize(size: Sequence[int] | int) -> Callable[[Tensor], Tensor]:
+    size = [size, size] if isinstance(size, int) else list(size)
+    return lambda x: F.interpolate(as_float(x), size=size, mode="bilinear", antialias=True)
+
+
+def _crop(pad: int | None) -> Callable[[Tensor], Tensor]:
+    """A window of the image's size out of the zero-padded image, somewhere else for each example."""
+    pad = 4 if pad is None else int(pad)
+
+    def apply(x: Tensor) -> Tensor:
+        count, _, height, width = x.shape
+        padded = F.pad(x, [pad] * 4)
+        top, left = torch.randint(0, 2 * pad + 1, (2, count, 1), device=x.device)
+        rows = top + torch.arange(height, device=x.device)  # (N, height)
+        columns = left + torch.arange(width, device=x.device)  # (N, width)
+        examples = torch.arange(count, device=x.device)
+        return padded[examples[:, None, None], :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
+
+    return apply
+
+
+def _flip(_: None) -> Callable[[Tensor], Tensor]:
+    """Left and right exchanged in half of the examples."""
+    return lambda x: torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(-1), x)
+
+
+def _affine(degrees: float = 0.0, shift: float = 0.0, scale: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """Rotation by up to `degrees`, shift by up to `shift` of the size, scaling by up to a factor of 1 + `scale`."""
+
+    def apply(x: Tensor) -> Tensor:
+        def uniform(limit: float) -> Tensor:
+            return (torch.rand(len(x), device=x.device) * 2 - 1) * limit
+
+        angle, size = torch.deg2rad(uniform(degrees)), 1 + uniform(scale)
+        cos, sin = angle.cos() / size, angle.sin() / size
+        rows = torch.stack([torch.stack([cos, -sin, uniform(2 * shift)], 1), torch.stack([sin, cos, uniform(2 * shift)], 1)], 1)
+        return F.grid_sample(x, F.affine_grid(rows, list(x.shape), align_corners=False), align_corners=False)
+
+    return apply
+
+
+TRANSFORMS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
+    "normalize": _normalize,
+    "scale": lambda factor: lambda x: as_float(x) * float(factor),
+    "flatten": lambda _: lambda x: x.flatten(1),
+    "reshape": lambda shape: lambda x: x.reshape(len(x), *shape),
+    "resize": _resize,
+    "pad": lambda width: lambda x: F.pad(x, [int(width)] * 4),
+    "gray": lambda _: lambda x: as_float(x).mean(1, keepdim=True),
+    "rgb": lambda _: lambda x: x.expand(-1, 3, -1, -1),
+    "crop": _crop,
+    "flip": _flip,
+    "affine": lambda value: _affine(**value),
+    "noise": lambda std: lambda x: x + float(std) * torch.randn_like(x),
+    "standardize": lambda _: lambda x: x,  # `fit` replaces it before it is used
+}
+"""Name and maker of each transform; a maker takes the value that the recipe gives (None for a bare name)."""
