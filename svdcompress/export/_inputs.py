@@ -1,0 +1,92 @@
+"""Example inputs: their names in the file, their batch dimension, and batches of other sizes for the checks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ExportError
+
+
+class Signature:
+    """How a model is called: which of its arguments are tensors (inputs of the file) and which are fixed values.
+
+    names: input names in the file: "input" for a single positional tensor, else the argument names.
+    tensors: the examples, float32 where they are floating, on the CPU, batch first, in the order of `names`.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Any) -> None:
+        if isinstance(example_inputs, Tensor):
+            example_inputs = (example_inputs,)
+        if isinstance(example_inputs, Mapping):
+            self._arguments: dict[int | str, Any] = dict(example_inputs.items())
+        elif isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
+            self._arguments = dict(enumerate(example_inputs))
+        else:
+            kind = type(example_inputs).__name__
+            raise ExportError(
+                f"example_inputs: give a tensor, a tuple of positional inputs or a dict of keyword inputs, not {kind}"
+            )
+        self._keys = [key for key, value in self._arguments.items() if isinstance(value, Tensor)]
+        self.names = _names(model, self._keys)
+        self.tensors = [_plain(self._arguments[key]) for key in self._keys]
+        self._arguments = {key: None if key in self._keys else value for key, value in self._arguments.items()}
+        self.batch = _batch(self.names, self.tensors)
+
+    def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """The model's output for these inputs, fixed arguments filled in."""
+        arguments = {**self._arguments, **dict(zip(self._keys, tensors, strict=True))}
+        positional = [value for key, value in arguments.items() if isinstance(key, int)]
+        return model(*positional, **{key: value for key, value in arguments.items() if isinstance(key, str)})
+
+    def resized(self, batch: int) -> list[Tensor]:
+        """The examples repeated or cut to another batch size, values unchanged."""
+        return [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
+
+    def varied(self, batch: int) -> list[Tensor]:
+        """As `resized`, with floating inputs moved by noise, so that rows differ even where the example is all zeros."""
+        generator = torch.Generator().manual_seed(batch)
+        return [_moved(tensor, generator) if tensor.is_floating_point() else tensor for tensor in self.resized(batch)]
+
+
+def _names(model: nn.Module, keys: list[int | str]) -> list[str]:
+    if not keys:
+        raise ExportError("example_inputs: hold no tensor")
+    if keys == [0]:
+        return ["input"]
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [key if isinstance(key, str) else known[key] if key < len(known) else f"input_{key}" for key in keys]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _batch(names: list[str], tensors: list[Tensor]) -> int:
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.dim() == 0:
+            raise ExportError(f"example_inputs: {name!r} is a scalar tensor; its first dimension has to be the batch")
+        if tensor.shape[0] == 0:
+            raise ExportError(f"example_inputs: {name!r} has a batch of 0 rows; give at least one")
+        if tensor.is_floating_point() and tensor.isnan().any():
+            raise ExportError(f"example_inputs: {name!r} holds NaN")
+    sizes = {tensor.shape[0] for tensor in tensors}
+    if len(sizes) > 1:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, tensors, strict=True))
+        raise ExportError(f"example_inputs: the first dimension has to be the batch, the same in all of them ({shapes})")
+    return sizes.pop()
+
+
+def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    finite = tensor[tensor.isfinite()]
+    spread = float(finite.std()) if finite.numel() > 1 else 0.0
+    return tensor + torch.randn(tensor.shape, generator=generator) * (0.3 * spread or 1.0)

@@ -1,0 +1,49 @@
+"""What a file says about itself: `metadata_props`, string to string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from svdcompress.errors import ExportError
+
+
+def encode(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Values as strings: text as it is, everything else (and text that would read as something else) as JSON."""
+    encoded = {}
+    for key, value in metadata.items():
+        try:
+            text = value if isinstance(value, str) and decode(value) == value else json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ExportError(f"metadata: {key!r} is not JSON-able: {error}") from error
+        encoded[str(key)] = text
+    return encoded
+
+
+def decode(text: str) -> Any:
+    """The value of a string written by `encode`."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """The metadata of an ONNX file: what the caller of `export_onnx` gave, and "svdcompress_version", "torch_version",
+    "kind" ("deterministic" or "monte_carlo").
+
+    Raises ExportError if the file is missing or is no ONNX file.
+    """
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError as error:
+        raise ExportError(f"{path}: no such file") from error
+    except Exception as error:
+        raise ExportError(f"{path}: not an ONNX file ({error})") from error
+    if not model.ir_version:
+        raise ExportError(f"{path}: not an ONNX file (it is empty)")
+    return {entry.key: decode(entry.value) for entry in model.metadata_props}

@@ -1,0 +1,69 @@
+"""A model's outputs, whatever their container, as named tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ExportError, ModelError
+from svdcompress.export._inputs import Signature
+from svdcompress.sources import main_output
+
+
+def named_outputs(output: Any) -> dict[str, Tensor]:
+    """All tensors of an output. The main one (`main_output`: the tensor itself, the first of a tuple, the logits of a dict or
+    dataclass) comes first and is called "output". Others keep their key, or are numbered from "output_1"."""
+    if isinstance(output, Tensor):
+        return {"output": output}
+    found = dict(_leaves(output, ""))
+    try:
+        main = main_output(output)
+    except ModelError as error:
+        raise ExportError(str(error)) from error
+    rest = {f"output_{name}" if name[0].isdigit() else name: tensor for name, tensor in found.items() if tensor is not main}
+    return {"output": main, **rest}
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}_{key}" if name else str(key))
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}_{index}" if name else str(index))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _leaves({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, name)
+    elif value is not None:
+        raise ExportError(f"output {name!r} is a {type(value).__name__}; ONNX holds tensors only (use_cache=False may help)")
+
+
+class Positional(nn.Module):
+    """A model called with the file's inputs by position, that returns its outputs as a plain tuple.
+
+    tensors: inputs to find the names of its outputs with. Raises ExportError if the model cannot compute them.
+    """
+
+    def __init__(self, model: nn.Module, signature: Signature, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.signature = signature
+        try:
+            with torch.no_grad():
+                self.names = list(self._outputs(tensors))
+        except ExportError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{n} {tuple(t.shape)}" for n, t in zip(signature.names, tensors, strict=True))
+            raise ExportError(f"{type(model).__name__} fails on the example inputs ({shapes}): {error}") from error
+
+    def _outputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return named_outputs(self.signature.call(self.model, tensors))
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._outputs(tensors).values())

@@ -1,0 +1,131 @@
+"""From PyTorch to a clean onnx_ir model: torch.export with a dynamic batch as the guard, then torch.onnx."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from svdcompress.errors import ExportError
+from svdcompress.export._outputs import Positional
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+TRACE_BATCH = 3
+"""Batch size of the trace: 0 and 1 would be taken for constants by torch.export."""
+
+
+def trace(module: Positional, tensors: Sequence[Tensor], names: Sequence[str], opset: int) -> ir.Model:
+    """The module's graph, its first dimensions called "batch", with nothing in it of the machine that made it.
+
+    tensors: example inputs of TRACE_BATCH rows. names: of the inputs.
+    Raises ExportError for a model whose Python code depends on the batch size or on values of tensors.
+    """
+    import torch.onnx  # ahead of `_quiet`, which silences loggers that exist
+
+    with _quiet(), torch.no_grad():
+        program = _export(module, tensors)
+        _check_single_row(program, module, [tensor[:1] for tensor in tensors])
+        try:
+            onnx_program = torch.onnx.export(
+                program, (), dynamo=True, opset_version=opset, input_names=list(names), output_names=module.names, verbose=False
+            )
+        except Exception as error:
+            raise ExportError(f"ONNX opset {opset} cannot hold this model: {_first_line(error)}") from error
+    model = onnx_program.model
+    _rename_batch(model)
+    _clean(model)
+    return model
+
+
+def _export(module: Positional, tensors: Sequence[Tensor]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch")
+    try:
+        return torch.export.export(module, tuple(tensors), dynamic_shapes=(tuple({0: batch} for _ in tensors),), strict=False)
+    except ExportError:
+        raise
+    except Exception as error:
+        text = str(error)
+        if "batch" in text and ("Constraints violated" in text or "specialized" in text):
+            detail = re.search(r"^\s*- (.*)$", text, re.M)
+            raise ExportError(
+                "the model depends on its batch size, which an ONNX graph would fix for ever: a branch on x.shape[0], "
+                f"int(x.shape[0]) or a reshape to a constant batch ({detail.group(1) if detail else _first_line(error)})"
+            ) from error
+        if type(error).__name__ == "GuardOnDataDependentSymNode":
+            raise ExportError(
+                "the model's Python code depends on values of tensors (an `if` on a tensor, .item(), int(tensor)), which an "
+                f"ONNX graph cannot hold: use torch.where or torch.cond ({_first_line(error)})"
+            ) from error
+        raise ExportError(f"torch.export cannot trace {type(module.model).__name__}: {_first_line(error)}") from error
+
+
+def _check_single_row(program: torch.export.ExportedProgram, module: Positional, tensors: Sequence[Tensor]) -> None:
+    """torch.export takes it for granted that a dynamic dimension is not 1, so that `if batch == 1` slips through."""
+    for name, traced, expected in zip(module.names, program.module()(*tensors), module(*tensors), strict=True):
+        if traced.shape != expected.shape or not torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True):
+            raise ExportError(
+                f"{name!r} of the traced model differs from PyTorch's for a batch of one row: the model branches on its batch "
+                "size or draws random numbers in eval(), which an ONNX graph would fix for ever"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+
+
+def _rename_batch(model: ir.Model) -> None:
+    """torch.export calls the batch s0, s77 ...: call it "batch", within expressions too."""
+    symbol = str(model.graph.inputs[0].shape[0])
+    pattern = re.compile(rf"\b{re.escape(symbol)}\b")
+    import onnx_ir as ir
+
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.shape is not None:
+            value.shape = ir.Shape([d if isinstance(d, int) else pattern.sub("batch", str(d)) for d in value.shape])
+
+
+def _clean(model: ir.Model) -> None:
+    """Take out what names the machine (stack traces with paths) or weighs without use (shapes of inner values)."""
+    import onnx_ir.passes.common as passes
+
+    passes.ClearMetadataAndDocStringPass()(model)
+    passes.DeduplicateInitializersPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    outer = {*model.graph.inputs, *model.graph.outputs}
+    for node in model.graph:
+        for value in node.outputs:
+            if value not in outer:
+                value.shape = value.type = None
+    for name, value in list(model.graph.initializers.items()):
+        value.metadata_props.clear()
+        value.shape = value.type = None
+        if name.startswith("model."):
+            value.name = name.removeprefix("model.")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the chatter of torch.export and torch.onnx: warnings, log lines, prints."""
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in ("torch", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:  # loggers made meanwhile hand their lines on to these
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate

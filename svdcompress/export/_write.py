@@ -1,0 +1,67 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from svdcompress.errors import ExportError, OutputError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SINGLE_FILE_LIMIT = 2**31 - 2**24
+"""Bytes of weights up to which everything goes into one file: protobuf ends at 2 GiB, the graph needs some of it."""
+
+
+def write(model: ir.Model, path: Path, verify: Callable[[Path], None]) -> int:
+    """Write the model to `path` once it has passed onnx.checker and `verify`; returns the bytes on disk.
+
+    Weights of more than SINGLE_FILE_LIMIT go to `<name>.data` beside the file. Until all checks have passed everything is in a
+    folder of its own beside `path`, which goes in any case: on failure what was there before is untouched.
+    Raises OutputError if the place cannot be written.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: the folder {path.parent} does not exist")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            files = _save(model, folder / path.name)
+            _check(files[-1])
+            verify(files[-1])
+            size = sum(file.stat().st_size for file in files)
+            for file in files:
+                os.replace(file, path.parent / file.name)
+            return size
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _save(model: ir.Model, path: Path) -> list[Path]:
+    """The files written, the model itself last."""
+    import onnx_ir as ir
+
+    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if weights <= SINGLE_FILE_LIMIT:
+        ir.save(model, path)
+        return [path]
+    data = path.with_name(path.name + ".data")
+    ir.save(model, path, external_data=data.name, size_threshold_bytes=1024)
+    return [data, path]
+
+
+def _check(path: Path) -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"{path.name}: onnx.checker refuses the graph: {error}") from error
