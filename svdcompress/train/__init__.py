@@ -1,0 +1,26 @@
+"""The fine-tuning loop, on any device and any number of them."""
+
+from svdcompress.train._device import Place, find_place, make_accelerator, wait
+from svdcompress.train._loop import Fit, fit
+from svdcompress.train._metrics import evaluate, score
+from svdcompress.train._optim import LrFactor, make_optimizer
+from svdcompress.train._progress import Bars
+from svdcompress.train._state import StateFile, mix, seed_everything, write_atomically
+
+__all__ = [
+    "Bars",
+    "Fit",
+    "LrFactor",
+    "Place",
+    "StateFile",
+    "evaluate",
+    "find_place",
+    "fit",
+    "make_accelerator",
+    "make_optimizer",
+    "mix",
+    "score",
+    "seed_everything",
+    "wait",
+    "write_atomically",
+]

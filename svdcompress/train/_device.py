@@ -1,0 +1,79 @@
+"""The device and the processes of a run, by accelerate (this folder alone imports it)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from svdcompress.errors import TrainingError, UsageError
+
+DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
+
+
+def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
+    """An Accelerator for a device ("auto": CUDA, MPS or CPU, whatever is there) and a precision (no, bf16, fp16).
+
+    Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not there.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    _check(device)
+    if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
+        raise TrainingError("train.precision: fp16 needs a CUDA device; use bf16 or no")
+    # accelerate's state is one per process: forget the precision and (alone) the device of a fit before.
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    if "RANK" not in os.environ:
+        PartialState._reset_state()
+    if device == "auto":
+        os.environ.pop(DEVICE_VARIABLE, None)
+    else:
+        os.environ[DEVICE_VARIABLE] = device
+    try:
+        return Accelerator(cpu=device == "cpu", mixed_precision=precision)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"device: {device} with precision {precision} cannot be used ({error})") from error
+
+
+def _check(device: str) -> None:
+    if device == "auto":
+        return
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"device: unknown {device!r}; use auto, cpu, cuda, cuda:1 or mps") from None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(kind.type, False):
+        raise UsageError(f"device: {device} is not available on this machine; use auto or cpu")
+    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device: {device} is not available; this machine has {torch.cuda.device_count()} CUDA devices")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands: its device, its rank, how many there are."""
+
+    device: torch.device
+    rank: int
+    world: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+
+def find_place(device: str = "auto") -> Place:
+    """The place of this process, joining the others of a launch if there are any."""
+    accelerator = make_accelerator(device)
+    return Place(accelerator.device, accelerator.process_index, accelerator.num_processes)
+
+
+def wait() -> None:
+    """Let all processes of a launch arrive here; nothing in a run of one process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()

@@ -1,0 +1,330 @@
+"""The loop: batches, objective, steps, figures of each epoch, and a state to go on from."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import DataError, Interrupted, TrainingError
+from svdcompress.objective import ELBO, Schedule
+from svdcompress.recipe import Distillation, Training
+from svdcompress.relevance import relevance
+from svdcompress.sources import Examples, Loss, call, main_output, to_device
+from svdcompress.train._device import make_accelerator
+from svdcompress.train._metrics import score
+from svdcompress.train._nonfinite import explain
+from svdcompress.train._optim import LrFactor, make_optimizer
+from svdcompress.train._progress import Bars
+from svdcompress.train._state import StateFile, mix, seed_everything
+
+CHECK_EVERY = 20
+"""Steps between looks at the loss on an accelerator, where each look waits for the device; on a CPU each step is looked at."""
+
+
+@dataclass
+class Fit:
+    """What a fit reports: a dict per epoch, and which epoch's weights the model now has."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    kept_epoch: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Best:
+    score: tuple[float, float] = (math.inf, math.inf)
+    epoch: int = 0
+    weights: dict[str, Tensor] | None = None
+
+
+def fit(
+    model: nn.Module,
+    examples: Examples,
+    loss: Loss,
+    settings: Training,
+    *,
+    stage: str = "train",
+    schedule: Schedule | None = None,
+    num_examples: int | None = None,
+    lr_log_sigma2: float | None = None,
+    noise: bool = True,
+    teacher: nn.Module | None = None,
+    distill: Distillation | None = None,
+    task: str = "classification",
+    validate: Callable[[nn.Module], dict[str, float]] | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    compiled: bool = False,
+    state: Path | None = None,
+    bars: Bars | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+) -> Fit:
+    """Train a model, dense or converted, in place; it ends on the training device.
+
+    Each epoch's noise and order come from (seed, stage, epoch, rank) alone, so a fit that goes on from `state` after any
+    kill ends where an undisturbed one does. Under `accelerate launch` each process takes its part of each batch, draws its own
+    noise, and gradients are averaged (DDP); as each holds the whole KL, the average counts it once.
+
+    loss: mean negative log likelihood of (output, targets).
+    schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
+    num_examples: N (None: the number of examples).
+    lr_log_sigma2: learning rate of the log variances (None: as the others).
+    noise: False trains the mean of a converted model: its layers compute as in `eval()`.
+    teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
+    validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
+    state: file to save each epoch in and to go on from if it exists.
+    stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
+
+    Raises TrainingError for a loss that is not finite (the state before is kept), DataError without examples.
+    """
+    if not len(examples):
+        raise DataError(f"{stage}: no examples to train on")
+    return _Loop(model, examples, loss, settings, stage, teacher, distill, task, seed, bars, stop).run(
+        make_accelerator(device, settings.precision),
+        ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
+        lr_log_sigma2,
+        noise,
+        compiled,
+        StateFile(state),
+        validate,
+        on_epoch,
+    )
+
+
+class _Loop:
+    def __init__(
+        self,
+        model: nn.Module,
+        examples: Examples,
+        loss: Loss,
+        settings: Training,
+        stage: str,
+        teacher: nn.Module | None,
+        distill: Distillation | None,
+        task: str,
+        seed: int,
+        bars: Bars | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.model, self.examples, self.loss, self.settings, self.stage = model, examples, loss, settings, stage
+        self.teacher = teacher if distill is not None and distill.weight > 0 else None
+        self.distill, self.task, self.seed, self.bars, self.stop = distill, task, seed, bars, stop
+
+    def run(
+        self,
+        accelerator: Any,
+        elbo: ELBO | None,
+        lr_log_sigma2: float | None,
+        noise: bool,
+        compiled: bool,
+        file: StateFile,
+        validate: Callable[[nn.Module], dict[str, float]] | None,
+        on_epoch: Callable[[dict[str, Any]], None] | None,
+    ) -> Fit:
+        started = time.monotonic()
+        model, epochs = self.model, self.settings.epochs
+        self.accelerator, self.device, self.elbo = accelerator, accelerator.device, elbo
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        model.to(self.device)
+        if self.teacher is not None:
+            self.teacher.to(self.device).eval()
+        self.optimizer = make_optimizer(model, self.settings, lr_log_sigma2)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.factor = LrFactor(self.settings.schedule, epochs)
+        self.scaled = accelerator.prepare_optimizer(self.optimizer) if accelerator.scaler is not None else self.optimizer
+        self.steps = 0
+        result, best, first = Fit(), _Best(), 0
+        if (saved := file.load()) is not None:
+            first = self._restore(saved, result, best)
+        elif self.rank == 0:
+            file.save(self._state(0, result, best))
+        self.kept = f"The state before it is kept in {file.path}." if file.path else "The model has its last good weights."
+        wrapped = accelerator.prepare_model(model) if self.world > 1 or accelerator.native_amp else model
+        self.network = torch.compile(wrapped) if compiled else wrapped
+        self.synced = wrapped
+        if self.bars is not None:
+            self.bars.start(self.stage, epochs, first)
+        try:
+            for epoch in range(first, epochs):
+                self._mode(noise)
+                row = self._epoch(epoch)
+                model.eval()
+                self._figures(row, validate, best)
+                result.history.append(row)
+                if on_epoch is not None:
+                    on_epoch(row)
+                if self.bars is not None:
+                    self.bars.epoch(row)
+                if self.rank == 0 and (epoch + 1 == epochs or file.due()):
+                    file.save(self._state(epoch + 1, result, best))
+        finally:
+            self._unwrap()
+            model.eval()
+        result.kept_epoch = epochs
+        if best.weights is not None:
+            model.load_state_dict(best.weights)
+            result.kept_epoch = best.epoch
+        result.seconds = time.monotonic() - started
+        return result
+
+    def _mode(self, noise: bool) -> None:
+        self.model.train()
+        if not noise:
+            for _, layer in variational_layers(self.model):
+                layer.eval()
+
+    def _epoch(self, epoch: int) -> dict[str, Any]:
+        seed_everything(self.seed, self.stage, epoch, "noise", self.rank)
+        settings, device = self.settings, self.device
+        order = mix(self.seed, self.stage, epoch, "order")
+        losses, nlls, kls = [], [], []
+        per_step = settings.batch_size * self.world
+        batches = max(1, math.ceil(len(self.examples) / per_step))
+        eager_check = device.type == "cpu"
+        pending = 0
+        for index, (x, y) in enumerate(
+            self.examples.batches(settings.batch_size, shuffle=order, rank=self.rank, world=self.world, device=device)
+        ):
+            where = epoch + index / batches
+            last = (index + 1) % settings.accumulate == 0 or index + 1 == batches
+            loss, nll, kl = self._forward(x, y, where)
+            value = loss.item() if eager_check else 0.0
+            if not math.isfinite(value) or (not eager_check and index % CHECK_EVERY == 0 and not torch.isfinite(loss)):
+                raise explain(self.model, x, self.stage, self.steps, epoch, loss.item(), self.kept)
+            pending += 1
+            self._backward(loss / settings.accumulate if settings.accumulate > 1 else loss, last)
+            if last:
+                self._step(where)
+                pending = 0
+            losses.append(loss.detach())
+            nlls.append(nll)
+            if kl is not None:
+                kls.append(kl)
+            self.steps += 1
+            if self.bars is not None:
+                self.bars.step(where)
+            if self.stop():
+                raise Interrupted(f"stopped in {self.stage}, epoch {epoch + 1} of {settings.epochs}. {self.kept}")
+        if pending:
+            self._step(epoch + 1)
+        if not losses:
+            raise DataError(f"{self.stage}.batch_size: {per_step} is more than the {len(self.examples)} training examples")
+        mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
+        loss_mean, nll_mean = (_mean_of_ranks(mean) if self.world > 1 else mean).tolist()
+        if not math.isfinite(loss_mean):
+            raise explain(self.model, x, self.stage, self.steps, epoch, loss_mean, self.kept)
+        return {
+            "stage": self.stage,
+            "epoch": epoch + 1,
+            "loss": loss_mean,
+            "nll": nll_mean,
+            "kl": float(torch.stack(kls).mean()) if kls else None,
+            "beta": self.elbo.beta if self.elbo is not None else None,
+            "lr": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def _forward(self, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
+        with self.accelerator.autocast() if self.accelerator.native_amp else nullcontext():
+            output = call(self.network, x)
+            loss = self.loss(output, y)
+            if self.teacher is not None:
+                loss = self._distilled(loss, output, x)
+        nll = loss.detach()
+        if self.elbo is None:
+            return loss, nll, None
+        self.elbo.set_epoch(where)
+        loss = self.elbo(loss)
+        return loss, nll, self.elbo.last_kl
+
+    def _distilled(self, loss: Tensor, output: object, x: Any) -> Tensor:
+        """Hinton et al. 2015: soft targets at a temperature, times its square; for regressions the teacher's outputs."""
+        with torch.no_grad():
+            soft = main_output(call(self.teacher, x))
+        own = main_output(output)
+        weight, temperature = self.distill.weight, self.distill.temperature
+        if self.task == "classification":
+            own, soft = F.log_softmax(own / temperature, 1), F.log_softmax(soft / temperature, 1)
+            soft_loss = F.kl_div(own, soft, reduction="batchmean", log_target=True)
+            return (1 - weight) * loss + weight * temperature**2 * soft_loss
+        return (1 - weight) * loss + weight * self.loss(output, soft.detach())
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        with nullcontext() if last or self.world == 1 else self.accelerator.no_sync(self.synced):
+            if self.accelerator.scaler is not None:
+                self.accelerator.backward(loss)
+            else:
+                loss.backward()
+
+    def _step(self, where: float) -> None:
+        factor = self.factor(where)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        if self.settings.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.scaled.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _figures(self, row: dict[str, Any], validate: Callable | None, best: _Best) -> None:
+        if next(variational_layers(self.model), None) is not None:
+            row["sparsity"] = relevance(self.model).sparsity
+        if validate is None:
+            return
+        metrics = validate(self.model)
+        row.update({f"val_{name}": value for name, value in metrics.items()})
+        if self.settings.keep == "best" and score(metrics) < best.score:
+            best.score, best.epoch = score(metrics), row["epoch"]
+            best.weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def _unwrap(self) -> None:
+        if self.synced is not self.model:
+            self.accelerator.unwrap_model(self.synced, keep_fp32_wrapper=False)
+            self.model.__dict__.pop("forward", None)  # what accelerate's mixed precision leaves on the instance
+
+    def _state(self, epoch: int, result: Fit, best: _Best) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "epoch": epoch,
+            "steps": self.steps,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
+            "history": result.history,
+            "best": {"score": list(best.score), "epoch": best.epoch, "weights": best.weights},
+        }
+
+    def _restore(self, saved: dict[str, Any], result: Fit, best: _Best) -> int:
+        if saved["stage"] != self.stage:
+            raise TrainingError(f"the saved state belongs to the stage {saved['stage']}, not to {self.stage}")
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if saved["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(saved["scaler"])
+        self.steps = saved["steps"]
+        result.history.extend(saved["history"])
+        best.score, best.epoch = tuple(saved["best"]["score"]), saved["best"]["epoch"]
+        best.weights = saved["best"]["weights"]
+        if best.weights is not None:
+            best.weights = to_device(best.weights, self.device)
+        return saved["epoch"]
+
+
+def _as_it_is(loss: Tensor) -> Tensor:
+    return loss
+
+
+def _mean_of_ranks(values: Tensor) -> Tensor:
+    """The mean over all processes."""
+    torch.distributed.all_reduce(values)
+    return values / torch.distributed.get_world_size()

@@ -1,0 +1,60 @@
+"""When a loss is not finite: which layer's values went first, and what to try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import TrainingError
+from svdcompress.sources import call, map_tensors
+
+
+def explain(model: nn.Module, inputs: Any, stage: str, step: int, epoch: int, value: float, kept: str) -> TrainingError:
+    """The error for a loss that is not finite; the model is run once more on the batch to find the layer."""
+    first = first_nonfinite(model, inputs)
+    cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
+    return TrainingError(
+        f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
+        f"Try a smaller learning rate ({stage}.lr), clipping ({stage}.clip=1) or {stage}.precision=no, or look at the data. "
+        f"{kept}"
+    )
+
+
+@torch.no_grad()
+def first_nonfinite(model: nn.Module, inputs: Any) -> str:
+    """Where values that are not finite first appear: the inputs, a layer's weights or its output; "" if nowhere."""
+    found: list[str] = []
+
+    def finite(value: Any) -> bool:
+        bad: list[Tensor] = []
+        map_tensors(value, lambda t: bad.append(t) if t.is_floating_point() and not torch.isfinite(t).all() else None)
+        return not bad
+
+    def before(name: str):
+        def hook(module: nn.Module, args: tuple) -> None:
+            if not found and not finite(list(module.parameters(recurse=False))):
+                found.append(f"the weights of layer {name!r}")
+
+        return hook
+
+    def after(name: str):
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            if not found and not finite(output):
+                found.append(f"the output of layer {name!r}")
+
+        return hook
+
+    if not finite(inputs):
+        return "in the input batch"
+    handles = []
+    for name, module in model.named_modules():
+        if not list(module.children()):
+            handles += [module.register_forward_pre_hook(before(name)), module.register_forward_hook(after(name))]
+    try:
+        call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else ""
