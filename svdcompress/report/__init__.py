@@ -24,9 +24,22 @@ it knows these keys, all optional:
     recipe: the resolved recipe as text
 """
 
+from svdcompress.report._collect import first_filters, log_alpha_histograms
 from svdcompress.report._files import load, plain, write_json, write_text
 from svdcompress.report._rows import Row, rows
 from svdcompress.report._terminal import table
 from svdcompress.report._write import render, write
 
-__all__ = ["Row", "load", "plain", "render", "rows", "table", "write", "write_json", "write_text"]
+__all__ = [
+    "Row",
+    "first_filters",
+    "load",
+    "log_alpha_histograms",
+    "plain",
+    "render",
+    "rows",
+    "table",
+    "write",
+    "write_json",
+    "write_text",
+]

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 INK, QUIET, LINE, PAGE = "#010101", "#020202", "#030303", "#040404"
 SERIES = ("#050501", "#050502", "#050503", "#050504", "#050505", "#050506")
@@ -60,7 +60,7 @@ def make_log(ax: Axes) -> None:
     """A logarithmic y axis with plain numbers at its ticks."""
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(FuncFormatter(short))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
     low, high = ax.get_ylim()
     if high / low < 30:  # too short for decades alone
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

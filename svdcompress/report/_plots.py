@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from svdcompress.report._draw import INK, LINE, PAGE, QUIET, Drawing, make_log, series
+from svdcompress.report._rows import milliseconds
 
 CURVES = {
     "nll": "NLL",
@@ -43,7 +44,7 @@ def training_curve(history: Sequence[Mapping[str, Any]], name: str) -> str | Non
             if points:
                 drawing.ax.plot(*zip(*points, strict=True), color=series(k), marker="o" if len(points) < 3 else None, ms=3)
         finite = [value for value in values if not math.isnan(value)]
-        if name in ("nll", "kl", "lr") and min(finite) > 0 and max(finite) / min(finite) > 30:
+        if name in ("nll", "kl") and min(finite) > 0 and max(finite) / min(finite) > 30:
             make_log(drawing.ax)
         if name == "sparsity":
             drawing.ax.set_ylim(0, 100)
@@ -57,13 +58,16 @@ def log_alpha(histogram: Mapping[str, Any], threshold: float | None) -> str:
     edges, counts = np.asarray(histogram["edges"], float), np.asarray(histogram["counts"], float)
     limit = _number(histogram.get("threshold", threshold))
     with Drawing(3.3, 1.7) as drawing:
-        kept = edges[:-1] < limit if not math.isnan(limit) else np.ones(len(counts), bool)
-        for chosen, colour in ((kept, series(0)), (~kept, LINE)):
-            drawing.ax.bar(edges[:-1][chosen], counts[chosen], np.diff(edges)[chosen], align="edge", color=colour, lw=0)
+        kept = len(counts) if math.isnan(limit) else int((edges[:-1] < limit).sum())
+        for start, stop, colour in ((0, kept, series(0)), (kept, len(counts), LINE)):
+            if stop > start:
+                drawing.ax.stairs(counts[start:stop], edges[start : stop + 1], fill=True, color=colour, lw=0)
+        drawing.ax.set_ylim(0, 1.05 * max(counts.max(), 1))
         if not math.isnan(limit):
             drawing.ax.axvline(limit, color=series(1), lw=1.2)
         positive = counts[counts > 0]
         if len(positive) and positive.max() / positive.min() > 100:
+            drawing.ax.set_ylim(positive.min() / 2, positive.max() * 2)
             make_log(drawing.ax)
         drawing.ax.set_xlabel("log alpha")
     return drawing.svg
@@ -144,8 +148,9 @@ def latency_bars(dense: Mapping[str, float], sparse: Mapping[str, float]) -> str
         for ax, name in zip(drawing.axes, names, strict=True):
             for row, (label, value) in enumerate((("dense", dense[name]), ("sparse", sparse[name]))):
                 ax.barh(row, value, 0.7, color=series(row), lw=0)
-                ax.text(value, row, f" {value:.3g} ms", va="center", color=INK)
-                ax.text(0, row, f"{label} ", va="center", ha="right", color=QUIET)
+                at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "va": "center"}
+                ax.annotate(milliseconds(value), (value, row), (4, 0), color=INK, **at)
+                ax.annotate(label, (0, row), (-4, 0), ha="right", color=QUIET, **at)
             ax.set_xlim(0, 1.25 * max(dense[name], sparse[name]))
             ax.set_ylim(1.6, -0.6)
             ax.set_yticks([])
@@ -165,9 +170,11 @@ def filters(before: Any, after: Any, limit: int = 32) -> str | None:
     columns = min(8, shown)
     rows = math.ceil(shown / columns)
     bound = max(float(np.abs(found).max()) for found in pictures) or 1.0
-    with Drawing(3.9, 0.5 + rows * 3.9 / max(columns, 4), columns=2) as drawing:
-        for ax, found, label in zip(drawing.axes, pictures, ("before", "after"), strict=True):
-            ax.imshow(_tiles(found[:shown], rows, columns), cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="none")
+    sheets = [_tiles(found[:shown], rows, columns) for found in pictures]
+    height, width = sheets[0].shape
+    with Drawing(3.9, 0.3 + 1.9 * height / width, columns=2) as drawing:
+        for ax, sheet, label in zip(drawing.axes, sheets, ("before", "after"), strict=True):
+            ax.imshow(sheet, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="none")
             ax.set_axis_off()
             ax.set_title(label, loc="left", color=QUIET)
     return drawing.svg

@@ -96,13 +96,13 @@ def layers(results: Mapping[str, Any], folder: Path | None) -> str:
         body.append(
             [
                 _name(entry["name"]),
-                _right(_shape(entry.get("shape_before"))),
-                _right(_shape(entry.get("shape_after"))),
                 _right("–" if sparsity is None else f"{100 * sparsity:.1f} %{_bar(sparsity)}"),
                 _right(_units(entry)),
+                _right(_shape(entry.get("shape_before"))),
+                _right(_shape(entry.get("shape_after"))),
             ]
         )
-    return _table(["layer", ">shape", ">pruned to", ">sparsity", ">units left"], body)
+    return _table(["layer", ">sparsity", ">units left", ">shape", ">pruned to"], body)
 
 
 def _units(entry: Mapping[str, Any]) -> str:
@@ -153,14 +153,9 @@ def curves(results: Mapping[str, Any], folder: Path | None) -> str:
         svg = _plots.training_curve(history, name)
         if svg is not None:
             shown.append(_figure(svg, label))
-    items = "".join(
-        f'<li><i style="background:var(--c{k % 6 + 1})"></i>{escape(s)}</li>' for k, s in enumerate(_stages(history))
-    )
+    stages = enumerate(_plots.stages(history))
+    items = "".join(f'<li><i style="background:var(--c{k % 6 + 1})"></i>{escape(stage)}</li>' for k, stage in stages)
     return f'<ul class="legend">{items}</ul>{_figures(shown)}'
-
-
-def _stages(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    return _plots.stages(history)
 
 
 def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -178,7 +173,7 @@ def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
             shown = [_figure(_plots.log_alpha(h, threshold), escape(name)) for name, h in histograms.items()]
     single = ""
     if len(histograms) > SINGLE_HISTOGRAMS:
-        single = f'<div class="one">{_figure(_plots.log_alpha_map(histograms, threshold), "")}</div>'
+        single = f'<div class="wide"><div class="one">{_figure(_plots.log_alpha_map(histograms, threshold), "")}</div></div>'
     curve = _plots.threshold_curve(results.get("threshold_curve") or (), threshold)
     if curve is not None:
         shown.append(_figure(curve, "Other thresholds", "On validation data."))
@@ -191,7 +186,9 @@ def filters(results: Mapping[str, Any], folder: Path | None) -> str:
     for name, pair in (results.get("filters") or {}).items():
         svg = _plots.filters(pair["before"], pair["after"])
         if svg is not None:
-            shown.append(_figure(svg, escape(name), "Red above 0, blue below, white 0; one scale for both."))
+            shown.append(
+                _figure(svg, escape(name), "Red above 0, blue below, white 0; one scale for both. The filters largest after.")
+            )
     return _figures(shown, "two")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,12 @@ def _bins(gap: float, ece: float) -> dict[str, Any]:
         "count": [0 if c < 0.2 else int(20 + 9000 * c**12) for c in confidence],
         "ece": ece,
     }
+
+
+@pytest.fixture(scope="session")
+def sample() -> Callable[..., dict[str, Any]]:
+    """The function that makes such results, for fixtures of a wider scope."""
+    return sample_results
 
 
 @pytest.fixture

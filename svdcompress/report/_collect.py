@@ -1,0 +1,69 @@
+"""From models to what the plots need."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import variational_layers
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+
+LOW, HIGH, BINS = -12.0, 12.0, 48
+
+
+@torch.no_grad()
+def log_alpha_histograms(model: nn.Module, threshold: Threshold | None = None) -> dict[str, dict[str, Any]]:
+    """`log_alpha` of the results: a histogram of each variational layer, all over the same bins.
+
+    Counted are a layer's weights where they have a prior variance of their own, else its groups; the ends hold what lies
+    beyond them. threshold: as `relevance` takes it (None: each layer's own).
+    """
+    edges = torch.linspace(LOW, HIGH, BINS + 1).tolist()
+    histograms = {}
+    for name, layer in variational_layers(model):
+        share = "weight" if "weight" in layer.share else next(iter(layer.share))
+        limit = layer.threshold if threshold is None else parse_threshold(threshold)
+        values = layer.log_alpha(share).detach().float().clamp(LOW, HIGH).flatten().cpu()
+        counts = torch.histc(values, BINS, LOW, HIGH).long().tolist()
+        histograms[name] = {"edges": edges, "counts": counts, "threshold": limit[share], "share": share}
+    return histograms
+
+
+@torch.no_grad()
+def first_filters(dense: nn.Module, sparse: nn.Module, limit: int = 32) -> dict[str, dict[str, Any]]:
+    """`filters` of the results: the first layer whose weights are pictures, before and after, or {} if there is none.
+
+    dense: the model before. sparse: the same model after, masked but not yet pruned, so that their layers have the same
+    names and shapes. Of more than `limit` filters those are taken whose weights are largest after.
+    """
+    after = dict(variational_layers(sparse))
+    for name, module in dense.named_modules():
+        weight = getattr(module, "weight", None)
+        if (
+            name in after
+            and isinstance(weight, Tensor)
+            and after[name].weight.shape == weight.shape
+            and _is_picture(after[name])
+        ):
+            left = (after[name].weight * after[name].relevant()).float().cpu()
+            order = left.flatten(1).norm(dim=1).argsort(descending=True, stable=True)[:limit]
+            return {name: {"before": _rounded(weight.float().cpu()[order]), "after": _rounded(left[order])}}
+    return {}
+
+
+def _is_picture(layer: VariationalLayer) -> bool:
+    """A 2-D convolution from at most three channels with a kernel to look at, or a Linear on square pictures."""
+    shape = layer.weight.shape
+    if len(shape) == 4:
+        return not layer.transposed and shape[1] <= 3 and min(shape[2:]) >= 3
+    return len(shape) == 2 and shape[1] >= 16 and math.isqrt(shape[1]) ** 2 == shape[1]
+
+
+def _rounded(weights: Tensor) -> list[Any]:
+    """Nested lists with three digits of the largest weight: enough for a picture, a third of the text."""
+    step = 10.0 ** (math.floor(math.log10(max(float(weights.abs().max()), 1e-12))) - 2)
+    digits = max(0, -round(math.log10(step)))
+    return (weights.double() / step).round().mul(step).numpy().round(digits).tolist()

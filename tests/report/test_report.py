@@ -1,0 +1,265 @@
+"""The report: whole for a full run, whole for a part of one, self-contained, and never half written."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import svdcompress as svdc
+from svdcompress import report
+from svdcompress.errors import OutputError
+from svdcompress.report import _page, _sections
+
+SECTIONS = {
+    "summary": "dense",
+    "uncertainty": "uncertainty",
+    "calibration": "calibration",
+    "layers": "layers",
+    "pruning": "pruning",
+    "curves": "history",
+    "relevance": "log_alpha",
+    "filters": "filters",
+    "recipe": "recipe",
+}
+
+
+class Page(HTMLParser):
+    """Collects ids, references, and tags that are not closed in order."""
+
+    VOID = frozenset({"meta", "img", "wbr", "br", "link", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+def test_a_full_run_has_every_section_and_is_self_contained(results, tmp_path):
+    (tmp_path / "plot.png").write_bytes(b"\x89PNG not really")
+    results["pictures"] = [{"title": "Bands", "file": "plot.png", "caption": "widening"}, {"title": "gone", "file": "none.png"}]
+    json_path, html_path = report.write(tmp_path, results)
+    assert json.loads(json_path.read_text())["sparse"]["nonzero"] == results["sparse"]["nonzero"]
+
+    text = html_path.read_text()
+    page = Page(text)
+    assert page.open in ([], ["html"]) and not page.wrong, (page.open, page.wrong)
+    sections = [value for tag, name, value in page.attributes if tag == "section" and name == "id"]
+    assert sections == ["summary", "pictures", "uncertainty", "calibration", "layers", "pruning", "curves", "relevance",
+                        "filters", "latency", "run", "recipe"]  # fmt: skip
+    references = page.values("href") + page.values("src") + page.values("xlink:href")
+    assert all(reference.startswith(("#", "data:")) for reference in references)
+    assert not re.search(r"url\((?!#)|@import|<script|<link", text)
+    assert text.count("<img") == 1  # the picture that exists
+
+
+@pytest.fixture(scope="module")
+def full_page(sample):
+    return report.render(sample())
+
+
+def test_pages_svgs_share_no_names(full_page):
+    page = Page(full_page)
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    used = {value.removeprefix("#") for value in page.values("xlink:href") if value.startswith("#")}
+    used |= set(re.findall(r"url\(#([^)]*)\)", " ".join(page.values("clip-path") + page.values("style"))))
+    assert used and used <= set(ids)
+
+
+def test_colours_of_plots_follow_the_page(full_page):
+    text = full_page
+    assert "var(--c1)" in text and "var(--ink)" in text
+    assert not re.search(r"#0[1-5]0[1-5]0[1-6]", text), "a marker colour that no variable replaced"
+    style = text[text.index("<style>") : text.index("</style>")]
+    dark = style[style.index("prefers-color-scheme: dark") :]
+    for name in set(re.findall(r"var\((--\w+)\)", text)):
+        assert f"{name}:" in style and f"{name}:" in dark, f"{name} is not defined for light and dark"
+
+
+def test_layer_names_and_recipes_are_escaped(results):
+    results["layers"][0]["name"] = "<script>alert(1)</script>"
+    results["name"] = "a & b <c>"
+    del results["history"]
+    results["log_alpha"] = {"<b>$x$": results["log_alpha"]["fc1"]}
+    text = report.render(results)
+    assert "<script" not in text and "<c>" not in text and "<b>$x$" not in text
+    assert "# &lt;not&gt; a tag" in text
+
+
+@pytest.mark.parametrize(("anchor", "key"), SECTIONS.items())
+def test_a_section_without_data_is_left_out(results, anchor, key):
+    kept = {name: value for name, value in results.items() if name not in (key, "sparse", "threshold_curve")}
+    assert _page.SECTIONS[anchor][1](kept, None) == ""
+
+
+def test_an_empty_run_still_gives_a_page(tmp_path):
+    report.write(tmp_path, {})
+    text = (tmp_path / "report.html").read_text()
+    assert "<section" not in text and not Page(text).wrong
+    assert report.rows({}) == []
+
+
+def test_none_in_any_figure_is_shown_as_a_dash(results):
+    results["sparse"] = {"metrics": {"error": None, "nll": float("nan")}, "latency_ms": {}}
+    results["parity"]["model.onnx"] = None
+    results["calibration"]["dense"]["ece"] = None
+    results["layers"][0] = {"name": "fc1", "shape_before": [3, 2], "shape_after": None, "sparsity": None}
+    for drawn in ("history", "log_alpha", "threshold_curve", "filters"):
+        del results[drawn]
+    text = report.render(report.plain(results))
+    assert "–" in text and ">None<" not in text and "nan" not in text.replace("<nan", "")
+
+
+def test_many_layers_share_one_map(results):
+    histogram = results["log_alpha"]["fc1"]
+    few = {"fc1": histogram, "fc2": histogram}
+    assert _sections.relevance({"log_alpha": few}, None).count("<svg") == 2
+    many = {
+        **{f"layer{k}": histogram for k in range(_sections.SINGLE_HISTOGRAMS)},
+        "one more": {**histogram, "edges": [-10.0, 0.0, 10.0], "counts": [3, 4]},
+    }
+    assert _sections.relevance({"log_alpha": many, "threshold": 3.0}, None).count("<svg") == 1
+
+
+# Rows and the terminal
+
+
+def test_rows_say_what_changed_and_whether_it_is_better(results):
+    found = {row.label: row for row in report.rows(results)}
+    assert found["Error"].change == "+0.19 points" and found["Error"].better is False
+    assert found["NLL"].better is True
+    assert found["Non-zeros"].change == "80.5x fewer" and found["ONNX file"].change == "10.1x smaller"
+    assert found["Latency, batch 128"].change == "7.0x faster"
+    results["sparse"]["latency_ms"]["batch_1"] = 0.0664
+    results["sparse"]["macs"] = results["dense"]["macs"]
+    found = {row.label: row for row in report.rows(results)}
+    assert found["Latency, batch 1"].change == "2.0x slower" and found["Latency, batch 1"].better is False
+    assert found["MACs"].change == "the same" and found["MACs"].better is None
+
+
+def test_regression_has_rmse_and_no_error(results):
+    for side, rmse in (("dense", 0.5), ("sparse", 0.25)):
+        results[side]["metrics"] = {"rmse": rmse, "nll": 1.0}
+    labels = [row.label for row in report.rows(results)]
+    assert "RMSE" in labels and "Error" not in labels
+
+
+def test_the_terminal_table_names_the_files_that_exist(results, tmp_path):
+    report.write_json(tmp_path / "report.json", results)
+    (tmp_path / "model.onnx").write_bytes(b"x" * 2048)
+    stream = io.StringIO()
+    report.table(results, Console(file=stream, width=100), tmp_path)
+    text = stream.getvalue()
+    for expected in ("dense", "sparse", "Non-zeros", "80.5x fewer", "model.onnx", "2.0 kB", "report.json", "5 min 6 s"):
+        assert expected in text
+    assert "model_mc.onnx" not in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+# Files
+
+
+def test_plain_turns_everything_into_json():
+    @dataclasses.dataclass
+    class Point:
+        x: torch.Tensor
+        y: float
+
+    value = {1: np.float32(2), "t": Point(torch.ones(2), math.inf), "s": (True, None, np.int64(3), "x"), "p": torch.float32}
+    assert report.plain(value) == {"1": 2.0, "t": {"x": [1.0, 1.0], "y": None}, "s": [True, None, 3, "x"], "p": "torch.float32"}
+
+
+def test_writing_replaces_in_one_step_and_leaves_the_old_file_on_failure(tmp_path, monkeypatch):
+    path = report.write_text(tmp_path / "a.json", "old")
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match=r"a\.json.*No space left"):
+        report.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_writing_into_a_missing_folder_is_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match=r"report\.json"):
+        report.write(tmp_path / "none", {})
+
+
+def test_load_gives_back_what_was_written(results, tmp_path):
+    report.write_json(tmp_path / "report.json", results)
+    assert report.load(tmp_path) == report.plain(results)
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "no such file"), ("{", "not readable"), ("[1]", "not a report")])
+def test_load_refuses_what_is_no_report(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    with pytest.raises(OutputError, match=message):
+        report.load(tmp_path)
+
+
+# What is collected from models
+
+
+def test_histograms_count_every_weight_and_split_at_the_threshold():
+    torch.manual_seed(0)
+    model = svdc.convert(torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 3)), share=["weight", "input"])
+    with torch.no_grad():
+        model[0].log_sigma2.copy_(torch.randn(20, 30) * 20 - 4)
+    found = report.log_alpha_histograms(model, threshold={"weight": 2.0})
+    assert [sum(h["counts"]) for h in found.values()] == [600, 60]
+    first = found["0"]
+    kept = sum(n for left, n in zip(first["edges"], first["counts"], strict=False) if left < first["threshold"])
+    assert first["threshold"] == 2.0 and kept == int((model[0].log_alpha() < 2).sum())
+
+
+def test_group_priors_are_counted_by_group():
+    model = svdc.convert(torch.nn.Sequential(torch.nn.Linear(30, 20)), share="input")
+    found = report.log_alpha_histograms(model)["0"]
+    assert sum(found["counts"]) == 30 and found["share"] == "input"
+
+
+def test_first_filters_are_those_of_the_first_layer_with_pictures():
+    torch.manual_seed(0)
+    dense = torch.nn.Sequential(torch.nn.Conv2d(1, 40, 5), torch.nn.Flatten(), torch.nn.Linear(40, 10))
+    sparse = svdc.convert(torch.nn.Sequential(torch.nn.Conv2d(1, 40, 5), torch.nn.Flatten(), torch.nn.Linear(40, 10)))
+    with torch.no_grad():
+        sparse[0].log_sigma2[:39] = 20.0  # only the last filter lives
+    (name, pair), *others = report.first_filters(dense, sparse, limit=8).items()
+    assert name == "0" and not others
+    before, after = np.asarray(pair["before"]), np.asarray(pair["after"])
+    assert before.shape == after.shape == (8, 1, 5, 5)
+    np.testing.assert_allclose(before[0], dense[0].weight[39].detach().numpy(), atol=1e-3)
+    np.testing.assert_allclose(after[0], sparse[0].weight[39].detach().numpy(), atol=1e-3)
+    assert not after[1:].any()
+
+
+def test_layers_without_pictures_give_no_filters():
+    def tabular():
+        return torch.nn.Sequential(torch.nn.Linear(13, 5))
+
+    assert report.first_filters(tabular(), svdc.convert(tabular())) == {}

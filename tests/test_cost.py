@@ -1,0 +1,149 @@
+"""Costs against counts by hand, and latencies of files made on the spot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.cost import compression, file_bytes, latencies, latency, macs, measure
+from svdcompress.errors import ExportError, UsageError
+
+
+def test_mlp_by_hand():
+    model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    with torch.no_grad():
+        model[0].weight[:, 0] = 0
+        model[1].bias.fill_(0)
+    cost = measure(model, torch.randn(5, 20))
+    assert cost.parameters == 20 * 8 + 8 + 8 + 8 + 24
+    assert cost.nonzero == cost.parameters - 8 - 8
+    assert (cost.weights, cost.weights_nonzero) == (184, 176)
+    assert cost.macs == 20 * 8 + 8 * 3
+    assert cost.to_dict()["macs"] == cost.macs
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "expected"),
+    [
+        (nn.Conv2d(4, 6, 3, groups=2, padding=1), (4, 9, 7), 9 * 7 * 6 * 2 * 9),
+        (nn.Conv1d(4, 6, 3, stride=2), (4, 9), 4 * 6 * 4 * 3),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2), (4, 9), 9 * 4 * 3 * 3),
+        (nn.LSTM(4, 3, batch_first=True), (5, 4), 5 * (4 * 12 + 3 * 12)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (5, 8), 5 * (4 * 64 + 2 * 128) + 2 * 5 * 5 * 8),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_macs_of_one_example_by_hand(layer, shape, expected, batch):
+    assert macs(layer, torch.randn(batch, *shape)) == expected
+
+
+def test_a_variational_model_costs_what_its_dense_one_does_less_what_is_irrelevant():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3))
+    before = measure(dense, torch.randn(2, 20))
+    model = svdc.convert(dense, log_sigma2=-30)
+    assert measure(model, torch.randn(2, 20)) == before
+    with torch.no_grad():
+        model[0].log_sigma2[:, :5] = 10.0
+    after = measure(model, torch.randn(2, 20))
+    assert after.nonzero == before.nonzero - 40 and after.weights_nonzero == before.weights_nonzero - 40
+    assert (after.parameters, after.macs) == (before.parameters, before.macs)
+    held = svdc.hold(model, {name: torch.zeros_like(m) for name, m in svdc.relevance(model).items()})
+    assert measure(held, torch.randn(2, 20)).nonzero == 8 + 3
+
+
+def test_shared_parameters_count_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embedding.weight
+            self.twice = self.inner = nn.Linear(4, 4, bias=False)
+
+        def forward(self, tokens):
+            return self.head(self.twice(self.inner(self.embedding(tokens))))
+
+    cost = measure(Tied(), torch.zeros(2, 3, dtype=torch.long))
+    assert cost.parameters == 28 + 16 and cost.weights == 28 + 16
+    assert cost.macs == 3 * (2 * 16 + 28)
+
+
+def test_inputs_may_be_a_tuple_or_a_dict_and_the_model_is_left_as_it_was():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.drop = nn.Linear(3, 2), nn.Dropout()
+
+        def forward(self, x, *, scale=None, table=None):
+            return self.drop(self.a(x)) * (1 if scale is None else scale) + (0 if table is None else table.sum())
+
+    model = Two().train()
+    model.drop.eval()
+    inputs = {"x": torch.randn(4, 3), "scale": torch.ones(4, 2), "table": torch.randn(9, 9)}
+    assert measure(model, (torch.randn(4, 3),)).macs == measure(model, inputs).macs == 6
+    assert model.training and model.a.training and not model.drop.training
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+# Files
+
+
+def onnx_file(path, width=4, fixed=None):
+    from onnx import TensorProto, helper, save
+
+    weight = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["input", "w"], ["h"]), helper.make_node("ReduceSum", ["h"], ["output"])],
+        "g",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [fixed or "batch", 3])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, weight.shape, weight.ravel())],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    save(model, str(path))
+    return path
+
+
+def make_input(batch):
+    return np.zeros((batch, 3), np.float32)
+
+
+def test_the_larger_file_is_slower_and_every_batch_size_is_there(tmp_path):
+    paths = {"small": onnx_file(tmp_path / "s.onnx"), "large": onnx_file(tmp_path / "l.onnx", width=400_000)}
+    found = latencies(paths, make_input, (1, 7), seconds=0.05)
+    assert set(found) == set(paths) and set(found["small"]) == {"batch_1", "batch_7"}
+    assert 0 < found["small"]["batch_1"] < found["large"]["batch_1"]
+    assert file_bytes(paths["large"]) > file_bytes(paths["small"]) == paths["small"].stat().st_size
+
+
+def test_inputs_by_name_may_hold_more_than_a_file_takes(tmp_path):
+    path = onnx_file(tmp_path / "s.onnx")
+    found = latency(path, lambda n: {"samples": np.int64(3), "input": make_input(n)}, (2,), seconds=0.01)
+    assert list(found) == ["batch_2"]
+
+
+def test_files_that_cannot_run_are_named(tmp_path):
+    (tmp_path / "no.onnx").write_bytes(b"nothing")
+    with pytest.raises(ExportError, match=r"no\.onnx: onnxruntime cannot load"):
+        latency(tmp_path / "no.onnx", make_input)
+    with pytest.raises(ExportError, match=r"one\.onnx: onnxruntime cannot run it with a batch of 5"):
+        latency(onnx_file(tmp_path / "one.onnx", fixed=1), make_input, (5,))
+    with pytest.raises(UsageError, match="threads"):
+        latency(tmp_path / "no.onnx", make_input, threads=0)
+
+
+def test_external_data_counts(tmp_path):
+    path = onnx_file(tmp_path / "m.onnx")
+    alone = file_bytes(path)
+    (tmp_path / "m.onnx.data").write_bytes(b"12345")
+    assert file_bytes(path) == alone + 5
+
+
+def test_compression_is_dense_over_sparse():
+    dense = {"parameters": 100, "nonzero": 90, "bytes": 400, "latency_ms": {"batch_1": 1.0, "batch_128": 9.0}}
+    sparse = {"parameters": 50, "nonzero": 0, "bytes": None, "macs": 4, "latency_ms": {"batch_1": 0.5}}
+    assert compression(dense, sparse) == {"parameters": 2.0, "nonzero": 90.0, "latency": {"batch_1": 2.0}}
