@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.convert import to_dense
-from svdcompress.errors import ExportError
-from svdcompress.export import _parity
+from svdcompress.errors import UsageError
 from svdcompress.export._copies import eval_copy
+from svdcompress.export._deterministic import Deterministic, compare
 from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode
-from svdcompress.export._outputs import Positional
-from svdcompress.export._trace import TRACE_BATCH, trace
-from svdcompress.export._write import write
+from svdcompress.export._monte_carlo import MonteCarlo, Options
+from svdcompress.export._statistics import TASKS
 
 OPSETS = range(18, 24)
-RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+NOISES = ("random", "input")
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Exported:
 
     path, bytes: where it is, and its size (with the external weights, if it has any).
     inputs, outputs: their names, in order.
-    parity: largest absolute difference from PyTorch over `batches`, or None if it was not verified.
+    parity: largest absolute difference from PyTorch over all outputs and batch sizes, or None if it was not verified.
     parities: the same for each batch size.
     metadata: what `metadata_props` holds. seconds: spent on all of it.
     """
@@ -56,11 +54,21 @@ def export_onnx(
     path: str | Path,
     example_inputs: Any,
     *,
+    monte_carlo: bool = False,
+    task: str = "classification",
+    noise: str = "random",
+    tau: float | None = None,
+    dim: int = 1,
+    parts: bool = False,
     metadata: Mapping[str, Any] | None = None,
     opset: int = 20,
     verify: bool = True,
 ) -> Exported:
-    """Write a model as ONNX: `eval()`, the means of the weights, irrelevant ones at 0. The model itself is left as it is.
+    """Write a model as ONNX; the model itself is left as it is.
+
+    Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output"; see
+    `named_outputs` for models with several. With `monte_carlo`: the predictive distribution over `samples` draws, as
+    `mc_predict` has it; see the notes below.
 
     The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example.
     The file is checked by onnx.checker, and (`verify`) against PyTorch in onnxruntime at batches of 1, 3 and 7 rows, of which
@@ -69,37 +77,43 @@ def export_onnx(
 
     example_inputs: a tensor (its name in the file: "input"), a tuple of positional inputs or a dict of keyword inputs (names:
         those of the arguments), batch first; values that are not tensors are fixed in the graph.
+    monte_carlo: inputs are the model's and `samples` (int64 scalar, 1 or more); outputs `mean`, `variance`, and
+        `predictive_entropy`, `expected_entropy`, `mutual_information` (classification, binary; in nats) or `aleatoric`,
+        `epistemic` (regression, gaussian). Shapes: those of `mc_predict`'s results.
+    task: "classification" (logits), "binary" (one logit a question), "regression" or "gaussian" (means and log variances).
+    noise: "random": the file draws. "input": one more input `noise` (samples, numbers), float32, standard normal: the same
+        noise gives the same outputs. Its layout is in the metadata as "noise": for each call of a stochastic layer its name
+        and shape (None: the batch), each flattened, one after the other.
+    tau: precision of the observations, for regression. dim: the class dimension of the model's output.
+    parts: outputs `aleatoric` and `epistemic` for classification and binary too.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added.
     opset: 18 to 23.
 
-    Outputs: the main one is "output"; see `named_outputs` for models with several.
-    Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold, or whose file disagrees
-    with PyTorch; OutputError for a path that cannot be written.
+    A Monte-Carlo file computes what depends on no noise once, and loops over draws for the rest: its memory does not grow with
+    `samples`. Sums are float64. The generator is onnxruntime's, seeded by the clock when a process first needs it: runs of a
+    session differ, and so do processes; but two sessions of one process that load the same file draw the same noise, run by
+    run. Its period is about 2^31 numbers. `onnxruntime.set_seed` before the session is made gives the same noise again.
+    `samples` or a batch below 1 fail in a node whose name says so. NaN inputs give NaN outputs, in their rows.
+
+    Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold, that has nothing to
+    sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are unknown or do not go together;
+    OutputError for a path that cannot be written.
     """
     start = time.perf_counter()
     path = Path(path)
-    if opset not in OPSETS:
-        raise ExportError(f"opset: {opset} is not in {OPSETS.start} to {OPSETS.stop - 1}")
+    _check_options(monte_carlo, task, noise, tau, parts, opset)
     reference = eval_copy(model)
     signature = Signature(reference, example_inputs)
-    rows = signature.resized(TRACE_BATCH)
-    module = Positional(to_dense(eval_copy(reference)), signature, rows)
-    props = {**(metadata or {}), **_versions("deterministic")}
+    options = Options(task, noise, tau, dim, parts)
+    work = MonteCarlo(reference, signature, options) if monte_carlo else Deterministic(reference, signature)
+    props = {**(metadata or {}), **_versions(), **work.metadata}
     encoded = encode(props)
-
-    graph = trace(module, rows, signature.names, opset)
-    _refuse_random(graph)
+    graph = work.graph(opset)
     _sign(graph, encoded, type(reference).__name__)
-    parities: dict[int, float] = {}
-
-    def check(file: Path) -> None:
-        if verify:
-            parities.update(compare(file, reference, signature))
-
-    size = write(graph, path, check)
-    outputs = [value.name for value in graph.graph.outputs]
+    size, parities = work.save(graph, path, verify)
+    inputs, outputs = ([str(value.name) for value in values] for values in (graph.graph.inputs, graph.graph.outputs))
     parity = max(parities.values()) if verify else None
-    return Exported(path, size, signature.names, outputs, parity, parities, props, time.perf_counter() - start)
+    return Exported(path, size, inputs, outputs, parity, parities, props, time.perf_counter() - start)
 
 
 def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> float:
@@ -111,35 +125,25 @@ def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> flo
     return max(compare(Path(path), reference, Signature(reference, example_inputs)).values())
 
 
-def compare(path: Path, model: nn.Module, signature: Signature, batches: Sequence[int] = _parity.BATCHES) -> dict[int, float]:
-    """Largest difference of a deterministic file from PyTorch for each batch size. model: an `eval_copy`."""
-    module = Positional(model, signature, signature.resized(batches[0]))
-    session = _parity.session(path)
-    there = [value.name for value in session.get_inputs()]
-    if set(there) - set(signature.names):
-        raise ExportError(f"{path.name}: its inputs are {', '.join(there)}, not {', '.join(signature.names)}")
-    result = {}
-    for batch in batches:
-        tensors, where = signature.varied(batch), f"at batch {batch}"
-        feeds = {name: tensor.numpy() for name, tensor in zip(signature.names, tensors, strict=True) if name in there}
-        with torch.no_grad():
-            expected = module(*tensors)
-        got = _parity.run(session, module.names, feeds, where)
-        pairs = zip(module.names, got, expected, strict=True)
-        result[batch] = max(_parity.difference(name, ours, theirs.numpy(), where) for name, ours, theirs in pairs)
-    return result
+def _check_options(monte_carlo: bool, task: str, noise: str, tau: float | None, parts: bool, opset: int) -> None:
+    if opset not in OPSETS:
+        raise UsageError(f"opset: {opset} is not in {OPSETS.start} to {OPSETS.stop - 1}")
+    if task not in TASKS:
+        raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")
+    if noise not in NOISES:
+        raise UsageError(f"noise: {noise!r} is unknown; one of {', '.join(NOISES)}")
+    if not monte_carlo and (noise != NOISES[0] or tau is not None or parts):
+        raise UsageError("noise, tau and parts belong to monte_carlo=True")
+    if tau is not None and task != "regression":
+        raise UsageError(f"tau: it is the constant precision of task 'regression', but the task is {task!r}")
+    if tau is not None and not 0 < tau < float("inf"):
+        raise UsageError(f"tau: {tau} is not a precision; it is 1 over the noise's variance, above 0")
 
 
-def _versions(kind: str) -> dict[str, str]:
+def _versions() -> dict[str, str]:
     from svdcompress import __version__
 
-    return {"svdcompress_version": __version__, "torch_version": str(torch.__version__), "kind": kind}
-
-
-def _refuse_random(graph: Any) -> None:
-    drawn = sorted({node.op_type for node in graph.graph.all_nodes()} & RANDOM_OPS)
-    if drawn:
-        raise ExportError(f"the model draws random numbers in eval() ({', '.join(drawn)}), so that no file can agree with it")
+    return {"svdcompress_version": __version__, "torch_version": str(torch.__version__)}
 
 
 def _sign(graph: Any, props: Mapping[str, str], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.errors import ExportError, ModelError
+from svdcompress.errors import ExportError, ModelError, SvdcError
 from svdcompress.export._inputs import Signature
 from svdcompress.sources import main_output
 
@@ -43,6 +44,19 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         raise ExportError(f"output {name!r} is a {type(value).__name__}; ONNX holds tensors only (use_cache=False may help)")
 
 
+@contextlib.contextmanager
+def running(model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Without gradients, and with failures of a model put down to the example inputs."""
+    try:
+        with torch.no_grad():
+            yield
+    except SvdcError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, tensors, strict=True))
+        raise ExportError(f"{type(model).__name__} fails on the example inputs ({shapes}): {error}") from error
+
+
 class Positional(nn.Module):
     """A model called with the file's inputs by position, that returns its outputs as a plain tuple.
 
@@ -53,14 +67,8 @@ class Positional(nn.Module):
         super().__init__()
         self.model = model
         self.signature = signature
-        try:
-            with torch.no_grad():
-                self.names = list(self._outputs(tensors))
-        except ExportError:
-            raise
-        except Exception as error:
-            shapes = ", ".join(f"{n} {tuple(t.shape)}" for n, t in zip(signature.names, tensors, strict=True))
-            raise ExportError(f"{type(model).__name__} fails on the example inputs ({shapes}): {error}") from error
+        with running(model, signature.names, tensors):
+            self.names = list(self._outputs(tensors))
 
     def _outputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return named_outputs(self.signature.call(self.model, tensors))

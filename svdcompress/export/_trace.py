@@ -7,14 +7,13 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from svdcompress.errors import ExportError
-from svdcompress.export._outputs import Positional
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,18 +21,35 @@ if TYPE_CHECKING:
 TRACE_BATCH = 3
 """Batch size of the trace: 0 and 1 would be taken for constants by torch.export."""
 
+RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 
-def trace(module: Positional, tensors: Sequence[Tensor], names: Sequence[str], opset: int) -> ir.Model:
-    """The module's graph, its first dimensions called "batch", with nothing in it of the machine that made it.
 
-    tensors: example inputs of TRACE_BATCH rows. names: of the inputs.
+class Traceable(Protocol):
+    """A module with the names of its outputs."""
+
+    names: list[str]
+
+    def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]: ...
+
+
+def trace(
+    module: Traceable,
+    examples: Callable[[int], Sequence[Tensor]],
+    names: Sequence[str],
+    dynamic: Callable[[Any], Sequence[Mapping[int, Any]]],
+    opset: int,
+) -> ir.Model:
+    """The module's graph, its batch dimension called "batch", with nothing in it of the machine that made it.
+
+    examples: arguments of a batch size. names: of the arguments. dynamic: for each argument {dimension: size}, in terms of the
+    batch dimension that it is given.
     Raises ExportError for a model whose Python code depends on the batch size or on values of tensors.
     """
     import torch.onnx  # ahead of `_quiet`, which silences loggers that exist
 
     with _quiet(), torch.no_grad():
-        program = _export(module, tensors)
-        _check_single_row(program, module, [tensor[:1] for tensor in tensors])
+        program = _export(module, examples(TRACE_BATCH), dynamic(torch.export.Dim("batch")))
+        _check_single_row(program, module, examples(1))
         try:
             onnx_program = torch.onnx.export(
                 program, (), dynamo=True, opset_version=opset, input_names=list(names), output_names=module.names, verbose=False
@@ -41,15 +57,15 @@ def trace(module: Positional, tensors: Sequence[Tensor], names: Sequence[str], o
         except Exception as error:
             raise ExportError(f"ONNX opset {opset} cannot hold this model: {_first_line(error)}") from error
     model = onnx_program.model
+    _refuse_random(model)
     _rename_batch(model)
     _clean(model)
     return model
 
 
-def _export(module: Positional, tensors: Sequence[Tensor]) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch")
+def _export(module: Any, tensors: Sequence[Tensor], dynamic: Sequence[Mapping[int, Any]]) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(module, tuple(tensors), dynamic_shapes=(tuple({0: batch} for _ in tensors),), strict=False)
+        return torch.export.export(module, tuple(tensors), dynamic_shapes=(tuple(map(dict, dynamic)),), strict=False)
     except ExportError:
         raise
     except Exception as error:
@@ -65,10 +81,10 @@ def _export(module: Positional, tensors: Sequence[Tensor]) -> torch.export.Expor
                 "the model's Python code depends on values of tensors (an `if` on a tensor, .item(), int(tensor)), which an "
                 f"ONNX graph cannot hold: use torch.where or torch.cond ({_first_line(error)})"
             ) from error
-        raise ExportError(f"torch.export cannot trace {type(module.model).__name__}: {_first_line(error)}") from error
+        raise ExportError(f"torch.export cannot trace this model: {_first_line(error)}") from error
 
 
-def _check_single_row(program: torch.export.ExportedProgram, module: Positional, tensors: Sequence[Tensor]) -> None:
+def _check_single_row(program: torch.export.ExportedProgram, module: Traceable, tensors: Sequence[Tensor]) -> None:
     """torch.export takes it for granted that a dynamic dimension is not 1, so that `if batch == 1` slips through."""
     for name, traced, expected in zip(module.names, program.module()(*tensors), module(*tensors), strict=True):
         if traced.shape != expected.shape or not torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True):
@@ -81,6 +97,12 @@ def _check_single_row(program: torch.export.ExportedProgram, module: Positional,
 def _first_line(error: BaseException) -> str:
     cause = error.__cause__ or error
     return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+
+
+def _refuse_random(model: ir.Model) -> None:
+    drawn = sorted({node.op_type for node in model.graph.all_nodes()} & RANDOM_OPS)
+    if drawn:
+        raise ExportError(f"the model draws random numbers in eval() ({', '.join(drawn)}), so that no file can agree with it")
 
 
 def _rename_batch(model: ir.Model) -> None:
@@ -110,8 +132,7 @@ def _clean(model: ir.Model) -> None:
     for name, value in list(model.graph.initializers.items()):
         value.metadata_props.clear()
         value.shape = value.type = None
-        if name.startswith("model."):
-            value.name = name.removeprefix("model.")
+        value.name = re.sub(r"^(draw\.)?model\.", "", name)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,65 @@
+"""The deterministic file: `eval()`, as dense layers with irrelevant weights at 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from svdcompress.convert import to_dense
+from svdcompress.errors import ExportError
+from svdcompress.export import _parity
+from svdcompress.export._copies import eval_copy
+from svdcompress.export._inputs import Signature
+from svdcompress.export._outputs import Positional
+from svdcompress.export._trace import TRACE_BATCH, trace
+from svdcompress.export._write import write
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Deterministic:
+    """Trace and save one; see `export_onnx`. reference: an `eval_copy` of the model."""
+
+    def __init__(self, reference: nn.Module, signature: Signature) -> None:
+        self.reference, self.signature = reference, signature
+        self.metadata: dict[str, Any] = {"kind": "deterministic"}
+
+    def graph(self, opset: int) -> ir.Model:
+        """The graph to save."""
+        module = Positional(to_dense(eval_copy(self.reference)), self.signature, self.signature.resized(TRACE_BATCH))
+        inputs = len(self.signature.names)
+        return trace(module, self.signature.resized, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+
+    def save(self, graph: ir.Model, path: Path, verify: bool) -> tuple[int, dict[int, float]]:
+        """Bytes written, and the largest difference from PyTorch for each batch size (if verified)."""
+        parities: dict[int, float] = {}
+
+        def check(file: Path) -> None:
+            if verify:
+                parities.update(compare(file, self.reference, self.signature))
+
+        return write(graph, path, check), parities
+
+
+def compare(path: Path, model: nn.Module, signature: Signature, batches: Sequence[int] = _parity.BATCHES) -> dict[int, float]:
+    """Largest difference of a deterministic file from PyTorch for each batch size. model: an `eval_copy`."""
+    module = Positional(model, signature, signature.resized(batches[0]))
+    session = _parity.session(path)
+    there = [value.name for value in session.get_inputs()]
+    if set(there) - set(signature.names):
+        raise ExportError(f"{path.name}: its inputs are {', '.join(there)}, not {', '.join(signature.names)}")
+    result = {}
+    for batch in batches:
+        tensors, where = signature.varied(batch), f"at batch {batch}"
+        feeds = {name: tensor.numpy() for name, tensor in zip(signature.names, tensors, strict=True) if name in there}
+        with torch.no_grad():
+            expected = module(*tensors)
+        got = _parity.run(session, module.names, feeds, where)
+        pairs = zip(module.names, got, expected, strict=True)
+        result[batch] = max(_parity.difference(name, ours, theirs.numpy(), where) for name, ours, theirs in pairs)
+    return result

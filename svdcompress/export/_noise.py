@@ -1,0 +1,150 @@
+"""A model whose noise is an input: the stochastic layers read it from a source, in the order in which they are called.
+
+The noise of one draw is one vector of standard normal numbers: that of each call of a stochastic layer, flattened, one after
+the other. Dropout needs no other kind: a unit stays where its number is below the quantile of the rate at which units stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ExportError
+from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a stochastic layer: the layer's name, and the shape of its noise with None where it is the batch."""
+
+    layer: str
+    shape: tuple[int | None, ...]
+    per_row: int
+    fixed: int
+
+    def size(self, batch: Any) -> Any:
+        """Numbers that the call takes at a batch size (an int, or symbolic)."""
+        return self.per_row * batch + self.fixed
+
+
+class Source:
+    """Where the layers of one model copy get their noise from."""
+
+    def __init__(self) -> None:
+        self._chunks: Iterator[Tensor] | None = None
+        self.record: list[tuple[str, tuple[int, ...]]] = []
+
+    def give(self, chunks: Sequence[Tensor]) -> None:
+        """Noise of the next forward pass, a vector for each call."""
+        self._chunks = iter(chunks)
+
+    def take(self, layer: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Noise of a shape for a layer; zeros, and a record of who asked, until some is given."""
+        if self._chunks is None:
+            self.record.append((layer, tuple(shape)))
+            return torch.zeros(shape, dtype=like.dtype)
+        return next(self._chunks).reshape(shape)
+
+
+class _FromSource(Sampler):
+    """What a layer draws with, so that its own forward pass reads the source."""
+
+    def __init__(self, source: Source, layer: str) -> None:
+        super().__init__()
+        self.source, self.layer = source, layer
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self.source.take(self.layer, like.shape, like)
+
+    def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
+        return (self.source.take(self.layer, shape, like) < NormalDist().inv_cdf(rate)).to(like.dtype)
+
+
+def active_layers(model: nn.Module) -> list[str]:
+    """Names of the layers that draw in `eval()`: dropout at a rate above 0, variational layers with a weight left.
+
+    Raises ExportError if there is none.
+    """
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, StochasticLayer)]
+    active = [name for name, layer in layers if _is_active(layer)]
+    if active:
+        return active
+    if layers:
+        raise ExportError(
+            f"monte_carlo: no weight of {type(model).__name__}'s variational layers is relevant (or its dropout rates are 0): "
+            "there is no uncertainty to sample; export without monte_carlo"
+        )
+    raise ExportError(
+        f"monte_carlo: {type(model).__name__} has no variational layer and no MC dropout, so that there is no uncertainty to "
+        "sample; convert (or convert_dropout) makes such a model, and without monte_carlo a deterministic file is written"
+    )
+
+
+def _is_active(layer: StochasticLayer) -> bool:
+    if isinstance(layer, VariationalLayer):
+        return bool(layer.relevant().any()) or (layer.bias_sigma2 is not None and bool(layer.bias_sigma2.any()))
+    return getattr(layer, "p", 1) > 0
+
+
+def listen(model: nn.Module, active: Sequence[str]) -> Source:
+    """Have the active layers of a copy draw from a source with their own forward pass: what the file is compared with."""
+    source = Source()
+    for name in active:
+        model.get_submodule(name).sampler = _FromSource(source, name)
+    return source
+
+
+def freeze(model: nn.Module, active: Sequence[str]) -> Source:
+    """As `listen`, for the copy to be traced: relevance and variances are computed here and not in the graph."""
+    source = listen(model, active)
+    for name, layer in model.named_modules():
+        if isinstance(layer, VariationalLayer):
+            layer.forward = _frozen(layer, name in active)
+    return source
+
+
+@torch.no_grad()
+def _frozen(layer: VariationalLayer, active: bool) -> Callable[..., Tensor]:
+    """The forward pass of a layer in `eval()` under `sampling`, as plain linear maps."""
+    keep = layer.relevant()
+    layer.register_buffer("sigma2", layer.log_sigma2.exp() * keep, persistent=False)
+    layer.weight.mul_(keep)
+
+    def forward(x: Tensor, *args: Any) -> Tensor:
+        mean = layer._transform(x, layer.weight, layer.bias, *args)
+        if not active:
+            return mean
+        variance = layer._transform(x * x, layer.sigma2, layer.bias_sigma2, *args)
+        return mean + variance.clamp_min(0).sqrt() * layer.sampler.normal(mean)
+
+    return forward
+
+
+def calls(source: Source, run: Callable[[int], Any], batches: tuple[int, int]) -> list[Call]:
+    """Who draws how much, from runs at two batch sizes. run: the forward pass at a batch size.
+
+    Raises ExportError if the calls depend on the batch size in more than the sizes of their noise.
+    """
+    records = []
+    for batch in batches:
+        source.record.clear()
+        run(batch)
+        records.append(list(source.record))
+    first, second = records
+    if [layer for layer, _ in first] != [layer for layer, _ in second]:
+        raise ExportError("monte_carlo: which stochastic layers are called depends on the batch size")
+    return [_call(layer, shape, other, *batches) for (layer, shape), (_, other) in zip(first, second, strict=True)]
+
+
+def _call(layer: str, shape: tuple[int, ...], other: tuple[int, ...], batch: int, more: int) -> Call:
+    numbers, grown = torch.Size(shape).numel(), torch.Size(other).numel()
+    per_row, rest = divmod(grown - numbers, more - batch)
+    if rest or len(shape) != len(other):
+        raise ExportError(f"monte_carlo: the noise of {layer!r} grows with the batch in steps: {shape} and {other}")
+    dims = tuple(a if a == b else None for a, b in zip(shape, other, strict=True))
+    return Call(layer, dims, per_row, numbers - per_row * batch)
