@@ -1,6 +1,28 @@
 """What a Bayesian network says of itself: predictive distribution, its decomposition, its quality and its calibration."""
 
-from svdcompress.uncertainty._predict import mc_predict
+from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
+from svdcompress.uncertainty._compare import Batches, compare
+from svdcompress.uncertainty._outside import grey, outside
+from svdcompress.uncertainty._plots import draw
+from svdcompress.uncertainty._predict import mc_predict, mean_predict
 from svdcompress.uncertainty._prediction import TASKS, Prediction
+from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability
 
-__all__ = ["TASKS", "Prediction", "mc_predict"]
+__all__ = [
+    "TASKS",
+    "Batches",
+    "Prediction",
+    "auroc",
+    "compare",
+    "draw",
+    "fit_tau",
+    "fit_temperature",
+    "grey",
+    "mc_predict",
+    "mean_predict",
+    "outside",
+    "quality",
+    "regression_quality",
+    "rejection",
+    "reliability",
+]

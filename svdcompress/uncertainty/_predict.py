@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from svdcompress.errors import DataError, ModelError, SvdcError, UsageError
 from svdcompress.layers import StochasticLayer, VariationalLayer, sampling
@@ -66,11 +68,7 @@ def mc_predict(
     x = to_device(x, device)
     generator = _generator(generator, device)
     sums = _sums(task, size, full, dim, tau)
-
-    def run(inputs: Any) -> Any:
-        output = call(model, inputs)
-        return tuple(output) if task == "gaussian" and isinstance(output, tuple | list) else main_output(output)
-
+    run = partial(_output, model, task)
     with evaluating(model):
         widest = _probe(model, run, x, size)
         with sampling(model, generator=generator, members=members) as sampler:
@@ -81,9 +79,38 @@ def mc_predict(
                 if start == 0:
                     draws.resample()
                 sums.add(draws(take(x, start, start + inputs, size), count), start)
-    prediction = sums.prediction(samples)
+    return _finite(sums.prediction(samples))
+
+
+def mean_predict(
+    model: nn.Module, x: Any, *, task: str = "classification", temperature: float = 1.0, dim: int = 1
+) -> Prediction:
+    """The prediction of a model's one output in `eval()`, dense or variational, without any noise: `samples` is 1.
+
+    temperature: what logits are divided by. Otherwise as `mc_predict`.
+    """
+    _check(1, task, False, None, "sampling", None)
+    size = batch_size(x)
+    x = to_device(x, device_of(model))
+    sums = _sums(task, size, False, dim, None)
+    with evaluating(model):
+        widest = _probe(model, partial(_output, model, task), x, size)
+        inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
+        for start in range(0, size, inputs):
+            output = _output(model, task, take(x, start, start + inputs, size))
+            output = output / temperature if temperature != 1 else output
+            sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), output), start)
+    return _finite(sums.prediction(1))
+
+
+def _output(model: nn.Module, task: str, inputs: Any) -> Any:
+    output = call(model, inputs)
+    return tuple(output) if task == "gaussian" and isinstance(output, tuple | list) else main_output(output)
+
+
+def _finite(prediction: Prediction) -> Prediction:
     if not bool(prediction.mean.isfinite().all()):
-        raise ModelError("the model's draws are not finite (NaN or infinite); is its training diverged?")
+        raise ModelError("the model's outputs are not finite (NaN or infinite); has its training diverged?")
     return prediction
 
 

@@ -1,0 +1,39 @@
+"""MC dropout of a dense model, what the sparse model's uncertainty is measured against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from svdcompress.convert import convert_dropout
+from svdcompress.layers import DROPOUT_CLASSES, VARIATIONAL_CLASSES, BernoulliDropout
+
+RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+
+
+def dropout_baseline(dense: nn.Module, nll: Callable[[nn.Module], float]) -> tuple[nn.Module, float | None, bool]:
+    """A copy of a dense model with MC dropout: (model, rate, whether the dropout was put in).
+
+    A model that was trained with dropout keeps its layers and rates (rate None). Otherwise dropout is put before each
+    Linear and convolution layer but the first, at the rate of least `nll`, a function that judges a model.
+    """
+    if any(type(module) in DROPOUT_CLASSES for module in dense.modules()):
+        return convert_dropout(copy.deepcopy(dense)), None, False
+    best = min(RATES, key=lambda rate: nll(_with_dropout(dense, rate)))
+    return _with_dropout(dense, best), best, True
+
+
+def _with_dropout(dense: nn.Module, rate: float) -> nn.Module:
+    model = copy.deepcopy(dense)
+    layers = [module for module in model.modules() if type(module) in VARIATIONAL_CLASSES]
+    for layer in layers[1:] or layers:
+        # A submodule and a hook, so that whoever reads the layer's weights still finds the layer.
+        layer.add_module("mc_dropout", BernoulliDropout(rate).train(layer.training))
+        layer.register_forward_pre_hook(_drop)
+    return model
+
+
+def _drop(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return layer.mc_dropout(args[0]), *args[1:]

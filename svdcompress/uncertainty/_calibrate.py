@@ -1,0 +1,55 @@
+"""One number fitted on validation data: the temperature of a softmax, the noise of a regression."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from svdcompress.uncertainty._quality import regression_quality
+
+LEAST, MOST = 0.01, 100.0
+"""Limits of a temperature; a network that makes no mistake on the validation data ends at the lower one."""
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The T of least NLL of `softmax(logits / T)` (Guo et al. 2017); logits: (N, C), or (N,) for yes or no.
+
+    The NLL is convex in 1 / T: its slope `mean(E_p[z] - z_label)` is halved into.
+    """
+    z = logits.detach().double()
+    z = z.flatten() if z.dim() == 2 and z.shape[1] == 1 else z
+    z = torch.stack([torch.zeros_like(z), z], 1) if z.dim() == 1 else z
+    chosen = z.gather(1, labels.detach().to(z.device).long().view(-1, 1)).squeeze(1)
+
+    def slope(inverse: float) -> float:
+        return float(((z * inverse).softmax(1) * z).sum(1).sub(chosen).mean())
+
+    low, high = math.log(1 / MOST), math.log(1 / LEAST)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(math.exp(middle)) < 0 else (low, middle)
+    return math.exp(-(low + high) / 2)
+
+
+def fit_tau(mean: Tensor, epistemic: Tensor, target: Tensor) -> float:
+    """The precision of least NLL of `N(target; mean, epistemic + 1 / tau)`, all of one shape (Gal & Ghahramani 2016).
+
+    Without epistemic variance it is 1 / mean squared error.
+    """
+    error = float((target.double().view_as(mean) - mean.double()).square().mean())
+    best = math.log(max(error, 1e-300))
+
+    def nll(log_noise: float) -> float:
+        return regression_quality(mean, epistemic.double() + math.exp(log_noise), target)["nll"]
+
+    # The best noise lies below the mean squared error. A coarse search, then thirds: the NLL has one minimum near it.
+    low, high = best - 25.0, best + 1.0
+    grid = [low + (high - low) * i / 52 for i in range(53)]
+    at = min(range(53), key=lambda i: nll(grid[i]))
+    low, high = grid[max(at - 1, 0)], grid[min(at + 1, 52)]
+    for _ in range(60):
+        third = (high - low) / 3
+        low, high = (low, high - third) if nll(low + third) < nll(high - third) else (low + third, high)
+    return math.exp(-(low + high) / 2)

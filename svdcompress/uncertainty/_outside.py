@@ -1,0 +1,51 @@
+"""Inputs from outside the training distribution, made from those inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from svdcompress.sources import map_tensors
+from svdcompress.uncertainty._compare import Batches
+
+
+def outside(test: Batches, seed: int = 0) -> dict[str, Batches]:
+    """Two sets as large as the test set: "shuffled", each input's own numbers in an order of its own, and "uniform",
+    uniform noise over the range of each batch. For inputs in floating point; whole numbers (such as tokens) stay.
+
+    A shuffled input has the same mean, variance and share of zeros as before, so only its structure gives it away.
+    """
+
+    def shuffle(tensor: Tensor, generator: torch.Generator) -> Tensor:
+        flat = tensor.flatten(2) if tensor.dim() > 3 else tensor.reshape(len(tensor), 1, -1)  # all channels alike
+        order = torch.rand((len(flat), 1, flat.shape[2]), generator=generator).argsort(2).to(tensor.device)
+        return flat.gather(2, order.expand_as(flat)).view_as(tensor)
+
+    def uniform(tensor: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+        return tensor.min() + (tensor.max() - tensor.min()) * noise
+
+    return {"shuffled": _changed(test, shuffle, seed), "uniform": _changed(test, uniform, seed)}
+
+
+def grey(test: Batches, size: tuple[int, int]) -> Batches:
+    """Colour images (B, 3, H, W) as grey ones (B, 1, *size), by the luma of ITU-R BT.601: CIFAR for a net of digits."""
+
+    def change(tensor: Tensor, generator: torch.Generator) -> Tensor:
+        luma = tensor.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+        return F.interpolate((tensor * luma).sum(1, keepdim=True), size, mode="bilinear", antialias=True)
+
+    return _changed(test, change, 0)
+
+
+def _changed(test: Batches, change: Any, seed: int) -> Batches:
+    def batches() -> Iterable[tuple[Any, Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        for inputs, targets in test():
+            yield map_tensors(inputs, lambda t: change(t, generator) if t.is_floating_point() and t.dim() > 1 else t), targets
+
+    return batches

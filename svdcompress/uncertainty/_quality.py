@@ -1,0 +1,122 @@
+"""How good a predictive distribution is: proper scores, calibration, and what its uncertainties are worth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError
+
+BINS = 15
+"""Bins of the calibration error and the reliability diagram, of equal width in confidence."""
+
+Z95 = 1.959964
+"""Half the width of a normal distribution's central 95%, in standard deviations."""
+
+
+def quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Scores of predicted probabilities; computed in float64.
+
+    probabilities: (N, C), rows that sum to 1; or (N,), the probability of yes. labels: (N,) whole numbers.
+
+    Returns `error` in percent, `nll` in nats, `brier` (squared distance from the one-hot label, 0 to 2; Brier 1950) and
+    `ece` (expected calibration error, 15 bins, in [0, 1]; Naeini et al. 2015).
+    Raises DataError for labels that do not fit the probabilities.
+    """
+    p, labels = _checked(probabilities, labels)
+    chosen = p.gather(1, labels[:, None]).squeeze(1)
+    brier = p.square().sum(1) - 2 * chosen + 1
+    return {
+        "error": 100 * float((p.argmax(1) != labels).double().mean()),
+        "nll": float(-chosen.clamp_min(torch.finfo(torch.float64).tiny).log().mean()),
+        "brier": float(brier.mean()),
+        "ece": _calibration_error(p, labels),
+    }
+
+
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, list[Any]]:
+    """The reliability diagram: per bin of confidence how many, how sure on average, and how often right.
+
+    Returns `edges` (bins + 1), `count`, `confidence` and `accuracy` (None where a bin is empty).
+    """
+    p, labels = _checked(probabilities, labels)
+    confidence, guess = p.max(1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    where = (torch.bucketize(confidence, edges.to(confidence.device), right=True) - 1).clamp(0, bins - 1)
+    count = torch.bincount(where, minlength=bins)
+    sure = torch.zeros(bins, dtype=torch.float64, device=p.device).index_add_(0, where, confidence)
+    right = torch.zeros_like(sure).index_add_(0, where, (guess == labels).double())
+
+    def mean(total: Tensor) -> list[float | None]:
+        return [float(t / n) if n else None for t, n in zip(total, count, strict=True)]
+
+    return {"edges": edges.tolist(), "count": count.tolist(), "confidence": mean(sure), "accuracy": mean(right)}
+
+
+def rejection(score: Tensor, loss: Tensor, steps: int = 20) -> dict[str, list[float]]:
+    """What is left when the least certain inputs are rejected: the mean loss of the others by rejected fraction.
+
+    score: (N,) uncertainty, the highest go first. loss: (N,), 0 or 1 for a wrong label, a squared error for regression.
+    Returns `rejected` (fractions 0, 1/steps, ...) and `loss` (means over the inputs kept).
+    """
+    order = torch.argsort(score, stable=True)  # most certain first
+    running = loss.double()[order].cumsum(0)
+    fractions = [step / steps for step in range(steps)]
+    kept = [max(1, round(len(score) * (1 - fraction))) for fraction in fractions]
+    return {"rejected": fractions, "loss": [float(running[n - 1] / n) for n in kept]}
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """How well a score tells inputs from outside the training distribution (positive) from those inside, in [0, 1].
+
+    inside, outside: (N,) and (M,) scores of uncertainty. Ties count half.
+    """
+    from torchmetrics.functional.classification import binary_auroc
+
+    # Ranks in place of the scores: torchmetrics squashes what lies outside [0, 1], and squashing makes ties.
+    scores = torch.cat([inside.double().flatten(), outside.double().flatten()]).cpu()
+    ranks = torch.unique(scores, return_inverse=True)[1].double()
+    target = torch.cat([torch.zeros(inside.numel()), torch.ones(outside.numel())]).long()
+    return float(binary_auroc(ranks / max(float(ranks.max()), 1.0), target))
+
+
+def regression_quality(mean: Tensor, variance: Tensor, target: Tensor) -> dict[str, float]:
+    """Scores of predicted normal distributions, all (N, ...): `rmse`, `nll` in nats per number, and `coverage`, the share
+    of observations within the central 95% of the prediction (0.95 when the variance is right)."""
+    mean, variance, target = mean.double(), variance.double(), target.double().view_as(mean)
+    squares = (target - mean).square()
+    variance = variance.clamp_min(torch.finfo(torch.float64).tiny)
+    nll = 0.5 * (math.log(2 * math.pi) + variance.log() + squares / variance)
+    inside = squares <= Z95**2 * variance
+    return {
+        "rmse": float(squares.mean().sqrt()),
+        "nll": float(nll.mean()),
+        "coverage": float(inside.double().mean()),
+    }
+
+
+def _calibration_error(p: Tensor, labels: Tensor) -> float:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    # torchmetrics works in float32 and gives a confidence of exactly 1 a bin of its own: the last number below 1 has none.
+    p = p.clamp(0, 1 - 2**-24).float()
+    return float(multiclass_calibration_error(p, labels, num_classes=p.shape[1], n_bins=BINS, norm="l1"))
+
+
+def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    p = probabilities.detach().double()
+    if p.dim() == 2 and p.shape[1] == 1:
+        p = p[:, 0]
+    if p.dim() == 1:
+        p = torch.stack([1 - p, p], 1)
+    labels = labels.detach().to(p.device).long().flatten()
+    if p.dim() != 2 or len(p) != len(labels):
+        raise DataError(f"labels: {len(labels)} of them for probabilities of shape {tuple(probabilities.shape)}")
+    if not len(labels):
+        raise DataError("labels: there are none")
+    if int(labels.min()) < 0 or int(labels.max()) >= p.shape[1]:
+        raise DataError(f"labels: {int(labels.min())} to {int(labels.max())} for {p.shape[1]} classes")
+    return p, labels

@@ -1,0 +1,179 @@
+"""The comparison behind `svdc evaluate`, on two blobs and on a line."""
+
+import json
+
+import pytest
+import torch
+from small_models import mlp, widen
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.uncertainty import compare, draw, mc_predict, mean_predict, outside, quality
+from svdcompress.uncertainty._baseline import RATES, dropout_baseline
+
+NAMES = ["dense", "dense, temperature", "dense, MC dropout", "sparse, mean", "sparse, samples"]
+
+
+def batches_of(x, y, size=64):
+    return lambda: [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+def blobs(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n,), generator=generator)
+    centres = torch.tensor([[0.0, 2.0, 0, 0], [2.0, 0.0, 0, 0], [-2.0, -1.0, 0, 0]])
+    return centres[y] + torch.randn(n, 4, generator=generator), y
+
+
+def fitted(model, x, y, loss, steps=150):
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def classification():
+    train, validation, test = blobs(300, 0), blobs(200, 1), blobs(200, 2)
+    dense = fitted(mlp(4, 16, 3), *train, nn.functional.cross_entropy)
+    sparse = svdc.convert(mlp(4, 16, 3))
+    sparse.load_state_dict(dense.state_dict())
+    widen(sparse, low=-5, high=-4, dead=0.2)
+    result = compare(
+        dense, sparse, batches_of(*test), batches_of(*validation), ood=outside(batches_of(*test)), samples=30, seed=1
+    )
+    return result, dense, sparse, test
+
+
+def test_rows_and_keys(classification):
+    result, *_ = classification
+    assert [row["name"] for row in result["contenders"]] == NAMES
+    assert json.loads(json.dumps(result)) == result
+    assert result["temperature"] > 0 and result["dropout"]["inserted"] and result["dropout"]["rate"] in RATES
+    for row in result["contenders"]:
+        assert set(row["metrics"]) == {"error", "nll", "brier", "ece"}
+        assert set(row["ood"]) == {"shuffled", "uniform"}
+        assert ("mutual_information" in row["ood"]["uniform"]) == (row["name"] in (NAMES[2], NAMES[4]))
+        assert row["rejection"]["loss"][0] * 100 == pytest.approx(row["metrics"]["error"])
+
+
+def test_each_row_is_what_one_would_compute_by_hand(classification):
+    result, dense, sparse, (x, y) = classification
+    rows = {row["name"]: row["metrics"] for row in result["contenders"]}
+    with torch.no_grad():
+        logits = dense(x).double()
+        assert rows["dense"] == pytest.approx(quality(logits.softmax(1), y))
+        assert rows["dense, temperature"] == pytest.approx(quality((logits / result["temperature"]).softmax(1), y))
+        assert rows["sparse, mean"] == pytest.approx(quality(sparse.eval()(x).double().softmax(1), y))
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.cat([mc_predict(sparse, part, 30, generator=generator).mean for part in x.split(64)])
+    assert rows["sparse, samples"] == pytest.approx(quality(mean, y))
+    assert rows["dense, temperature"]["error"] == rows["dense"]["error"]
+
+
+def test_uncertain_inputs_are_more_often_wrong(classification):
+    result, *_ = classification
+    for row in result["contenders"]:
+        assert row["rejection"]["loss"][10] < 0.7 * row["rejection"]["loss"][0]
+
+
+def test_pictures(classification, tmp_path):
+    files = draw(classification[0], tmp_path / "plots")
+    assert [file.name for file in files] == ["reliability.png", "rejection.png", "out_of_distribution.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000 for file in files)
+
+
+def test_the_dense_model_is_left_alone(classification):
+    _, dense, *_ = classification
+    assert not any("dropout" in name for name, _ in dense.named_modules())
+
+
+def test_a_models_own_dropout_is_used():
+    dense = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    model, rate, inserted = dropout_baseline(dense, lambda model: pytest.fail("no rate is to be chosen"))
+    assert not inserted and rate is None and model[1].p == 0.3 and type(dense[1]) is nn.Dropout
+
+
+def test_dropout_that_is_put_in_drops_the_layers_inputs():
+    dense = mlp(4, 16, 3)
+    model, rate, inserted = dropout_baseline(dense, lambda model: abs(model[2].mc_dropout.p - 0.2))
+    assert inserted and rate == 0.2
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(model.eval()(x), dense(x))
+    with torch.no_grad(), svdc.sampling(model, generator=torch.Generator().manual_seed(0)):
+        draws = model(x.repeat(4000, 1)).view(4000, 6, 3)
+        hidden = dense[1](dense[0](x))
+        variance = (hidden**2) @ (dense[2].weight ** 2).T * 0.2 / 0.8
+    assert (draws.var(0) / variance - 1).abs().max() < 0.15
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_regression(task, tmp_path):
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 240)[:, None]
+    y = (x.sin() + 0.1 * torch.randn(x.shape))[:, 0]
+    outputs = 1 if task == "regression" else 2
+
+    def loss(output, target):
+        mean, log_variance = (output, output * 0) if outputs == 1 else output.chunk(2, 1)
+        return (log_variance + (mean.squeeze(1) - target).square()[:, None] * (-log_variance).exp()).mean()
+
+    dense = fitted(mlp(1, 16, outputs, activation=nn.Tanh), x, y, loss, 300)
+    sparse = svdc.convert(mlp(1, 16, outputs, activation=nn.Tanh), log_sigma2=-7)
+    sparse.load_state_dict(dense.state_dict())
+    test, validation = batches_of(x[::2], y[::2]), batches_of(x[1::2], y[1::2])
+    result = compare(dense, sparse, test, validation, task=task, samples=20, scale=3.0)
+    rows = {row["name"]: row for row in result["contenders"]}
+    assert list(rows) == [name for name in NAMES if "temperature" not in name]
+    with torch.no_grad():
+        error = dense(x[::2])[:, 0] - y[::2]
+    assert rows["dense"]["metrics"]["rmse"] == pytest.approx(3 * float(error.double().square().mean().sqrt()), rel=1e-6)
+    for row in rows.values():
+        assert row["metrics"]["coverage"] > 0.85 and row["metrics"]["nll"] < 1
+    assert rows["dense"]["rejection"] is None or task == "gaussian"
+    assert rows["sparse, samples"]["rejection"]["score"] == "variance"
+    assert draw(result, tmp_path)
+
+
+def test_binary_with_a_temperature():
+    x, y = blobs(400, 0)
+    y = (y > 0).long()
+    dense = fitted(mlp(4, 8, 1), x, y, lambda out, y: nn.functional.binary_cross_entropy_with_logits(out[:, 0], y.float()))
+    sparse = svdc.convert(mlp(4, 8, 1), log_sigma2=-5)
+    sparse.load_state_dict(dense.state_dict())
+    test = batches_of(*(lambda x, y: (x, (y > 0).float()))(*blobs(200, 1)))
+    result = compare(dense, sparse, test, test, task="binary", samples=10)
+    assert [row["name"] for row in result["contenders"]] == NAMES
+    assert result["contenders"][1]["metrics"]["nll"] <= result["contenders"][0]["metrics"]["nll"] + 1e-12
+    assert "mutual_information" not in result["contenders"][0]["ood"]
+
+
+def test_the_sparse_model_alone():
+    x, y = blobs(50, 0)
+    result = compare(None, widen(svdc.convert(mlp(4, 8, 3))), batches_of(x, y), batches_of(x, y), samples=5)
+    assert [row["name"] for row in result["contenders"]] == NAMES[3:]
+    assert result["temperature"] is None and result["dropout"] is None
+
+
+def test_shuffled_and_uniform_inputs_keep_what_they_should():
+    x = torch.rand(6, 3, 5, 4)
+    sets = outside(batches_of(x, torch.zeros(6), 4))
+    shuffled = torch.cat([part for part, _ in sets["shuffled"]()])
+    assert shuffled.shape == x.shape and not torch.equal(shuffled, x)
+    pixels, moved = x.flatten(2).transpose(1, 2), shuffled.flatten(2).transpose(1, 2)  # colours stay together
+    for before, after in zip(pixels, moved, strict=True):
+        assert sorted(map(tuple, before.tolist())) == sorted(map(tuple, after.tolist()))
+    uniform = torch.cat([part for part, _ in sets["uniform"]()])
+    assert uniform.shape == x.shape and x.min() <= uniform.min() and uniform.max() <= x.max()
+    again = torch.cat([part for part, _ in sets["uniform"]()])
+    assert torch.equal(uniform, again)
+
+
+def test_the_mean_prediction_is_the_models_own():
+    model, x = mlp(4, 6, 3).train(), torch.randn(7, 4)
+    got = mean_predict(model, x, temperature=2.0)
+    torch.testing.assert_close(got.mean, (model(x) / 2).double().softmax(1).detach())
+    assert got.samples == 1 and (got.epistemic == 0).all() and model.training
