@@ -21,6 +21,7 @@ from svdcompress.layers import (
     Threshold,
     VariationalLayer,
     check_prior,
+    check_variance_dtype,
     parse_share,
     parse_threshold,
 )
@@ -58,6 +59,7 @@ def convert(
     exclude: Sequence[str] = (),
     log_sigma2: float = DEFAULT_LOG_SIGMA2,
     threshold: Threshold = DEFAULT_THRESHOLD,
+    variance_dtype: str = "auto",
 ) -> nn.Module:
     """Turn Linear and convolution layers into variational ones, in place; returns the model.
 
@@ -70,11 +72,14 @@ def convert(
         `exclude` matches it.
     log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
     threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
+    variance_dtype: precision of the variances' computation: "float32", "bfloat16", or "auto" for bfloat16 where the chip is
+        fast at it and the layer large enough to gain.
 
     Raises ModelError if a pattern matches no module, if nothing is left to convert, or for an unknown prior or share;
     the model is then as it was.
     """
     check_prior(prior)
+    check_variance_dtype(variance_dtype)
     share, threshold = parse_share(share), parse_threshold(threshold)
     entries = _entries(model, _patterns(include), _patterns(exclude))
     chosen = [(entry, module) for entry, module in entries if entry.converted]
@@ -85,7 +90,7 @@ def convert(
     for _, module in chosen:
         start = shared.get(id(module.weight), log_sigma2)
         layer = VARIATIONAL_CLASSES[type(module)].from_dense(
-            module, prior=prior, share=share, log_sigma2=start, threshold=threshold
+            module, prior=prior, share=share, log_sigma2=start, threshold=threshold, variance_dtype=variance_dtype
         )
         shared[id(layer.weight)] = layer.log_sigma2
     _leave_fused_paths(model)

@@ -14,6 +14,7 @@ from svdcompress.layers._conv import (
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
 from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
 from svdcompress.layers._linear import VariationalLinear
+from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
 from svdcompress.layers._sampling import Sampler, StochasticLayer, sampling
 from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
@@ -37,6 +38,7 @@ __all__ = [
     "DROPOUT_CLASSES",
     "PRIORS",
     "REDUCED",
+    "VARIANCE_DTYPES",
     "VARIATIONAL_CLASSES",
     "BernoulliDropout",
     "GaussianDropout",
@@ -54,6 +56,7 @@ __all__ = [
     "VariationalLinear",
     "canonical",
     "check_prior",
+    "check_variance_dtype",
     "group_log_alpha",
     "kl_ard",
     "kl_group_ard",

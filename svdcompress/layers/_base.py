@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.layers import _kl
-from svdcompress.layers._reparam import TINY, draw, normal_like
+from svdcompress.layers._cache import Cache
+from svdcompress.layers._divergence import divergence
+from svdcompress.layers._maps import Map, apply
+from svdcompress.layers._precision import check_variance_dtype, variance_dtype
+from svdcompress.layers._reparam import TINY, Draw, Noise, draw, normal_like, without_autocast
 from svdcompress.layers._sampling import StochasticLayer
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
@@ -37,6 +41,8 @@ class VariationalLayer(StochasticLayer):
         prior: "ard" or "log-uniform".
         share: {name: part} of who shares a prior variance.
         threshold: {name: limit}; weights ("weight") or groups ("input" ...) of log alpha at or above it are irrelevant.
+        variance_dtype: precision of the variance path: "float32", "bfloat16", or "auto" for bfloat16 where the chip is fast
+            at it and the layer large enough to gain. A float64 layer computes all of it in float64.
     """
 
     dense_class: ClassVar[type[nn.Module]]
@@ -47,6 +53,7 @@ class VariationalLayer(StochasticLayer):
     log_sigma2: Tensor
     mask: Tensor | None
     bias_sigma2: Tensor | None
+    variance_dtype: str = "auto"
 
     def __init__(
         self,
@@ -55,15 +62,19 @@ class VariationalLayer(StochasticLayer):
         share: Share = "weight",
         log_sigma2: float = DEFAULT_LOG_SIGMA2,
         threshold: Threshold = DEFAULT_THRESHOLD,
+        variance_dtype: str = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._become_variational(prior, share, log_sigma2, threshold)
+        self._become_variational(prior, share, log_sigma2, threshold, variance_dtype)
 
-    def _become_variational(self, prior: str, share: Share, log_sigma2: float | nn.Parameter, threshold: Threshold) -> None:
+    def _become_variational(
+        self, prior: str, share: Share, log_sigma2: float | nn.Parameter, threshold: Threshold, variance_dtype: str
+    ) -> None:
         self.prior = check_prior(prior)
         self.share = parse_share(share)
         self.threshold = parse_threshold(threshold)
+        self.variance_dtype = check_variance_dtype(variance_dtype)
         if not isinstance(log_sigma2, nn.Parameter):
             start = torch.full_like(self.weight, float(log_sigma2), memory_format=torch.contiguous_format)
             log_sigma2 = nn.Parameter(start, requires_grad=self.weight.requires_grad)
@@ -80,6 +91,7 @@ class VariationalLayer(StochasticLayer):
         share: Share = "weight",
         log_sigma2: float | nn.Parameter = DEFAULT_LOG_SIGMA2,
         threshold: Threshold = DEFAULT_THRESHOLD,
+        variance_dtype: str = "auto",
     ) -> VariationalLayer:
         """Turn a dense layer into this variational one in place, weights kept bit for bit; returns the same object.
 
@@ -89,7 +101,7 @@ class VariationalLayer(StochasticLayer):
             raise TypeError(f"{cls.__name__}.from_dense takes a {cls.dense_class.__name__}, not a {type(layer).__name__}")
         layer.__class__ = cls
         try:
-            layer._become_variational(prior, share, log_sigma2, threshold)
+            layer._become_variational(prior, share, log_sigma2, threshold, variance_dtype)
         except BaseException:
             layer.__class__ = cls.dense_class
             raise
@@ -99,8 +111,9 @@ class VariationalLayer(StochasticLayer):
         """Turn this layer back into its torch.nn class in place: the mean, with irrelevant weights at 0."""
         with torch.no_grad():
             self.weight.mul_(self.relevant())
-        del self.log_sigma2, self.mask, self.bias_sigma2, self.prior, self.share, self.threshold
-        self.__dict__.pop("sampler", None)
+        del self.log_sigma2, self.mask, self.bias_sigma2, self.prior, self.share, self.threshold, self.variance_dtype
+        for name in ("sampler", "_cache"):
+            self.__dict__.pop(name, None)
         self.__class__ = self.dense_class
         return self
 
@@ -116,11 +129,15 @@ class VariationalLayer(StochasticLayer):
 
     def log_alpha(self, share: str = "weight") -> Tensor:
         """Log alpha of each weight (the weight's shape), or of each group of a share (shape of the canonical view, with
-        the dimensions that the group spans kept at size 1)."""
+        the dimensions that the group spans kept at size 1). Groups are what a held mask leaves of them."""
         if share == "weight":
             return _kl.log_alpha(self.weight, self.log_sigma2)
-        alpha = _kl.group_log_alpha(self.canonical(self.weight), self.canonical(self.log_sigma2), REDUCED[share])
-        return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(self.canonical(self.weight).shape)])
+        weight, log_sigma2 = self.canonical(self.weight), self.canonical(self.log_sigma2)
+        if self.mask is not None:
+            keep = self.canonical(self.mask)
+            weight, log_sigma2 = weight * keep, log_sigma2.masked_fill(~keep, -torch.inf)
+        alpha = _kl.group_log_alpha(weight, log_sigma2, REDUCED[share])
+        return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(weight.shape)])
 
     @torch.no_grad()
     def relevant(self, threshold: Threshold | None = None) -> Tensor:
@@ -145,56 +162,83 @@ class VariationalLayer(StochasticLayer):
 
     def kl(self) -> Tensor:
         """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
-        weight, log_sigma2 = self.weight.float(), self.log_sigma2.float()
-        if self.weight.dtype == torch.float64:
-            weight, log_sigma2 = self.weight, self.log_sigma2
-        return sum((part * self._kl_of(name, weight, log_sigma2) for name, part in self.share.items()), weight.new_zeros(()))
-
-    def _kl_of(self, share: str, weight: Tensor, log_sigma2: Tensor) -> Tensor:
-        if share == "weight":
-            alpha = _kl.log_alpha(weight, log_sigma2)
-            if self.mask is not None:
-                alpha = alpha[self.mask]
-            return _kl.kl_ard(alpha) if self.prior == "ard" else _kl.kl_log_uniform(alpha)
-        dims = REDUCED[share]
-        weight, log_sigma2 = self.canonical(weight), self.canonical(log_sigma2)
-        if self.prior == "ard":
-            return _kl.kl_group_ard(weight, log_sigma2, dims)
-        alpha = _kl.group_log_alpha(weight, log_sigma2, dims)
-        return _kl.kl_log_uniform(alpha) * (weight.numel() / alpha.numel())
+        return divergence(
+            self.canonical(self.weight),
+            self.canonical(self.log_sigma2),
+            None if self.mask is None else self.canonical(self.mask),
+            self.prior,
+            self.share,
+        )
 
     # Forward
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-        """The layer's linear map."""
+        """The layer's linear map, as torch.nn computes it."""
+        raise NotImplementedError
+
+    def _as_map(self, x: Tensor, *args: Any) -> tuple[Tensor, Map]:
+        """The same map as data, and its input: padded where the map cannot, and with a batch dimension."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         if not self.draws:
-            return self._transform(x, self.weight * self.relevant(), self.bias, *args)
-        keep = self.mask if self.training else self.relevant()
-        weight = self.weight if keep is None else self.weight * keep
-        variance = self.log_sigma2.exp() if keep is None else self.log_sigma2.exp() * keep
+            return self._transform(x, self._effective("weight"), self.bias, *args)
         if self.sampler is not None and self.sampler.members:
-            weight, bias = self._member(weight, variance)
-            return self._transform(x, weight, bias, *args)
-        mean = self._transform(x, weight, self.bias, *args)
-        spread = self._transform(x * x, variance, self.bias_sigma2, *args)
-        return draw(mean, spread, normal_like(mean) if self.sampler is None else self.sampler.normal(mean))
+            return self._transform(x, *self._member(), *args)
+        batch, map = self._as_map(_autocast(x), *args)
+        dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
+        noise = None if self.sampler is None else self.sampler.normal
+        if torch.is_grad_enabled():
+            keep = self.mask if self.training else self.relevant()
+            y = Draw.apply(batch, self.weight, self.log_sigma2, self.bias, self.bias_sigma2, keep, map, dtype, noise)
+        else:
+            y = self._sample(batch, map, dtype, noise or normal_like)
+        return y if batch.dim() == x.dim() else y.squeeze(0)
 
-    def _member(self, weight: Tensor, variance: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _sample(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise) -> Tensor:
+        """A draw without gradients: parameters from the cache, nothing in place (see `draw`)."""
+        weight, bias = self._effective("weight").to(x.dtype), self.bias
+        sigma2, bias_sigma2 = self._effective("sigma2", dtype), self.bias_sigma2
+        with without_autocast(x.device.type):
+            mean = apply(map, x, weight, None if bias is None else bias.to(x.dtype))
+            square = x.to(dtype).square()
+            variance = apply(map, square, sigma2, None if bias_sigma2 is None else bias_sigma2.to(dtype))
+        return draw(mean, variance, noise(mean))
+
+    def _effective(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The "weight" or the variance "sigma2" (of a dtype) that counts in this mode: what does not stay is 0."""
+        if self.training and self.mask is None and name == "weight":
+            return self.weight
+
+        def make() -> Tensor:
+            keep = self.mask if self.training else self.relevant()
+            value = self.weight if name == "weight" else self.log_sigma2.exp().to(dtype or self.weight.dtype)
+            return value if keep is None else value * keep
+
+        if self._cache is None:
+            self._cache = Cache()
+        key = (self.training, tuple(self.threshold.items()), tuple(self.share))
+        return self._cache.get(f"{name} {dtype}", (self.weight, self.log_sigma2, self.mask), key, make)
+
+    def _member(self) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, kept by the sampler until it resamples."""
         sampler = self.sampler
+        weight, sigma2 = self._effective("weight"), self._effective("sigma2")
         if self not in sampler.draws:
             noise = None if self.bias_sigma2 is None else sampler.normal(self.bias_sigma2)
             sampler.draws[self] = (sampler.normal(weight), noise)
         noise, bias_noise = sampler.draws[self]
-        weight = weight + variance.clamp_min(TINY).sqrt() * noise
+        weight = weight + sigma2.clamp_min(TINY).sqrt() * noise
         if bias_noise is None:
             return weight, self.bias
         return weight, self.bias + self.bias_sigma2.sqrt() * bias_noise
 
     # State
+
+    def train(self, mode: bool = True) -> VariationalLayer:
+        if self._cache is not None:
+            self._cache.clear()
+        return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         # A dense state_dict has no log_sigma2: where it starts is kept. Buffers that are None by default appear or go as
@@ -212,3 +256,11 @@ class VariationalLayer(StochasticLayer):
         share = "+".join(name if part == 1 else f"{part:.3g} {name}" for name, part in self.share.items())
         limits = ", ".join(f"{self.threshold[name]:g}" for name in self.share)
         return f"{super().extra_repr()}, prior={self.prior}, share={share}, threshold={limits}"
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """x as torch's autocast would give it to a matrix product: cast where autocast is on, float64 left alone."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))

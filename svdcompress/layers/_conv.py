@@ -6,14 +6,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.layers._base import VariationalLayer
+from svdcompress.layers._maps import Convolution, Map
 
 
 class _VariationalConv(VariationalLayer):
     """Stride, dilation, groups and all of torch's padding modes are those of torch.nn."""
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # torch.nn's own forward with other weights; padding a square is the square of padding.
         return self._conv_forward(x, weight, bias)
+
+    def _as_map(self, x: Tensor) -> tuple[Tensor, Map]:
+        dims = len(self.kernel_size)
+        x = x if x.dim() == dims + 2 else x.unsqueeze(0)
+        padding, pads = self.padding, self._reversed_padding_repeated_twice
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, pads, mode=self.padding_mode), (0,) * dims
+        elif isinstance(padding, str):
+            padding = tuple(pads[::-2])
+            if any(right != left for left, right in zip(pads[::2], pads[1::2], strict=True)):
+                x, padding = F.pad(x, pads), (0,) * dims  # an even kernel under "same": one more on the right
+        return x, Convolution(self.stride, padding, self.dilation, False, (0,) * dims, self.groups)
 
 
 class VariationalConv1d(_VariationalConv, nn.Conv1d):
@@ -38,10 +50,19 @@ class _VariationalConvTranspose(VariationalLayer):
     """The optional `output_size` of torch.nn's forward is taken too."""
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: list[int] | None = None) -> Tensor:
-        dims = len(self.kernel_size)
-        function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
-        extra = self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.kernel_size) - 1]
+        extra = self._extra(x, output_size)
         return function(x, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
+
+    def _as_map(self, x: Tensor, output_size: list[int] | None = None) -> tuple[Tensor, Map]:
+        extra = self._extra(x, output_size)
+        x = x if x.dim() == len(self.kernel_size) + 2 else x.unsqueeze(0)
+        return x, Convolution(self.stride, self.padding, self.dilation, True, tuple(extra), self.groups)
+
+    def _extra(self, x: Tensor, output_size: list[int] | None) -> list[int]:
+        """Padding of the output on one side."""
+        dims = len(self.kernel_size)
+        return self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
 
 
 class VariationalConvTranspose1d(_VariationalConvTranspose, nn.ConvTranspose1d):

@@ -1,4 +1,4 @@
-"""The KL terms between a Gaussian posterior and the priors, one function each.
+"""The KL terms between a Gaussian posterior and the priors, one plain function each; `_divergence.py` is what layers use.
 
 All take the posterior of each weight, N(mu, sigma2), and return a scalar summed over weights. All are computed in at
 least float32, are non-negative up to their constant, and go to 0 as alpha = sigma2 / mu^2 grows.
@@ -14,7 +14,7 @@ EPS = 1e-8
 """Added to mu^2 inside the logarithm of log alpha, so that a weight of exactly zero is irrelevant, not infinite."""
 
 # Constants of the approximation in eq. 14 of Molchanov et al. 2017 (arXiv 1701.05369).
-_K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
+K1, K2, K3 = 0.63576, 1.87320, 1.48695
 
 
 def log_alpha(weight: Tensor, log_sigma2: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def group_log_alpha(weight: Tensor, log_sigma2: Tensor, dims: tuple[int, ...]) -
 
 def kl_log_uniform(log_alpha: Tensor) -> Tensor:
     """KL to the log-uniform prior, approximated; eq. 14 of arXiv 1701.05369 with the sign of a loss, without its constant."""
-    return (_K1 * torch.sigmoid(-(_K2 + _K3 * log_alpha)) + 0.5 * F.softplus(-log_alpha)).sum()
+    return (K1 * torch.sigmoid(-(K2 + K3 * log_alpha)) + 0.5 * F.softplus(-log_alpha)).sum()
 
 
 def kl_ard(log_alpha: Tensor) -> Tensor:

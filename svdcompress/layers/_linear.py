@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.layers._base import VariationalLayer
+from svdcompress.layers._maps import Map
 
 
 class VariationalLinear(VariationalLayer, nn.Linear):
@@ -15,3 +16,6 @@ class VariationalLinear(VariationalLayer, nn.Linear):
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
+
+    def _as_map(self, x: Tensor) -> tuple[Tensor, Map]:
+        return x, None

@@ -2,20 +2,30 @@
 
 Kingma, Salimans & Welling 2015 (arXiv 1506.02557), eq. 6: for independent Gaussian weights, `y = m + sqrt(v) * eps` with
 `m = f(x, mu) + b`, `v = f(x * x, sigma2)` for any linear map f (matrix product or convolution).
+
+`Draw` is that as one autograd function. Its backward needs, beside what the mean path needs (x and the parameters), only
+`eps / (2 sqrt(v))`: one number for each output. exp(log_sigma2) is computed again, so nothing of the weight's size is kept,
+and no gradient is computed that nobody asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from svdcompress.layers import _maps
+from svdcompress.layers._maps import Map
 
 TINY = 1e-16
 """Least variance under the root; its noise (1e-8) is below float32's resolution, and the root keeps a finite gradient."""
 
-
-def draw(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-    """`mean + sqrt(variance) * noise`, all of one shape; variances below TINY have no gradient."""
-    return mean + variance.clamp_min(TINY).sqrt().to(mean.dtype) * noise
+Noise = Callable[[Tensor], Tensor]
+"""Standard normal noise of a tensor's shape, dtype and device."""
 
 
 def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -23,3 +33,91 @@ def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Ten
     if generator is None:
         return torch.randn_like(tensor)
     return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+
+
+def draw(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """`mean + sqrt(variance) * noise`, all of one shape; for inference: nothing in place, so that vmap can batch it."""
+    return torch.addcmul(mean, variance.clamp_min(TINY).sqrt().to(mean.dtype), noise)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """The casts of a draw are explicit: autocast would push a float32 variance into float16, whose range it leaves."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+class Draw(torch.autograd.Function):
+    """One draw of a layer's output, with gradients of x, weight, log_sigma2 and bias.
+
+    apply(x, weight, log_sigma2, bias, bias_sigma2, keep, map, dtype, noise):
+        x: input of the map; its dtype is that of the mean path and of the result.
+        weight, log_sigma2: parameters of one shape. bias: (outputs) or None.
+        bias_sigma2: variance of the bias, (outputs) or None; it has no gradient.
+        keep: bool mask of the weight's shape or None; the others count as exactly 0, with no gradient.
+        map: the linear map. dtype: of the variance path. noise: source of the noise (None: torch's default generator).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        log_sigma2: Tensor,
+        bias: Tensor | None,
+        bias_sigma2: Tensor | None,
+        keep: Tensor | None,
+        map: Map,
+        dtype: torch.dtype,
+        noise: Noise | None,
+    ) -> Tensor:
+        with without_autocast(x.device.type):
+            variance = _maps.apply(map, _square(x, dtype), _sigma2(log_sigma2, keep).to(dtype), _to(bias_sigma2, dtype))
+            output = _maps.apply(map, x, _kept(weight, keep).to(x.dtype), _to(bias, x.dtype))
+            spread = variance.clamp_min_(TINY).sqrt_()
+            # Half the noise, and twice that in the sum: so the quotient is the derivative, without a pass for its factor.
+            half = torch.empty_like(output).normal_(0, 0.5) if noise is None else noise(output).mul(0.5)
+            output.addcmul_(spread.to(output.dtype), half, value=2)
+            slope = half.to(dtype).div_(spread)
+        ctx.save_for_backward(x, weight, log_sigma2, keep, slope)
+        ctx.map = map
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, log_sigma2, keep, slope = ctx.saved_tensors
+        of_x, of_weight, of_log_sigma2, of_bias = ctx.needs_input_grad[:4]
+        with without_autocast(x.device.type):
+            grad_bias = _maps.bias_gradient(ctx.map, grad) if of_bias else None
+            grad_x, grad_weight = _maps.gradients(ctx.map, grad, x, _kept(weight, keep).to(x.dtype), of_x, of_weight)
+            if grad_weight is not None and keep is not None:
+                grad_weight.mul_(keep)
+            grad_log_sigma2 = None
+            if of_x or of_log_sigma2:
+                sigma2 = _sigma2(log_sigma2, keep)
+                dtype = slope.dtype
+                grad_square, grad_sigma2 = _maps.gradients(
+                    ctx.map, grad.to(dtype) * slope, _square(x, dtype), sigma2.to(dtype), of_x, of_log_sigma2
+                )
+                if of_x:
+                    grad_x.addcmul_(x, grad_square.to(x.dtype), value=2)
+                if of_log_sigma2:
+                    grad_log_sigma2 = sigma2.mul_(grad_sigma2)
+        return grad_x, grad_weight, grad_log_sigma2, grad_bias, None, None, None, None, None
+
+
+def _square(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x * x if x.dtype == dtype else x.to(dtype).square_()
+
+
+def _sigma2(log_sigma2: Tensor, keep: Tensor | None) -> Tensor:
+    """The variances, in a tensor of their own, in at least float32 (float16 has no room for exp(-15))."""
+    sigma2 = log_sigma2.to(torch.promote_types(log_sigma2.dtype, torch.float32)).exp()
+    return sigma2 if keep is None else sigma2.mul_(keep)
+
+
+def _kept(weight: Tensor, keep: Tensor | None) -> Tensor:
+    return weight if keep is None else weight * keep
+
+
+def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from svdcompress.layers._cache import Cache
 from svdcompress.layers._reparam import normal_like
 
 
@@ -47,6 +48,7 @@ class StochasticLayer(nn.Module):
     """A layer that draws noise in `train()`, and in `eval()` only under `sampling`."""
 
     sampler: Sampler | None = None
+    _cache: Cache | None = None
 
     @property
     def draws(self) -> bool:
@@ -68,6 +70,8 @@ def sampling(model: nn.Module, *, generator: torch.Generator | None = None, memb
     before = [layer.sampler for layer in layers]
     for layer in layers:
         layer.sampler = sampler
+        if layer._cache is not None:
+            layer._cache.clear()
     try:
         yield sampler
     finally:

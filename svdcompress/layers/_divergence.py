@@ -1,0 +1,139 @@
+"""The KL of a whole layer, for every prior and share, with its gradient written out.
+
+The formulas are those of `_kl.py`, which tests hold this against. All shares of a layer are taken together, so that
+exp(log_sigma2) and mu^2 are computed once for them; the backward keeps at most one number for each weight.
+
+Weights come in the canonical view (groups, outputs, inputs, kernel); a share is the dimensions that its groups span, the
+share "weight" spans none. Weights outside `keep` contribute nothing and have no gradient; the sizes, sums and means of
+groups are over what is kept, and a group without any contributes 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from svdcompress.layers._kl import EPS, K1, K2, K3
+from svdcompress.layers._share import REDUCED
+
+Parts = tuple[tuple[tuple[int, ...], float], ...]
+"""Dimensions that a group spans, and the part of its KL in the sum, for each share."""
+
+
+def divergence(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, share: Mapping[str, float]) -> Tensor:
+    """KL(posterior || prior) in nats, summed over the kept weights; a scalar with gradients of weight and log_sigma2.
+
+    weight, log_sigma2: canonical views of one shape. keep: bool of that shape, or None for all.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    parts = tuple((REDUCED[name], part) for name, part in share.items())
+    function = ArdDivergence if prior == "ard" else LogUniformDivergence
+    return function.apply(weight.to(wide), log_sigma2.to(wide), keep, parts)
+
+
+def _count(keep: Tensor | None, like: Tensor, dims: tuple[int, ...]) -> Tensor | int:
+    """Kept weights of each group."""
+    if keep is not None:
+        return keep.sum(dims, keepdim=True)
+    count = 1
+    for dim in dims:
+        count *= like.shape[dim]
+    return count
+
+
+class ArdDivergence(torch.autograd.Function):
+    """Normal priors, each group's variance at its optimum: `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> Tensor:
+        moment = log_sigma2.exp().addcmul_(weight, weight)
+        if keep is not None:
+            moment.mul_(keep)
+        total, moments = weight.new_zeros(()), []
+        for dims, part in parts:
+            if dims:
+                count = _count(keep, weight, dims)
+                shared = moment.sum(dims, keepdim=True).div_(count if keep is None else count.clamp_min(1)).add_(EPS)
+                groups = (shared.log() * count).sum()
+                spread = log_sigma2 if keep is None else log_sigma2 * keep
+                total = total.add(groups - spread.sum(), alpha=0.5 * part)
+            else:
+                shared = moment.add_(EPS) if len(parts) == 1 else moment + EPS
+                terms = shared.log().sub_(log_sigma2)
+                total = total.add((terms if keep is None else terms.mul_(keep)).sum(), alpha=0.5 * part)
+            moments.append(shared)
+        ctx.save_for_backward(weight, log_sigma2, keep, *moments)
+        ctx.parts = parts
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, log_sigma2, keep, *moments = ctx.saved_tensors
+        half = grad * 0.5
+        precision = None  # half the gradient, over the prior's variance: summed over shares
+        for (_, part), shared in zip(ctx.parts, moments, strict=True):
+            term = (half * part) / shared
+            precision = term if precision is None else precision + term
+        if keep is not None:
+            precision, half = precision * keep, half * keep
+        of_weight = torch.addcmul(grad.new_zeros(()), weight, precision, value=2) if ctx.needs_input_grad[0] else None
+        of_log_sigma2 = torch.addcmul(-half, log_sigma2.exp(), precision) if ctx.needs_input_grad[1] else None
+        return of_weight, of_log_sigma2, None, None
+
+
+class LogUniformDivergence(torch.autograd.Function):
+    """The log-uniform prior: eq. 14 of arXiv 1701.05369 on the log alpha of each weight or group, times the group's size."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> Tensor:
+        square = weight.square()
+        total, saved = weight.new_zeros(()), []
+        for dims, part in parts:
+            signal, noise, count = square, log_sigma2, 1 if keep is None else keep
+            if dims:
+                signal = (square if keep is None else square * keep).sum(dims, keepdim=True)
+                noise = log_sigma2 if keep is None else log_sigma2.masked_fill(~keep, -torch.inf)
+                noise, count = torch.logsumexp(noise, dims, keepdim=True), _count(keep, weight, dims)
+                if keep is not None:
+                    noise = torch.where(count > 0, noise, 0)
+            signal = signal + EPS
+            log_alpha = noise - signal.log()
+            values = K1 * torch.sigmoid(-K2 - K3 * log_alpha) + 0.5 * F.softplus(-log_alpha)
+            total = total.add((values * count).sum(), alpha=part)
+            saved += [log_alpha, signal] if dims else [log_alpha]
+        ctx.save_for_backward(weight, log_sigma2, keep, *saved)
+        ctx.parts = parts
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, log_sigma2, keep, *rest = ctx.saved_tensors
+        saved = iter(rest)
+        of_weight = of_log_sigma2 = None
+        for dims, part in ctx.parts:
+            log_alpha = next(saved)
+            slope = _slope(log_alpha).mul_(grad * part)
+            signal = next(saved) if dims else weight.square() + EPS
+            by_noise = slope
+            if dims:
+                slope = slope * _count(keep, weight, dims)
+                by_noise = slope * torch.exp(log_sigma2 - (log_alpha + signal.log()))  # the noise's share of each weight
+            by_signal = weight * (slope / signal).mul_(-2)
+            of_weight = by_signal if of_weight is None else of_weight.add_(by_signal)
+            of_log_sigma2 = by_noise if of_log_sigma2 is None else of_log_sigma2.add_(by_noise)
+        if keep is not None:
+            of_weight, of_log_sigma2 = of_weight * keep, of_log_sigma2 * keep
+        return of_weight, of_log_sigma2, None, None
+
+
+def _slope(log_alpha: Tensor) -> Tensor:
+    """Derivative of the approximated KL by log alpha."""
+    gate = torch.sigmoid(-K2 - K3 * log_alpha)
+    return (gate.square() - gate).mul_(K1 * K3).sub_(torch.sigmoid(-log_alpha), alpha=0.5)

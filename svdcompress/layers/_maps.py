@@ -1,0 +1,68 @@
+"""The linear maps of the layers as data: how to apply one to any input and weight, and its two gradients.
+
+A map is None for a matrix product, else a `Convolution`. Both maps of a draw (mean and variance) and their gradients go
+through here, whatever the layer and the precision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Convolution(NamedTuple):
+    """The arguments of torch.convolution after the bias, in its order; one number for each spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+
+Map = Convolution | None
+
+
+def apply(map: Map, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The map of x, as torch.nn.Linear or a convolution computes it.
+
+    x: (*, in) for a matrix product, (batch, channels, *space) for a convolution.
+    """
+    if map is None:
+        return F.linear(x, weight, bias)
+    return torch.convolution(x, weight, bias, *map)
+
+
+def gradients(
+    map: Map, grad: Tensor, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and of the weight, each only where asked for (else None)."""
+    if not (of_x or of_weight):
+        return None, None
+    if map is None:
+        grad_weight = grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1]) if of_weight else None
+        return (grad @ weight if of_x else None), grad_weight
+    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *map, [of_x, of_weight, False])
+    return grad_x if of_x else None, grad_weight if of_weight else None
+
+
+def bias_gradient(map: Map, grad: Tensor) -> Tensor:
+    """Gradient of a bias: the sum over everything but the output units."""
+    return grad.sum(dim=tuple(range(grad.dim() - 1)) if map is None else (0, *range(2, grad.dim())))
+
+
+def rows(map: Map, x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """The sizes (rows, inputs, outputs) of the matrix product that the map amounts to."""
+    if map is None:
+        return x.numel() // max(x.shape[-1], 1), weight.shape[1], weight.shape[0]
+    positions = x.numel() // max(x.shape[1], 1)
+    kernel = weight[0, 0].numel()
+    if map.transposed:
+        return positions, weight.shape[0] // map.groups, weight.shape[1] * kernel
+    for stride in map.stride:
+        positions //= stride
+    return positions, weight.shape[1] * kernel, weight.shape[0] // map.groups
