@@ -215,6 +215,8 @@ class VariationalLayer(StochasticLayer):
             value = self.weight if name == "weight" else self.log_sigma2.exp().to(dtype or self.weight.dtype)
             return value if keep is None else value * keep
 
+        if self.sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
+            return make()
         if self._cache is None:
             self._cache = Cache()
         key = (self.training, tuple(self.threshold.items()), tuple(self.share))

@@ -1,4 +1,4 @@
-"""What `eval()` computes from the parameters again and again: kept as long as the parameters stay what they are."""
+"""What `sampling` computes from the parameters again and again: kept as long as the parameters stay what they are."""
 
 from __future__ import annotations
 
