@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from svdcompress.errors import ModelError
@@ -69,7 +72,7 @@ def convert(
     prior: "ard" (Kharitonov et al. 2018) or "log-uniform" (Molchanov et al. 2017).
     share: who shares a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
-        `exclude` matches it.
+        `exclude` matches it (any of its names, where a module has several).
     log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
     threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
     variance_dtype: precision of the variances' computation: "float32", "bfloat16", or "auto" for bfloat16 where the chip is
@@ -86,7 +89,8 @@ def convert(
     if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in entries[:8]) or "it has no layers"
         raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
-    shared: dict[int, nn.Parameter] = {}  # one log_sigma2 for each weight, so that tied weights keep one posterior
+    # One log_sigma2 for each weight, so that tied weights keep one posterior.
+    shared: dict[int, Any] = {id(layer.weight): layer.log_sigma2 for _, layer in variational_layers(model)}
     for _, module in chosen:
         start = shared.get(id(module.weight), log_sigma2)
         layer = VARIATIONAL_CLASSES[type(module)].from_dense(
@@ -99,9 +103,10 @@ def convert(
 
 def to_dense(model: nn.Module) -> nn.Module:
     """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0."""
-    for module in list(model.modules()):
-        if isinstance(module, VariationalLayer):
-            module.to_dense()
+    layers = [layer for _, layer in variational_layers(model)]
+    for layer, keep in [(layer, layer.relevant()) for layer in layers]:
+        layer.mask = keep  # decided for all before any weight changes: tied layers would see each other's zeros
+        layer.to_dense()
     return model
 
 
@@ -113,6 +118,7 @@ def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = F
     """
     found = False
     for parent in list(model.modules()):
+        child: Any
         for name, child in parent.named_children():
             if type(child) in DROPOUT_CLASSES:
                 kind = GaussianDropout if gaussian else BernoulliDropout
@@ -149,65 +155,64 @@ def _entries(model: nn.Module, include: list[str], exclude: list[str]) -> list[t
             if not any(fnmatchcase(name, pattern) for name in names):
                 known = ", ".join([n for n in names if n][:12])
                 raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; there are {known} ...")
-    owners = _weight_owners(model)
     attention = tuple(name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention))
-    first: dict[nn.Module, str] = {}
+    aliases: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        aliases.setdefault(module, []).append(name)
+    reasons = {m: _why_not(names, m, include, exclude, attention) for m, names in aliases.items() if _own_parameters(m)}
+    ties = _broken_ties(model, {module for module, reason in reasons.items() if not reason})
     entries = []
     for name, module in model.named_modules(remove_duplicate=False):
-        if module in first:
-            reason = f"shared with another module: it is {first[module]!r} too"
-        else:
-            if _own_parameters(module) == 0:
-                continue
-            reason = _why_not(name, module, include, exclude, owners, attention)
-            first[module] = name
-        weight = getattr(module, "weight", None)
-        numbers = weight.numel() if weight is not None and hasattr(weight, "numel") else 0
-        if _own_parameters(module):
+        if module in reasons:
+            reason = ties.get(module, reasons[module])
+            if name != aliases[module][0]:
+                reason = f"shared with another module: it is {aliases[module][0]!r} too"
+            weight = getattr(module, "weight", None)
+            numbers = weight.numel() if isinstance(weight, Tensor) and not isinstance(weight, UninitializedParameter) else 0
             entries.append((PlanEntry(name, type(module).__name__, not reason, reason, numbers), module))
     return entries
 
 
 def _own_parameters(module: nn.Module) -> int:
     own = sum(1 for _ in module.parameters(recurse=False))
-    return own + (len(module.parametrizations) if parametrize.is_parametrized(module) else 0)
+    return own + parametrize.is_parametrized(module)
 
 
-def _weight_owners(model: nn.Module) -> dict[int, list[tuple[str, nn.Module]]]:
+def _broken_ties(model: nn.Module, chosen: set[nn.Module]) -> dict[nn.Module, str]:
+    """Chosen modules whose weight is also that of a module which stays as it is, with the reason to leave them alone.
+
+    The other module would read the weight without its mask, and its noise would be missing.
+    """
     owners: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append((name, module))
-    return owners
+    reasons = {}
+    for module in chosen:
+        for other, owner in owners[id(module.weight)]:
+            same = owner.dense_class if isinstance(owner, VariationalLayer) else type(owner) if owner in chosen else None
+            if same is not type(module):
+                reasons[module] = f"shared with another module: its weight is also that of {other!r}, which stays dense"
+    return reasons
 
 
-def _why_not(
-    name: str,
-    module: nn.Module,
-    include: list[str],
-    exclude: list[str],
-    owners: dict[int, list[tuple[str, nn.Module]]],
-    attention: tuple[str, ...],
-) -> str:
-    """Why a module is skipped; "" if it is to be converted."""
+def _why_not(names: list[str], module: nn.Module, include: list[str], exclude: list[str], attention: tuple[str, ...]) -> str:
+    """Why a module is skipped, by its own nature and names; "" if it is to be converted."""
     if isinstance(module, VariationalLayer):
         return "already converted"
-    inside = next((parent for parent in attention if name.startswith(f"{parent}." if parent else "")), None)
-    if inside is not None and name != inside:
+    inside = next((p for p in attention for name in names if name != p and name.startswith(f"{p}." if p else "")), None)
+    if inside is not None:
         return f"inside MultiheadAttention {inside!r}, which reads its weights past its layers"
     if parametrize.is_parametrized(module):
         return "parametrised (torch.nn.utils.parametrize): remove the parametrisation first"
     if "weight_g" in module._parameters or "weight_orig" in module._parameters:
         return "weight-normed or pruned by torch.nn.utils hooks: remove them first"
+    if isinstance(module, LazyModuleMixin):
+        return "lazy: run the model once first"
     if type(module) not in VARIATIONAL_CLASSES:
         return f"not a type we know: {type(module).__name__}"
-    if isinstance(module.weight, nn.parameter.UninitializedParameter):
-        return "lazy: run the model once first"
-    if not any(fnmatchcase(name, pattern) for pattern in include):
+    if not any(fnmatchcase(name, pattern) for pattern in include for name in names):
         return "excluded: no include pattern matches"
-    if any(fnmatchcase(name, pattern) for pattern in exclude):
+    if any(fnmatchcase(name, pattern) for pattern in exclude for name in names):
         return "excluded"
-    others = [other for other, owner in owners[id(module.weight)] if type(owner) is not type(module)]
-    if others:
-        return f"shared with another module: its weight is also that of {others[0]!r}"
     return ""
