@@ -1,6 +1,6 @@
 """The fine-tuning loop, on any device and any number of them."""
 
-from svdcompress.train._device import Place, find_place, make_accelerator, wait
+from svdcompress.train._device import Place, agree, find_place, make_accelerator, wait
 from svdcompress.train._loop import Fit, fit
 from svdcompress.train._metrics import evaluate, score
 from svdcompress.train._optim import LrFactor, make_optimizer
@@ -13,6 +13,7 @@ __all__ = [
     "LrFactor",
     "Place",
     "StateFile",
+    "agree",
     "evaluate",
     "find_place",
     "fit",

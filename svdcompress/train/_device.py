@@ -73,6 +73,13 @@ def find_place(device: str = "auto") -> Place:
     return Place(accelerator.device, accelerator.process_index, accelerator.num_processes)
 
 
+def agree(model: torch.nn.Module) -> None:
+    """Give all processes of a launch the first one's weights and buffers, to the bit."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for tensor in model.state_dict().values():
+            torch.distributed.broadcast(tensor, 0)
+
+
 def wait() -> None:
     """Let all processes of a launch arrive here; nothing in a run of one process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -1,0 +1,23 @@
+"""A run from its recipe to its folder: the stages in order, and where to go on after a stop."""
+
+from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._estimate import Estimate, estimate
+from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
+from svdcompress.pipeline._open import OpenRun, open_run
+from svdcompress.pipeline._run import run
+from svdcompress.pipeline._stages import Stages, converted, make_schedule
+
+__all__ = [
+    "Estimate",
+    "OpenRun",
+    "Stages",
+    "advice",
+    "converted",
+    "estimate",
+    "free_folder",
+    "make_schedule",
+    "open_run",
+    "prepare",
+    "run",
+    "stored_recipe",
+]

@@ -1,0 +1,98 @@
+"""What a run will do and cost, without doing it: for `--dry-run`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress.convert import PlanEntry, plan, variational_layers
+from svdcompress.objective import ELBO
+from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._stages import converted
+from svdcompress.recipe import Recipe, Training
+from svdcompress.sources import call, load_weights, make_loss, make_model, open_data
+from svdcompress.train import find_place, make_optimizer, seed_everything
+
+TRIAL_STEPS = 5
+REST_SECONDS = 15.0
+"""Pruning, export, measuring and the report, for a small model."""
+
+
+@dataclass
+class Estimate:
+    """seconds: of each stage of training. memory: bytes of weights, gradients and optimizer, at their most."""
+
+    plan: list[PlanEntry]
+    examples: dict[str, int]
+    parameters: int
+    converted: int
+    seconds: dict[str, float]
+    memory: int
+    device: str
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+def estimate(recipe: Recipe) -> Estimate:
+    """Read the data, make the model, try a few steps of each kind; nothing is written. Raises what a run's start raises."""
+    data = open_data(recipe.data, recipe.task)
+    place = find_place(recipe.device)
+    seed_everything(recipe.seed, "model")
+    dense = make_model(recipe.model)
+    if recipe.weights.file:
+        load_weights(dense, recipe.weights.file, recipe.weights.strip_prefix)
+    entries = plan(dense, recipe.convert.include, recipe.convert.exclude)
+    warned = advice(recipe, dense, len(data.train))
+    model = converted(copy.deepcopy(dense), recipe)
+    seconds = {}
+    loss = make_loss(recipe.loss)
+    if not recipe.weights.file:
+        seconds["dense"] = _stage_seconds(dense, data.train, loss, recipe.dense, place.device)
+    seconds["train"] = _stage_seconds(model, data.train, loss, recipe.train, place.device)
+    step = seconds["train"] / max(recipe.train.epochs, 1)
+    seconds["recover"] = step * recipe.recover.epochs
+    seconds["rest"] = REST_SECONDS
+    return Estimate(
+        plan=entries,
+        examples={name: len(getattr(data, name)) for name in ("train", "validation", "test")},
+        parameters=sum(p.numel() for p in dense.parameters()),
+        converted=sum(layer.weight.numel() for _, layer in variational_layers(model)),
+        seconds=seconds,
+        memory=_state_bytes(model, recipe.train),
+        device=str(place.device),
+        warnings=warned,
+    )
+
+
+def _stage_seconds(model: nn.Module, examples: Any, loss: Any, settings: Training, device: torch.device) -> float:
+    """Seconds of a stage, from the time of a few steps of the real kind on the real data."""
+    model = model.to(device).train()
+    optimizer = make_optimizer(model, settings)
+    variational = next(variational_layers(model), None) is not None
+    elbo = ELBO(model, lambda value: value, len(examples)) if variational else (lambda value: value)
+    times = []
+    for x, y in islice(examples.batches(settings.batch_size, shuffle=0, device=device), TRIAL_STEPS):
+        started = time.perf_counter()
+        elbo(loss(call(model, x), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    steps = -(-len(examples) // settings.batch_size)
+    return sorted(times)[len(times) // 2] * steps * settings.epochs
+
+
+def _state_bytes(model: nn.Module, settings: Training) -> int:
+    """Each trained number with its gradient and what the optimizer keeps of it."""
+    copies = {"adam": 4, "adamw": 4, "sgd": 3}[settings.optimizer]
+    return copies * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,179 @@
+"""The figures of a run: from models and data to the entries of `report.json`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.recipe import Recipe
+from svdcompress.relevance import Masks, hold, relevance
+from svdcompress.sources import Data, Examples, example_inputs, map_tensors
+from svdcompress.train import evaluate, score
+from svdcompress.uncertainty import mc_predict, mean_predict, quality, regression_quality, reliability
+
+CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+"""Thresholds at which the validation error is drawn."""
+
+PACKAGES = ("svdcompress", "torch", "accelerate", "torch-pruning", "onnx", "onnxruntime", "numpy", "safetensors")
+CHUNK = 500
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a run's figures depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def choose_masks(
+    model: nn.Module, recipe: Recipe, validate: Callable[[nn.Module], dict[str, float]]
+) -> tuple[Masks, Any, list]:
+    """Masks, the threshold they come from, and the curve of validation figures against thresholds.
+
+    With candidates, the sparsest one is taken whose validation error is within the tolerance of the best candidate's.
+    """
+    settings = recipe.relevance
+    others = sum(p.numel() for p in model.parameters()) - 2 * relevance(model, 3.0).total
+    tried: dict[str, tuple[Any, Masks, dict[str, float]]] = {}
+
+    def look(threshold: Any) -> tuple[Any, Masks, dict[str, float]]:
+        key = str(threshold)
+        if key not in tried:
+            masks = relevance(model, threshold)
+            hold(model, masks)
+            try:
+                tried[key] = threshold, masks, validate(model)
+            finally:
+                hold(model, None)
+        return tried[key]
+
+    if settings.candidates:
+        results = [look(threshold) for threshold in settings.candidates]
+        best = min(score(metrics)[0] for _, _, metrics in results)
+        allowed = best + settings.tolerance * (1 if recipe.task in ("classification", "binary") else best / 100)
+        fitting = [result for result in results if score(result[2])[0] <= allowed + 1e-9]
+        threshold, masks, _ = min(fitting, key=lambda result: (result[1].kept, score(result[2])))
+    else:
+        threshold, masks = settings.threshold, relevance(model, settings.threshold)
+    points = sorted({*CURVE, *(t for t in [*settings.candidates, threshold] if isinstance(t, float))})
+    curve = [{"threshold": t, **look(t)[2], "nonzero": look(t)[1].kept + others} for t in points]
+    return masks, threshold, curve
+
+
+def noise_precision(model: nn.Module, data: Data) -> float | None:
+    """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other tasks."""
+    if data.task != "regression":
+        return None
+    rmse = evaluate(model, data.validation, data.task)["rmse"]
+    return 1 / max(rmse**2, 1e-12)
+
+
+def test_metrics(model: nn.Module, data: Data) -> dict[str, float]:
+    """Metrics on the test data; the noise of a regression is that of the validation data."""
+    return evaluate(model, data.test, data.task, tau=noise_precision(model, data), scale=data.target_scale)
+
+
+def uncertainty(dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int) -> tuple[dict, dict]:
+    """Figures of the predictive distributions on the test data, and reliability diagrams: (uncertainty, calibration)."""
+    generator = torch.Generator().manual_seed(seed)
+    contenders = {
+        "dense": lambda x: mean_predict(dense, x, task=data.task),
+        "sparse, mean": lambda x: mean_predict(small, x, task=data.task),
+        f"sparse, {samples} samples": lambda x: mc_predict(small, x, samples, task=data.task, generator=generator),
+    }
+    figures, diagrams = {}, {}
+    for name, predict in contenders.items():
+        mean, variance, target, spread = _predicted(predict, data.test)
+        if data.task in ("classification", "binary"):
+            figures[name] = {**quality(mean, target), **spread}
+            diagrams[name] = {**reliability(mean, target), "ece": figures[name]["ece"]}
+        else:
+            figures[name] = _regression(predict, data, mean, variance, target)
+    return figures, diagrams
+
+
+def _predicted(predict: Callable, examples: Examples) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
+    means, variances, targets, information = [], [], [], []
+    for inputs, target in examples.batches(CHUNK):
+        prediction = predict(inputs)
+        means.append(prediction.mean)
+        variances.append(prediction.variance)
+        targets.append(target)
+        if prediction.mutual_information is not None:
+            information.append(prediction.mutual_information)
+    spread = {"mutual_information": float(torch.cat(information).mean())} if information else {}
+    return torch.cat(means), torch.cat(variances), torch.cat(targets), spread
+
+
+def _regression(predict: Callable, data: Data, mean: Tensor, variance: Tensor, target: Tensor) -> dict[str, float]:
+    from svdcompress.uncertainty import fit_tau
+
+    if data.task == "regression":
+        known_mean, known_variance, known, _ = _predicted(predict, data.validation)
+        variance = variance + 1 / fit_tau(known_mean, known_variance, known.view_as(known_mean))
+    scale = 1.0 if data.target_scale is None else data.target_scale[1]
+    return regression_quality(mean * scale, variance * scale**2, target.view_as(mean) * scale)
+
+
+def layer_rows(before: dict[str, tuple[int, ...]], masks: Masks, small: nn.Module) -> list[dict[str, Any]]:
+    """`layers` of the report: shapes, the share of the first shape's weights that are gone, and units with a weight left."""
+    after = {name: tuple(p.shape) for name, p in small.named_parameters()}
+    left = {name: int(layer.relevant().sum()) for name, layer in _variational(small).items()}
+    units = {layer.name: layer for layer in masks.layers}
+    rows = []
+    for name, shape in before.items():
+        count = units[name]
+        total = int(np.prod(shape))
+        rows.append(
+            {
+                "name": name,
+                "shape_before": list(shape),
+                "shape_after": list(after.get(f"{name}.weight", ())) or None,
+                "sparsity": 1 - left.get(name, 0) / total,
+                "weights_before": total,
+                "weights": left.get(name, 0),
+                "inputs_before": _inputs(small, name, shape),
+                "inputs": count.inputs,
+                "outputs_before": shape[0],
+                "outputs": count.outputs,
+            }
+        )
+    return rows
+
+
+def _variational(model: nn.Module) -> dict[str, Any]:
+    from svdcompress.convert import variational_layers
+
+    return dict(variational_layers(model))
+
+
+def _inputs(small: nn.Module, name: str, shape: tuple[int, ...]) -> int:
+    layer = _variational(small).get(name)
+    return shape[1] * getattr(layer, "groups", 1) if layer is not None else shape[1]
+
+
+def feed(data: Data, names: list[str]) -> Callable[[int], Any]:
+    """Batches of any size for onnxruntime, made of training examples."""
+    inputs = example_inputs(data.train, 128)
+
+    def make(batch: int) -> Any:
+        def repeat(tensor: Tensor) -> np.ndarray:
+            times = -(-batch // len(tensor))
+            return tensor.repeat(times, *[1] * (tensor.dim() - 1))[:batch].contiguous().numpy()
+
+        if isinstance(inputs, Tensor):
+            return repeat(inputs)
+        arrays = map_tensors(inputs, repeat)
+        return dict(arrays) if isinstance(arrays, dict) else dict(zip(names, arrays, strict=False))
+
+    return make

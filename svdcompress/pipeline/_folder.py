@@ -1,0 +1,145 @@
+"""A run's folder: never another run's, written whole, and a state from which a stopped run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from svdcompress.errors import OutputError
+from svdcompress.recipe import Recipe, dump_recipe, load_recipe
+from svdcompress.train import write_atomically
+
+STATE = "state"
+_HEADER = "# The resolved recipe of this run: `svdc sparsify recipe.yaml` runs it again.\n"
+
+
+def free_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """`runs/NAME`, or the first of `runs/NAME-2`, ... that does not exist yet."""
+    folder, number = parent / name, 2
+    while folder.exists():
+        folder, number = parent / f"{name}-{number}", number + 1
+    return folder
+
+
+def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
+    """Make a run's folder usable; returns a line to tell the user, or "".
+
+    resume: the folder holds a stopped run. overwrite: what it holds is moved aside, under a name of its own.
+    Raises OutputError if it holds something else, cannot be made or cannot be written.
+    """
+    if resume:
+        if not (out / "recipe.yaml").is_file():
+            raise OutputError(f"--resume: {out} holds no run (it has no recipe.yaml)")
+        return ""
+    moved = ""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not overwrite:
+            raise OutputError(_occupied(out))
+        aside = _aside(out)
+        try:
+            out.rename(aside)
+        except OSError as error:
+            raise OutputError(f"--overwrite: {out} cannot be moved to {aside} ({error.strerror})") from error
+        moved = f"what was in {out} is now in {aside}"
+    try:
+        (out / STATE).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--out: {out} cannot be made ({error.strerror}); choose another place") from error
+    write_atomically(out / STATE / "run.json", lambda path: path.write_text("{}"))  # writable, with some space?
+    return moved
+
+
+def _occupied(out: Path) -> str:
+    if not out.is_dir():
+        return f"--out: {out} is a file; name a folder"
+    if (out / STATE / "run.json").is_file():
+        how = f"go on with `svdc sparsify --resume --out {out}`"
+        return f"--out: {out} holds a run that is not finished: {how}, or choose another --out"
+    kind = "another run" if (out / "recipe.yaml").is_file() else "other files"
+    return f"--out: {out} holds {kind}; choose another --out (or --overwrite, which moves the old folder aside)"
+
+
+def _aside(out: Path) -> Path:
+    number = 1
+    while (aside := out.with_name(f"{out.name}.old-{number}")).exists():
+        number += 1
+    return aside
+
+
+class RunState:
+    """Small facts of a run that a later process needs (seconds of each stage, what pruning said), as JSON in `state/`."""
+
+    def __init__(self, out: Path, writer: bool) -> None:
+        self.folder = out / STATE
+        self.out = out
+        self.writer = writer
+        self.facts: dict[str, Any] = {}
+        file = self.folder / "run.json"
+        if file.is_file():
+            try:
+                self.facts = json.loads(file.read_text())
+            except ValueError as error:
+                raise OutputError(f"{file}: damaged ({error}); remove {self.folder} to run all stages again") from error
+
+    def put(self, **facts: Any) -> None:
+        """Remember facts, on disk too."""
+        self.facts.update(facts)
+        if self.writer:
+            text = json.dumps(self.facts)
+            write_atomically(self.folder / "run.json", lambda path: path.write_text(text))
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write the resolved recipe into the run's folder."""
+        if self.writer:
+            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(_HEADER + dump_recipe(recipe)))
+
+    def finish(self) -> None:
+        """The run is complete: what only a resumed run needs goes."""
+        if self.writer:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def stored_recipe(out: Path) -> Recipe:
+    """The recipe of a run's folder. Raises OutputError if there is none."""
+    if not (out / "recipe.yaml").is_file():
+        raise OutputError(f"{out}: not a run's folder (it has no recipe.yaml)")
+    return load_recipe(out / "recipe.yaml")
+
+
+class Stop:
+    """Whether a signal asked the run to stop; callable."""
+
+    def __init__(self) -> None:
+        self.signal: str = ""
+
+    def __call__(self) -> bool:
+        return bool(self.signal)
+
+
+@contextmanager
+def signals() -> Iterator[Stop]:
+    """Within it the first SIGINT or SIGTERM asks for a stop in good order; a second one acts as always."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: Any) -> None:
+        stop.signal = signal.Signals(number).name
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,69 @@
+"""A finished run, opened again: its recipe, models, data and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress import checkpoint, report
+from svdcompress.errors import CheckpointError, OutputError
+from svdcompress.pipeline._folder import STATE, stored_recipe
+from svdcompress.recipe import Recipe
+from svdcompress.sources import Data, load_weights, make_model, open_data
+
+
+@dataclass
+class OpenRun:
+    """A run's folder and its recipe; the rest is read when asked for."""
+
+    folder: Path
+    recipe: Recipe
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The sparse variational model, in `eval()`."""
+        return checkpoint.load(self.folder / "model.safetensors", make_model(self.recipe.model)).eval()
+
+    @cached_property
+    def dense(self) -> nn.Module:
+        """The dense model that the run began with, in `eval()`."""
+        return load_weights(make_model(self.recipe.model), self.folder / "dense.safetensors").eval()
+
+    @cached_property
+    def data(self) -> Data:
+        """The run's data, split as they were then."""
+        return open_data(self.recipe.data, self.recipe.task)
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """What `report.json` holds."""
+        return report.load(self.folder)
+
+    @cached_property
+    def preprocessing(self) -> dict[str, Any]:
+        """How the run's inputs were prepared, for `svdcompress.sources.preprocess`; read without the data."""
+        extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
+        return extra.get("preprocessing", {})
+
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, where there are any."""
+        extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
+        return extra.get("classes")
+
+
+def open_run(folder: str | Path) -> OpenRun:
+    """Open the folder of a finished run. Raises OutputError if it is none, or if the run was stopped before its end."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: no such folder")
+    recipe = stored_recipe(folder)
+    if not (folder / "model.safetensors").is_file():
+        if (folder / STATE).is_dir():
+            raise OutputError(f"{folder}: the run is not finished; go on with: svdc sparsify --resume --out {folder}")
+        raise CheckpointError(f"{folder}: model.safetensors is missing")
+    return OpenRun(folder, recipe)

@@ -1,0 +1,368 @@
+"""The stages of a run, in order. Each finds what a stopped run left of it and goes on from there."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress import checkpoint, cost, report
+from svdcompress.convert import convert, variational_layers
+from svdcompress.errors import ExportError, Interrupted, ModelError, PruneError
+from svdcompress.export import export_onnx
+from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
+from svdcompress.pipeline import _figures
+from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._folder import RunState, Stop
+from svdcompress.prune import prune
+from svdcompress.recipe import BetaSchedule, Recipe, Training, dump_recipe, in_epochs
+from svdcompress.relevance import Masks
+from svdcompress.sources import (
+    Data,
+    call,
+    check_labels,
+    example_inputs,
+    load_weights,
+    main_output,
+    make_loss,
+    make_model,
+    open_data,
+    save_weights,
+)
+from svdcompress.train import (
+    Bars,
+    Fit,
+    Place,
+    agree,
+    evaluate,
+    fit,
+    seed_everything,
+    wait,
+    write_atomically,
+)
+
+EXAMPLES = 2
+"""Examples with which graphs are traced."""
+
+
+class Stages:
+    """One run. `run` does all stages; the attributes are what they hand on.
+
+    data, dense, model (converted; masks held once chosen), small (pruned), masks, results (what `report.json` will hold).
+    """
+
+    def __init__(self, recipe: Recipe, out: Path, place: Place, bars: Bars, stop: Stop, say: Callable[[str], None]) -> None:
+        self.recipe, self.out, self.place, self.bars, self.stop, self.say = recipe, out, place, bars, stop, say
+        self.state = RunState(out, place.first)
+        self.history: list[dict[str, Any]] = []
+        self.results: dict[str, Any] = {"seconds": dict(self.state.facts.get("seconds", {}))}
+
+    def run(self) -> dict[str, Any]:
+        """All stages; returns the results (on the first process; {} on others)."""
+        self._stage("data", self._data)
+        self._stage("dense", self._dense)
+        self._stage("convert", self._convert)
+        self._stage("train", self._train)
+        self._stage("threshold", self._threshold)
+        self._stage("prune", self._prune)
+        self._stage("recover", self._recover)
+        if self.place.first:
+            self._stage("evaluate", self._evaluate)
+            self._stage("export", self._export)
+            self._stage("cost", self._cost)
+            self._stage("report", self._report)
+            self.state.finish()
+        wait()
+        return self.results if self.place.first else {}
+
+    def _stage(self, name: str, work: Callable[[], None]) -> None:
+        if self.stop():
+            raise Interrupted(f"stopped by {self.stop.signal} before the stage {name}.")
+        started = time.monotonic()
+        work()
+        seconds = self.results["seconds"]
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
+        self.state.put(seconds=seconds)
+
+    # Up to a trained variational model
+
+    def _data(self) -> None:
+        self.data: Data = open_data(self.recipe.data, self.recipe.task)
+        self.inputs = example_inputs(self.data.train, EXAMPLES)
+        self.state.write_recipe(self.recipe)
+
+    def _dense(self) -> None:
+        recipe = self.recipe
+        seed_everything(recipe.seed, "model")
+        self.dense = make_model(recipe.model)
+        self._check_model()
+        for line in advice(recipe, self.dense, len(self.data.train)):
+            self.results.setdefault("warnings", []).append(line)
+            self.say(f"[yellow]warning:[/] {line}")
+        if recipe.weights.file:
+            load_weights(self.dense, recipe.weights.file, recipe.weights.strip_prefix)
+        else:
+            result = self._fit(self.dense, "dense", recipe.dense, tau=1.0)
+            self.history += result.history
+        self.dense.eval()
+        self.tau = _figures.noise_precision(self.dense, self.data)
+        if self.place.first:
+            write_atomically(self.out / "dense.safetensors", lambda path: save_weights(self.dense, path))
+
+    def _check_model(self) -> None:
+        """The model runs on the data and has as many outputs as there are classes."""
+        self.dense.eval()
+        try:
+            with torch.no_grad():
+                output = main_output(call(self.dense, self.inputs))
+        except Exception as error:  # whatever the user's model raises
+            shapes = getattr(self.inputs, "shape", None)
+            given = f" of shape {tuple(shapes)}" if shapes is not None else ""
+            name = self.recipe.model.name
+            raise ModelError(f"model: {name} fails on inputs{given}: {type(error).__name__}: {error}") from error
+        if self.data.task == "classification" and output.dim() == 2:
+            check_labels(self.data, output.shape[1])
+
+    def _convert(self) -> None:
+        self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe)
+        self.shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(self.model)}
+
+    def _train(self) -> None:
+        train = self.recipe.train
+        self.history += self._fit(
+            self.model,
+            "train",
+            train,
+            schedule=make_schedule(train.beta, train.epochs),
+            lr_log_sigma2=train.lr_log_sigma2,
+            distill=train.distill,
+            compiled=train.compile,
+        ).history
+
+    def _fit(self, model: nn.Module, stage: str, settings: Training, *, tau: float | None = None, **more: Any) -> Fit:
+        recipe = self.recipe
+        result = fit(
+            model,
+            self.data.train,
+            make_loss(recipe.loss, tau=tau or self._loss_tau(), class_weights=self._class_weights()),
+            settings,
+            stage=stage,
+            teacher=None if stage == "dense" else copy.deepcopy(self.dense),
+            task=recipe.task,
+            validate=self._validate,
+            seed=recipe.seed,
+            device=recipe.device,
+            state=self.state.folder / f"{stage}.pt",
+            bars=self.bars,
+            stop=self.stop,
+            on_epoch=self._log,
+            **more,
+        )
+        agree(model)
+        model.cpu().eval()
+        return result
+
+    def _validate(self, model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
+        return evaluate(model, self.data.validation, self.recipe.task, device=device, scale=self.data.target_scale)
+
+    def _loss_tau(self) -> float:
+        wanted = self.recipe.loss.tau
+        return (self.tau or 1.0) if wanted == "auto" else wanted
+
+    def _class_weights(self) -> torch.Tensor | None:
+        wanted = self.recipe.loss.class_weights
+        if wanted is None:
+            return None
+        if wanted == "balanced":
+            targets = self.data.train.targets.long().flatten()
+            counts = torch.bincount(targets, minlength=max(self.data.outputs, 2)).float().clamp_min(1)
+            return counts[:1] / counts[1:2] if self.data.task == "binary" else counts.sum() / (len(counts) * counts)
+        return torch.tensor(wanted)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if not (self.recipe.report.tensorboard and self.place.first):
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(self.out / "tensorboard")) as writer:
+            for name, value in row.items():
+                if isinstance(value, int | float) and name != "epoch":
+                    writer.add_scalar(f"{row['stage']}/{name}", value, row["epoch"])
+
+    # From log alpha to a small model
+
+    def _threshold(self) -> None:
+        self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, self._validate)
+        self.results["log_alpha"] = report.log_alpha_histograms(self.model, threshold)
+        self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
+        self.results["threshold_curve"] = curve
+        _some_left(self.masks)
+
+    def _prune(self) -> None:
+        file = self.state.folder / "pruned.safetensors"
+        if self.place.first and not (file.exists() and "pruning" in self.state.facts):
+            settings = self.recipe.prune
+            self.small = prune(
+                self.model,
+                self.inputs,
+                masks=self.masks,
+                round_to=settings.round_to,
+                remove_inputs=settings.remove_inputs,
+                protect=settings.protect,
+                time_budget=settings.time_budget,
+            )
+            write_atomically(file, lambda path: checkpoint.save(self.small, path))
+            self.state.put(pruning=report.plain(self.small.pruning.to_dict()))
+        wait()
+        self.small = checkpoint.load(file, make_model(self.recipe.model))
+        self.results["pruning"] = self.state.facts.get("pruning", {})
+
+    def _recover(self) -> None:
+        recover = self.recipe.recover
+        if recover.epochs:
+            self.history += self._fit(
+                self.small,
+                "recover",
+                recover,
+                schedule=Constant(recover.beta) if recover.noise else None,
+                noise=recover.noise,
+                lr_log_sigma2=recover.lr_log_sigma2,
+                distill=recover.distill,
+            ).history
+        if self.place.first:
+            extra = {"recipe": self.recipe.model_dump(mode="json"), "preprocessing": self.data.preprocessing}
+            extra["classes"] = self.data.classes
+            write_atomically(self.out / "model.safetensors", lambda path: checkpoint.save(self.small, path, extra=extra))
+
+    # Figures and files
+
+    def _evaluate(self) -> None:
+        """The only look at the test data."""
+        results, data = self.results, self.data
+        for name, model in (("dense", self.dense), ("sparse", self.small)):
+            measured = cost.measure(model, self.inputs).to_dict()
+            results[name] = {
+                "metrics": _figures.test_metrics(model, data),
+                "validation": self._validate(model),
+                **measured,
+            }
+        results["layers"] = _figures.layer_rows(self.shapes, self.masks, self.small)
+        results["filters"] = report.first_filters(self.dense, self._masked())
+        if samples := self.recipe.uncertainty.samples:
+            figures, diagrams = _figures.uncertainty(self.dense, self.small, data, samples, self.recipe.seed)
+            results["uncertainty"], results["calibration"] = figures, diagrams
+
+    def _masked(self) -> nn.Module:
+        from svdcompress.relevance import hold
+
+        return hold(self.model, self.masks)
+
+    def _export(self) -> None:
+        if not self.recipe.export.onnx:
+            return
+        results, opset = self.results, self.recipe.export.opset
+        metadata = {
+            "compression": cost.compression(results["dense"], results["sparse"]),
+            "metrics": results["sparse"]["metrics"],
+            "preprocessing": self.data.preprocessing,
+            "classes": self.data.classes,
+            "task": self.data.task,
+        }
+        self.exported = {
+            "dense": export_onnx(self.dense, self.out / "dense.onnx", self.inputs, opset=opset),
+            "sparse": export_onnx(self.small, self.out / "model.onnx", self.inputs, opset=opset, metadata=metadata),
+        }
+        results["parity"] = {file.path.name: file.parity for file in self.exported.values()}
+        for name, file in self.exported.items():
+            results[name]["bytes"] = file.bytes
+        if self.recipe.export.monte_carlo:
+            self._export_monte_carlo(metadata)
+
+    def _export_monte_carlo(self, metadata: dict[str, Any]) -> None:
+        task = self.data.task
+        tau = _figures.noise_precision(self.small, self.data) if task == "regression" else None
+        path = self.out / "model_mc.onnx"
+        try:
+            file = export_onnx(
+                self.small,
+                path,
+                self.inputs,
+                monte_carlo=True,
+                task=task,
+                tau=tau,
+                opset=self.recipe.export.opset,
+                metadata=metadata,
+            )
+        except ExportError as error:  # the run's other files are good
+            self.results.setdefault("warnings", []).append(f"model_mc.onnx was not written: {error}")
+            return
+        self.results["parity"][path.name] = file.parity
+
+    def _cost(self) -> None:
+        results = self.results
+        if self.recipe.export.onnx and self.recipe.report.latency:
+            paths = {name: file.path for name, file in self.exported.items()}
+            make_input = _figures.feed(self.data, self.exported["dense"].inputs)
+            for name, times in cost.latencies(paths, make_input).items():
+                results[name]["latency_ms"] = times
+            results["threads"] = 1
+        results["compression"] = cost.compression(results["dense"], results["sparse"])
+
+    def _report(self) -> None:
+        recipe = self.recipe
+        self.results.update(
+            name=self.out.name,
+            description=recipe.description,
+            task=recipe.task,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            examples={name: len(getattr(self.data, name)) for name in ("train", "validation", "test")},
+            history=self.history,
+            recipe=dump_recipe(recipe),
+            seed=recipe.seed,
+            device=str(self.place.device),
+            processes=self.place.world,
+            versions=_figures.versions(),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fonts and the like are not the user's business
+            if recipe.report.html:
+                report.write(self.out, self.results)
+            else:
+                report.write_json(self.out / "report.json", self.results)
+
+
+def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """A model converted as the recipe says, in place: first the layers that rules name, then the rest."""
+    settings = recipe.convert
+    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "threshold")}
+    for rule in settings.layers:
+        own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
+        convert(model, include=[rule.match] if isinstance(rule.match, str) else rule.match, exclude=settings.exclude, **own)
+    return convert(model, include=settings.include, exclude=settings.exclude, **base)
+
+
+def make_schedule(beta: BetaSchedule, epochs: int) -> Schedule:
+    """The schedule that a recipe names, in epochs."""
+    if beta.name == "constant":
+        return Constant(beta.final)
+    if beta.name == "additive":
+        return AdditiveWarmup(beta.step, beta.final)
+    kind = CosineWarmup if beta.name == "cosine" else LinearWarmup
+    return kind(in_epochs(beta.start, epochs), in_epochs(beta.stop, epochs), beta.final)
+
+
+def _some_left(masks: Masks) -> None:
+    for layer in masks.layers:
+        if not layer.kept:
+            raise PruneError(
+                f"nothing is left of layer {layer.name!r}: the model would be a constant. "
+                "Lower train.beta.final, raise relevance.threshold, or train longer before beta rises (train.beta.start)"
+            )
