@@ -121,6 +121,8 @@ class ELBO(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the arguments go to `nll`, as in `elbo(model(x), y)`."""
         nll = self.nll(*args, **kwargs)
+        if nll.dim():
+            raise UsageError(f"nll: returned shape {tuple(nll.shape)}; it must average over the batch and return one number")
         if self.beta == 0:
             self.last_nll, self.last_kl = nll.detach(), None
             return nll

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
-from svdcompress.errors import CheckpointError, PruneError, UsageError
+from svdcompress.errors import CheckpointError, OutputError, PruneError, UsageError
 from svdcompress.layers import Threshold
 
 
@@ -67,8 +67,12 @@ class Masks(Mapping[str, Tensor]):
         return f"Masks({len(self)} layers, {self.kept:,} of {self.total:,} weights kept)"
 
     def save(self, path: str | Path) -> None:
-        """Write the masks as safetensors."""
-        save_file({name: mask.contiguous().cpu() for name, mask in self.items()}, str(path), {"format": "svdcompress-masks"})
+        """Write the masks as safetensors. Raises OutputError where that fails."""
+        masks = {name: mask.contiguous().cpu() for name, mask in self.items()}
+        try:
+            save_file(masks, str(path), {"format": "svdcompress-masks"})
+        except (OSError, SafetensorError) as error:
+            raise OutputError(f"{path}: cannot be written ({error})") from error
 
     @staticmethod
     def load(path: str | Path, model: nn.Module) -> Masks:

@@ -1,0 +1,177 @@
+"""The objective against one written out by hand, and the schedules against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import UsageError
+
+
+def variational(**options) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = svdc.convert(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), **options)
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.log_sigma2.uniform_(-6, 2)
+    return model
+
+
+def kl_by_hand(model: nn.Module) -> torch.Tensor:
+    """KL of Kharitonov et al. 2018, weight by weight, through torch.distributions at the best prior variance."""
+    total = torch.zeros((), dtype=torch.float64)
+    for layer in (model[0], model[2]):
+        for mu, log_sigma2 in zip(layer.weight.flatten(), layer.log_sigma2.flatten(), strict=True):
+            mu, sigma2 = mu.double(), log_sigma2.double().exp()
+            posterior = torch.distributions.Normal(mu, sigma2.sqrt())
+            prior = torch.distributions.Normal(torch.zeros_like(mu), (mu**2 + sigma2).sqrt())
+            total = total + torch.distributions.kl_divergence(posterior, prior)
+    return total
+
+
+# The loss
+
+
+def test_the_loss_is_nll_plus_beta_kl_over_n_and_so_are_its_gradients():
+    model = variational().eval()  # the mean: no noise between the two computations
+    x, y = torch.randn(11, 5), torch.randint(3, (11,))
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=400, schedule=0.7)
+    loss = elbo(model(x), y)
+    logits = model(x)
+    nll = -logits.log_softmax(1)[torch.arange(11), y].mean()
+    kl = kl_by_hand(model)
+    expected = nll.double() + 0.7 * kl / 400
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert float(elbo.last_nll) == pytest.approx(nll.item(), rel=1e-6)
+    assert float(elbo.last_kl) == pytest.approx(kl.item(), rel=1e-5)
+
+    parameters = [model[0].weight, model[0].log_sigma2, model[2].weight, model[2].log_sigma2, model[0].bias]
+    ours = torch.autograd.grad(loss, parameters)
+    by_hand = torch.autograd.grad(expected, parameters)
+    for a, b in zip(ours, by_hand, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        assert a.abs().sum() > 0
+
+
+def test_gradients_reach_mean_and_variance_through_the_noise_too():
+    model = variational().train()
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=400, schedule=0.0)
+    elbo(model(torch.randn(11, 5)), torch.randint(3, (11,))).backward()
+    for layer in (model[0], model[2]):
+        assert layer.weight.grad.abs().sum() > 0 and layer.log_sigma2.grad.abs().sum() > 0
+
+
+def test_kl_is_summed_over_weights_and_divided_by_n_alone():
+    model = variational().eval()
+    kl = float(svdc.kl_divergence(model))
+    for batch in (1, 64):
+        x, y = torch.randn(batch, 5), torch.randint(3, (batch,))
+        elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=1000)
+        extra = float(elbo(model(x), y)) - float(nn.functional.cross_entropy(model(x), y))
+        assert extra == pytest.approx(kl / 1000, rel=1e-3)
+    double = nn.Sequential(variational(), variational())
+    assert float(svdc.kl_divergence(double)) == pytest.approx(2 * kl, rel=1e-6)
+
+
+def test_training_by_the_objective_is_training_by_hand():
+    """The same few steps written out with plain torch give the same numbers."""
+
+    def steps(loss_of):
+        model = variational()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        torch.manual_seed(1)
+        x, y = torch.randn(40, 5), torch.randint(3, (40,))
+        for epoch in range(4):
+            loss = loss_of(model, epoch, model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def ours(model, epoch, output, y):
+        elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=40, schedule=svdc.LinearWarmup(1, 3, 0.5))
+        elbo.set_epoch(epoch)
+        return elbo(output, y)
+
+    def by_hand(model, epoch, output, y):
+        return nn.functional.cross_entropy(output, y) + (0, 0, 0.25, 0.5)[epoch] * kl_by_hand(model).float() / 40
+
+    torch.testing.assert_close(steps(ours), steps(by_hand), rtol=1e-4, atol=1e-5)
+
+
+def test_shared_layers_count_once():
+    layer = nn.Linear(4, 4)
+    model = svdc.convert(nn.Sequential(layer, nn.Tanh(), layer))
+    assert float(svdc.kl_divergence(model)) == pytest.approx(float(layer.kl()), rel=1e-6)
+
+
+def test_at_beta_zero_no_kl_is_computed(monkeypatch):
+    model = variational()
+    monkeypatch.setattr(type(model[0]), "kl", lambda self: pytest.fail("kl was computed"))
+    elbo = svdc.ELBO(model, nn.MSELoss(), num_examples=3, schedule=svdc.LinearWarmup(1, 2))
+    elbo(model(torch.randn(2, 5)), torch.randn(2, 3))
+    assert elbo.beta == 0 and elbo.last_kl is None
+
+
+def test_a_loss_of_any_arguments_and_a_model_that_stays_outside():
+    model = variational().eval()
+    elbo = svdc.ELBO(model, lambda mean, log_variance, *, target: (mean - target).square().mean() + log_variance, 10, 1)
+    value = elbo(torch.zeros(3), torch.tensor(2.0), target=torch.ones(3))
+    assert float(value) == pytest.approx(3 + float(svdc.kl_divergence(model)) / 10, rel=1e-6)
+    assert not list(elbo.parameters()) and not elbo.state_dict()
+
+
+def test_wrong_use_is_an_error_that_says_what_to_do():
+    model = variational()
+    with pytest.raises(UsageError, match="num_examples: 0 is not a number of training examples"):
+        svdc.ELBO(model, nn.MSELoss(), 0)
+    with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
+        svdc.kl_divergence(nn.Linear(2, 2))
+    elbo = svdc.ELBO(model, nn.MSELoss(reduction="none"), 10)
+    with pytest.raises(UsageError, match=r"nll: returned shape \(2, 3\).*average over the batch"):
+        elbo(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+# Schedules
+
+
+def test_constant():
+    assert [svdc.Constant(0.3)(epoch) for epoch in (0, 7.5, 1e6)] == [0.3] * 3
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (4.99, 0), (5, 0), (12.5, 0.5), (20, 1), (500, 1)])
+def test_linear_warm_up(epoch, expected):
+    assert svdc.LinearWarmup(5, 20)(epoch) == pytest.approx(expected)
+    assert svdc.LinearWarmup(5, 20, final=0.1)(epoch) == pytest.approx(0.1 * expected)
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (5, 0), (12.5, 0.5), (8.75, 0.5 - math.sqrt(0.125)), (20, 1), (99, 1)])
+def test_cosine_warm_up(epoch, expected):
+    assert svdc.CosineWarmup(5, 20, final=2.0)(epoch) == pytest.approx(2 * expected, abs=1e-12)
+
+
+def test_a_warm_up_of_no_length_is_a_step():
+    for schedule in (svdc.LinearWarmup(3, 3), svdc.CosineWarmup(3, 3)):
+        assert [schedule(epoch) for epoch in (2.9, 3, 4)] == [0, 1, 1]
+
+
+def test_additive_warm_up_is_the_lectures_loop():
+    """`kl_weight = min(kl_weight + 0.02, 1)` at the start of each epoch (Mittov's training code)."""
+    schedule, kl_weight = svdc.AdditiveWarmup(), 0.0
+    for epoch in range(100):
+        kl_weight = min(kl_weight + 0.02, 1)
+        assert schedule(epoch) == pytest.approx(kl_weight)
+        assert schedule(epoch + 0.99) == schedule(epoch)
+    assert svdc.AdditiveWarmup(step=0.3, final=0.5)(7) == 0.5
+
+
+def test_set_epoch_follows_the_schedule_and_a_number_is_a_constant():
+    model = variational()
+    elbo = svdc.ELBO(model, nn.MSELoss(), 10, svdc.LinearWarmup(0, 10))
+    assert [elbo.set_epoch(epoch) for epoch in (0, 5, 20)] == [0, 0.5, 1] and elbo.beta == 1
+    assert svdc.ELBO(model, nn.MSELoss(), 10, 3).set_epoch(8) == 3
+    assert svdc.ELBO(model, nn.MSELoss(), 10, lambda epoch: epoch**2).set_epoch(3) == 9

@@ -1,0 +1,205 @@
+"""Masks against the definition of log alpha, weight by weight and group by group; counts; holding; files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import CheckpointError, ModelError, OutputError, PruneError, UsageError
+from svdcompress.relevance import as_masks
+
+
+def model(**options) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose2d(6, 4, 2, groups=2), nn.Flatten(), nn.Linear(4, 3))
+    svdc.convert(net, **options)
+    with torch.no_grad():
+        for layer in (net[0], net[1], net[3]):
+            layer.weight.normal_()
+            layer.log_sigma2.uniform_(-4, 6)
+    return net
+
+
+def groups_of(layer: nn.Module, share: str) -> list[list[tuple[int, ...]]]:
+    """Indices of the weights that share a prior variance, by a loop over the weight's own indexing."""
+    shape = layer.weight.shape
+    found: dict[tuple, list[tuple[int, ...]]] = {}
+    for index in torch.cartesian_prod(*(torch.arange(n) for n in shape)).reshape(-1, len(shape)).tolist():
+        if isinstance(layer, nn.Linear):
+            output, input_ = index[0], index[1]
+        elif isinstance(layer, nn.ConvTranspose2d):  # weight: (in, out / groups, ...)
+            group = index[0] // (shape[0] // layer.groups)
+            output, input_ = group * shape[1] + index[1], index[0]
+        else:  # weight: (out, in / groups, ...)
+            group = index[0] // (shape[0] // layer.groups)
+            output, input_ = index[0], group * shape[1] + index[1]
+        key = {"weight": tuple(index), "input": (input_,), "output": (output,), "layer": ()}[share]
+        found.setdefault(key, []).append(tuple(index))
+    return list(found.values())
+
+
+def by_hand(layer: nn.Module, share: str, threshold: float) -> torch.Tensor:
+    mask = torch.zeros(layer.weight.shape, dtype=torch.bool)
+    mean2, sigma2 = layer.weight.detach().double() ** 2, layer.log_sigma2.detach().double().exp()
+    for members in groups_of(layer, share):
+        noise, signal = sum(sigma2[i] for i in members), sum(mean2[i] for i in members)
+        for i in members:
+            mask[i] = bool(torch.log(noise) - torch.log(signal) < threshold)
+    return mask
+
+
+@pytest.mark.parametrize("share", ["weight", "input", "output", "layer"])
+@pytest.mark.parametrize("threshold", [0.0, 1.5, 3.0])
+def test_masks_are_those_of_the_definition(share, threshold):
+    net = model(share=share)
+    masks = svdc.relevance(net, threshold)
+    assert list(masks) == ["0", "1", "3"]
+    for name, mask in masks.items():
+        assert torch.equal(mask, by_hand(net.get_submodule(name), share, threshold))
+
+
+def test_a_weight_of_two_shares_must_be_relevant_in_both_each_with_its_own_threshold():
+    net = model(share=["weight", "output"])
+    masks = svdc.relevance(net, {"weight": 2.0, "output": 1.0})
+    for name, mask in masks.items():
+        layer = net.get_submodule(name)
+        assert torch.equal(mask, by_hand(layer, "weight", 2.0) & by_hand(layer, "output", 1.0))
+    assert 0 < masks.kept < masks.total
+
+
+def test_the_threshold_is_three_unless_the_layer_was_told_otherwise():
+    assert torch.equal(svdc.relevance(model())["3"], by_hand(model()[3], "weight", 3.0))
+    assert torch.equal(svdc.relevance(model(threshold=1.0))["3"], by_hand(model()[3], "weight", 1.0))
+
+
+def test_a_weight_of_zero_is_irrelevant_and_log_alpha_at_the_threshold_is_too():
+    net = svdc.convert(nn.Sequential(nn.Linear(2, 1)), threshold=3.0)
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[0.0, 1.0]]))
+        net[0].log_sigma2.fill_(-10.0)
+    assert svdc.relevance(net)["0"].tolist() == [[False, True]]
+    limit = float(net[0].log_alpha()[0, 1])
+    assert svdc.relevance(net, limit)["0"].tolist() == [[False, False]]
+
+
+def test_counts_by_layer_and_in_total():
+    net = model()
+    mask = torch.zeros_like(net[0].weight, dtype=torch.bool)
+    mask[4, 1, 0, 0] = mask[4, 0, 0, 0] = mask[5, 1, 2, 2] = True  # second group: outputs 4, 5; inputs 2, 3
+    found = as_masks(net, {"0": mask, "1": torch.ones_like(net[1].weight, dtype=torch.bool), "3": svdc.relevance(net)["3"]})
+    first, second, last = found.layers
+    assert (first.name, first.kept, first.total, first.inputs, first.outputs) == ("0", 3, 108, 2, 2)
+    assert (second.kept, second.inputs, second.outputs, second.sparsity) == (48, 6, 4, 0.0)
+    assert first.sparsity == pytest.approx(1 - 3 / 108)
+    assert found.kept == 3 + 48 + last.kept and found.total == 108 + 48 + 12
+    assert found.sparsity == pytest.approx(1 - found.kept / 168)
+    assert repr(found) == f"Masks(3 layers, {found.kept} of 168 weights kept)"
+
+
+def test_relevance_changes_nothing_and_its_masks_are_its_own():
+    net = model()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    masks = svdc.relevance(net)
+    masks["3"].zero_()
+    assert {name: value.tolist() for name, value in net.state_dict().items()} == {n: v.tolist() for n, v in before.items()}
+    assert svdc.relevance(net)["3"].any()
+    svdc.hold(net, svdc.relevance(net))
+    svdc.relevance(net)["3"].zero_()
+    assert net[3].mask.any()
+
+
+def test_eval_computes_with_the_masks_of_relevance():
+    net = model(threshold=1.0).eval()
+    masks = svdc.relevance(net)
+    plain = nn.Linear(4, 3)
+    with torch.no_grad():
+        plain.weight.copy_(net[3].weight * masks["3"])
+        plain.bias.copy_(net[3].bias)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(net[3](x), plain(x))
+
+
+# Holding
+
+
+def test_held_masks_count_in_every_mode_whatever_log_alpha_becomes():
+    net = model()
+    masks = {name: torch.rand(m.shape) < 0.5 for name, m in svdc.relevance(net).items()}
+    assert svdc.hold(net, masks) is net
+    with torch.no_grad():
+        net[3].log_sigma2.fill_(-30.0)
+    assert all(torch.equal(svdc.relevance(net)[name], masks[name]) for name in masks)
+    x = torch.randn(64, 4)
+    for mode in (True, False):
+        torch.testing.assert_close(
+            net.train(mode)[3](x), x @ (net[3].weight * masks["3"]).T + net[3].bias, atol=1e-3, rtol=1e-3
+        )
+    stricter = svdc.relevance(net, -100.0)
+    assert stricter.kept == 0, "a threshold given counts within the held mask"
+    loose = svdc.relevance(net, 100.0)
+    assert all(torch.equal(loose[name], masks[name]) for name in masks), "and never brings back what the mask dropped"
+
+
+def test_letting_go_lets_log_alpha_decide_again():
+    net = model()
+    before = svdc.relevance(net)
+    svdc.hold(net, {name: torch.zeros_like(mask) for name, mask in before.items()})
+    assert svdc.relevance(net).kept == 0
+    svdc.hold(net, None)
+    assert all(torch.equal(svdc.relevance(net)[name], before[name]) for name in before)
+
+
+# Files
+
+
+def test_masks_are_saved_and_loaded(tmp_path):
+    net = model()
+    masks = svdc.relevance(net)
+    masks.save(tmp_path / "masks.safetensors")
+    loaded = svdc.Masks.load(tmp_path / "masks.safetensors", model())
+    assert list(loaded) == list(masks) and loaded.layers == masks.layers
+    assert all(torch.equal(loaded[name], masks[name]) for name in masks)
+
+
+def test_masks_that_cannot_be_written_are_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match=r"masks\.safetensors: cannot be written"):
+        svdc.relevance(model()).save(tmp_path / "none" / "masks.safetensors")
+
+
+def test_files_that_are_no_masks_are_refused_by_name(tmp_path):
+    with pytest.raises(CheckpointError, match=r"none\.safetensors"):
+        svdc.Masks.load(tmp_path / "none.safetensors", model())
+    (tmp_path / "cut.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{")
+    with pytest.raises(CheckpointError, match=r"cut\.safetensors: not readable as saved masks"):
+        svdc.Masks.load(tmp_path / "cut.safetensors", model())
+    svdc.relevance(model()).save(tmp_path / "masks.safetensors")
+    other = svdc.convert(nn.Sequential(nn.Linear(4, 3)))
+    with pytest.raises(PruneError, match=r"no mask for \[\], no layer for \['1', '3'\]"):
+        svdc.Masks.load(tmp_path / "masks.safetensors", other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda masks: masks.pop("3"), r"no mask for \['3'\]"),
+        (lambda masks: masks.update(extra=masks["3"]), r"no layer for \['extra'\]"),
+        (lambda masks: masks.update({"3": masks["3"].T}), r"masks\['3'\]: shape \(4, 3\), but the weight has \(3, 4\)"),
+        (lambda masks: masks.update({"3": masks["3"].float()}), r"masks\['3'\]: dtype torch.float32, but a mask is bool"),
+    ],
+)
+def test_masks_of_another_model_are_refused_and_nothing_is_held(change, message):
+    net = model()
+    masks = dict(svdc.relevance(net))
+    change(masks)
+    with pytest.raises(PruneError, match=message):
+        svdc.hold(net, masks)
+    assert net[0].mask is None
+
+
+def test_a_model_without_variational_layers_and_an_unknown_share_are_errors():
+    with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
+        svdc.relevance(nn.Linear(2, 2))
+    with pytest.raises(ModelError, match="threshold: unknown name 'rows'"):
+        svdc.relevance(model(), {"rows": 2.0})
