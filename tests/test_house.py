@@ -1,0 +1,159 @@
+"""The rules of the house: imports go one way, some packages have one room only, rooms are small, public names are explained."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import svdcompress
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "svdcompress"
+# fmt: off
+ORDER = [
+    "cli", "pipeline", "report", "search", "train", "export", "uncertainty", "cost", "prune", "relevance", "objective", "convert",
+    "layers", "checkpoint", "sources", "recipe", "errors",
+]
+# fmt: on
+"""A room imports only from what stands to its right (and from its own files)."""
+
+ONE_ROOM = {"accelerate": "train", "torch_pruning": "prune", "typer": "cli"}
+"""Packages that one room alone may import, so that they can be replaced there."""
+
+LAZY = (
+    "matplotlib",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "torch_pruning",
+    "accelerate",
+    "torchmetrics",
+    "pandas",
+    "transformers",
+)
+"""Heavy packages that `import svdcompress` does not load."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+PYTHON = sorted(
+    file for folder in ("svdcompress", "tests", "benchmarks", "docs", "recipes") for file in (ROOT / folder).rglob("*.py")
+)
+
+
+def room(file: Path) -> str:
+    """The room of a file: its name, or that of the folder it is in; "" for the front (`__init__` and `__main__`)."""
+    name = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if name in ("__init__", "__main__") else name
+
+
+def imports(file: Path) -> list[tuple[str, int]]:
+    """Dotted names that a file imports anywhere, `from a import b` as a.b, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: a relative import; the house names its rooms"
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def test_every_file_belongs_to_a_known_room():
+    assert FILES, "no package found"
+    assert {room(file) for file in FILES} - {""} <= set(ORDER)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_go_one_way(file):
+    own = room(file)
+    if not own:
+        return
+    allowed = {own, *ORDER[ORDER.index(own) + 1 :]}
+    for name, line in imports(file):
+        parts = name.split(".")
+        if parts[0] == "svdcompress" and parts[1] != "__version__":
+            assert parts[1] in allowed, f"{file.relative_to(ROOT)}:{line}: {own} may not import {name}"
+
+
+def test_private_modules_are_imported_by_their_own_room_alone():
+    for file in FILES:
+        for name, line in imports(file):
+            parts = name.split(".")
+            if parts[0] == "svdcompress" and any(part.startswith("_") for part in parts[1:-1]) and room(file) != parts[1]:
+                pytest.fail(f"{file.relative_to(ROOT)}:{line}: {name} is private to {parts[1]}")
+
+
+@pytest.mark.parametrize(("package", "own"), ONE_ROOM.items())
+def test_packages_of_one_room(package, own):
+    users = {room(file) for file in FILES for name, _ in imports(file) if name.split(".")[0] == package}
+    assert users <= {own}
+
+
+def test_torch_pruning_is_behind_one_file():
+    users = [file.name for file in FILES for name, _ in imports(file) if name.split(".")[0] == "torch_pruning"]
+    assert len(set(users)) <= 1
+
+
+def test_rooms_are_small():
+    lines = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in PYTHON}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+    long = {name: count for name, count in lines.items() if count > 300}
+    if long:
+        warnings.warn(f"rooms that could be two (above 300 lines): {long}", pytest.PytestWarning)
+
+
+def test_heavy_packages_are_imported_when_used():
+    code = f"import sys, svdcompress; print(*[name for name in {LAZY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == []
+
+
+# Names
+
+
+def modules() -> list[str]:
+    """Every module of the package by name."""
+    return ["svdcompress", *(info.name for info in pkgutil.walk_packages([str(PACKAGE)], "svdcompress."))]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_modules_and_their_public_functions_and_classes_are_explained(file):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    silent = [] if ast.get_docstring(tree) else ["the module"]
+    for node in tree.body:
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if named and not node.name.startswith("_") and not ast.get_docstring(node):
+            silent.append(node.name)
+    assert silent == [], f"without a docstring in {file.relative_to(ROOT)}"
+
+
+def test_exported_names_exist_and_their_methods_are_explained():
+    silent = []
+    for module in map(importlib.import_module, (name for name in modules() if not name.split(".")[-1].startswith("_"))):
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if inspect.isclass(value) and value.__module__.startswith("svdcompress"):
+                silent += [f"{module.__name__}.{name}.{method}" for method in _silent_methods(value)]
+            elif inspect.isroutine(value) and not inspect.getdoc(value):
+                silent.append(f"{module.__name__}.{name}")
+    assert sorted(set(silent)) == []
+
+
+def _silent_methods(value: type) -> list[str]:
+    public = {name: item for name, item in vars(value).items() if not name.startswith("_")}
+    routines = {
+        n: i for n, i in public.items() if inspect.isfunction(i) or isinstance(i, property | classmethod | staticmethod)
+    }
+    return [name for name in routines if not inspect.getdoc(getattr(value, name)) and name not in ("extra_repr",)]
+
+
+def test_all_of_the_front_is_there():
+    missing = [name for name in svdcompress.__all__ if not hasattr(svdcompress, name)]
+    assert missing == []
