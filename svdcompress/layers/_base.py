@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -210,17 +212,18 @@ class VariationalLayer(StochasticLayer):
         if self.training and self.mask is None and name == "weight":
             return self.weight
 
-        def make() -> Tensor:
-            keep = self.mask if self.training else self.relevant()
+        def make(relevant: Callable[[], Tensor]) -> Tensor:
+            keep = self.mask if self.training else relevant()
             value = self.weight if name == "weight" else self.log_sigma2.exp().to(dtype or self.weight.dtype)
             return value if keep is None else value * keep
 
         if self.sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
-            return make()
+            return make(self.relevant)
         if self._cache is None:
             self._cache = Cache()
         key = (self.training, tuple(self.threshold.items()), tuple(self.share))
-        return self._cache.get(f"{name} {dtype}", (self.weight, self.log_sigma2, self.mask), key, make)
+        derived = partial(self._cache.get, sources=(self.weight, self.log_sigma2, self.mask), key=key)
+        return derived(f"{name} {dtype}", make=lambda: make(lambda: derived("relevant", make=self.relevant)))
 
     def _member(self) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, kept by the sampler until it resamples."""

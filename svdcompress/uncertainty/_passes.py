@@ -30,7 +30,7 @@ class Draws:
 
     def __init__(self, run: Run, sampler: Sampler, antithetic: bool) -> None:
         self.run, self.sampler, self.antithetic = run, sampler, antithetic
-        self.batched = True
+        self.batched, self._proven = True, False
         self._noises: list[Tensor] | None = None  # the current members, drawn together
         self._kept: dict[int, dict] = {}  # the current members, drawn one by one
 
@@ -42,11 +42,13 @@ class Draws:
     def __call__(self, inputs: Any, count: int) -> Any:
         """`count` draws of the output, (count, b, ...); members keep the same weights until `resample`."""
         if self.batched:
-            state = self.sampler.generator.get_state()
+            state = None if self._proven else self.sampler.generator.get_state()
             try:
-                return self._together(inputs, count)
+                output = self._together(inputs, count)
+                self._proven = True
+                return output
             except Exception:  # vmap has many ways to say no; a fault of the model itself shows again below
-                if self._noises is not None:
+                if state is None:
                     raise
                 self.batched = False
                 self.resample()

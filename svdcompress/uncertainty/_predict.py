@@ -18,8 +18,8 @@ from svdcompress.uncertainty._passes import Draws, evaluating
 from svdcompress.uncertainty._prediction import TASKS, Prediction
 from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
 
-PROBE = 8  # inputs of the noise-free pass that shows whether the model takes them, and how wide it is
-BUDGET = {"cpu": 2**18}  # numbers in a pass's widest activation: on a CPU they should stay near the caches
+PROBE = 8  # inputs of a first pass, which shows whether the model takes them, and how wide it is
+BUDGET = {"cpu": 2**19}  # numbers in a pass's widest activation: larger ones leave a CPU's caches, smaller ones cost overhead
 OTHER_BUDGET = 2**25
 
 
@@ -69,16 +69,15 @@ def mc_predict(
     generator = _generator(generator, device)
     sums = _sums(task, size, full, dim, tau)
     run = partial(_output, model, task)
-    with evaluating(model):
+    with evaluating(model), sampling(model, generator=generator, members=members) as sampler:
         widest = _probe(model, run, x, size)
-        with sampling(model, generator=generator, members=members) as sampler:
-            draws = Draws(run, sampler, antithetic)
-            weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, VariationalLayer))
-            inputs, at_once = _plan(size, samples, widest, weights if members else None, chunk, device, antithetic)
-            for start, count in _order(size, samples, inputs, at_once, members):
-                if start == 0:
-                    draws.resample()
-                sums.add(draws(take(x, start, start + inputs, size), count), start)
+        draws = Draws(run, sampler, antithetic)
+        weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, VariationalLayer))
+        inputs, at_once = _plan(size, samples, widest, weights if members else None, chunk, device, antithetic)
+        for start, count in _order(size, samples, inputs, at_once, members):
+            if start == 0:
+                draws.resample()
+            sums.add(draws(take(x, start, start + inputs, size), count), start)
     return _finite(sums.prediction(samples))
 
 
@@ -160,7 +159,7 @@ def _sums(task: str, size: int, full: bool, dim: int, tau: Any) -> Sums:
 
 
 def _probe(model: nn.Module, run: Any, x: Any, size: int) -> int:
-    """Run some inputs without noise: numbers in the widest activation, for each input. Raises where they do not fit."""
+    """Run some inputs: numbers in the widest activation, for each input. Raises where they do not fit."""
     some = min(size, PROBE)
     widest = 1
 
