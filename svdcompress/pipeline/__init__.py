@@ -2,6 +2,7 @@
 
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._estimate import Estimate, estimate
+from svdcompress.pipeline._figures import feed
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run
 from svdcompress.pipeline._run import run
@@ -14,6 +15,7 @@ __all__ = [
     "advice",
     "converted",
     "estimate",
+    "feed",
     "free_folder",
     "make_schedule",
     "open_run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,8 +163,8 @@ def _inputs(small: nn.Module, name: str, shape: tuple[int, ...]) -> int:
     return shape[1] * getattr(layer, "groups", 1) if layer is not None else shape[1]
 
 
-def feed(data: Data, names: list[str]) -> Callable[[int], Any]:
-    """Batches of any size for onnxruntime, made of training examples."""
+def feed(data: Data, file: Path) -> Callable[[int], Any]:
+    """Batches of any size for an ONNX file, made of training examples."""
     inputs = example_inputs(data.train, 128)
 
     def make(batch: int) -> Any:
@@ -174,6 +175,12 @@ def feed(data: Data, names: list[str]) -> Callable[[int], Any]:
         if isinstance(inputs, Tensor):
             return repeat(inputs)
         arrays = map_tensors(inputs, repeat)
-        return dict(arrays) if isinstance(arrays, dict) else dict(zip(names, arrays, strict=False))
+        return arrays if isinstance(arrays, dict) else dict(zip(_input_names(file), arrays, strict=True))
 
     return make
+
+
+def _input_names(file: Path) -> list[str]:
+    import onnx
+
+    return [value.name for value in onnx.load(str(file), load_external_data=False).graph.input]

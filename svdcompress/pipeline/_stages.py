@@ -310,7 +310,7 @@ class Stages:
         results = self.results
         if self.recipe.export.onnx and self.recipe.report.latency:
             paths = {name: file.path for name, file in self.exported.items()}
-            make_input = _figures.feed(self.data, self.exported["dense"].inputs)
+            make_input = _figures.feed(self.data, paths["dense"])
             for name, times in cost.latencies(paths, make_input).items():
                 results[name]["latency_ms"] = times
             results["threads"] = 1

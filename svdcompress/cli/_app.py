@@ -1,0 +1,96 @@
+"""The application: its help, its commands, and how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from svdcompress import errors
+from svdcompress.cli import _inspect, _recipes, _runs, _sparsify
+from svdcompress.cli._common import command
+
+EXIT_CODES = (
+    ("0", "done"),
+    ("1", "an error of the program itself (please report it, with --debug)"),
+    *(
+        (str(kind.exit_code), (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
+        for kind in (
+            errors.UsageError,
+            errors.RecipeError,
+            errors.ModelError,
+            errors.CheckpointError,
+            errors.DataError,
+            errors.OutputError,
+            errors.TrainingError,
+            errors.PruneError,
+            errors.ExportError,
+            errors.DependencyError,
+            errors.BudgetError,
+            errors.Interrupted,
+        )
+    ),
+)
+"""Exit codes and what each means, as the help lists them."""
+
+HELP = """
+Makes a trained network smaller by asking, of each weight, whether the data still need it; what is left still says how sure
+it is.
+
+[bold]A first run[/] (scikit-learn's digits, no download, about a minute):
+
+  svdc sparsify digits
+
+[bold]Your own model:[/]
+
+  svdc inspect  --model ./model.py:make --data imagefolder:photos
+
+  svdc sparsify --model ./model.py:make --weights trained.pt --data imagefolder:photos --out runs/photos
+
+[bold]What came of it:[/] open runs/photos/report.html; then
+
+  svdc evaluate runs/photos        dense and sparse, with and without uncertainty
+
+  svdc predict runs/photos --input x.npy
+
+[bold]Recipes[/] are YAML files that hold all settings: `svdc recipes list`, `svdc recipes copy digits`. Each field can
+be set with --set, as in --set train.beta.final=0.1.
+"""
+
+app = typer.Typer(
+    name="svdc",
+    help=HELP,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="[bold]Exit codes:[/] " + "; ".join(f"[bold]{code}[/] {meaning}" for code, meaning in EXIT_CODES),
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from svdcompress import __version__
+
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+MAIN, AFTER = "Make a model smaller", "With a run's folder"
+
+app.command(rich_help_panel=MAIN)(command(_sparsify.sparsify))
+app.command(rich_help_panel=MAIN)(command(_inspect.inspect))
+app.add_typer(_recipes.app, name="recipes", rich_help_panel=MAIN)
+for _work in (_runs.evaluate, _runs.predict, _runs.export, _runs.bench, _runs.report):
+    app.command(rich_help_panel=AFTER)(command(_work))
+
+
+def main() -> None:
+    """The entry point of `svdc`."""
+    app()

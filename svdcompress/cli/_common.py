@@ -1,0 +1,90 @@
+"""What the commands share: consoles, options, errors as one line."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from svdcompress.errors import SvdcError, UsageError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel="Output")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel="Output")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+
+
+def out_console() -> Console:
+    """Where results go."""
+    return Console(file=sys.stdout)
+
+
+def err_console() -> Console:
+    """Where progress, warnings and errors go."""
+    return Console(file=sys.stderr)
+
+
+def command(work: Function) -> Function:
+    """A command whose errors are one clear line and an exit code of their own kind; `--debug` adds the traceback."""
+
+    @functools.wraps(work)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return work(*args, **kwargs)
+        except SvdcError as error:
+            if kwargs.get("debug"):
+                err_console().print_exception()
+            else:
+                _say(f"error: {error}")
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (typer.Exit, typer.Abort, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith(("click", "typer")):
+                raise
+            if kwargs.get("debug"):
+                err_console().print_exception()
+            else:
+                _say(f"error: {type(error).__name__}: {error} (an error of the program itself: --debug shows where)")
+            raise typer.Exit(1) from None
+
+    return run  # type: ignore[return-value]
+
+
+def _say(text: str) -> None:
+    err_console().print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """A result on standard output, for machines."""
+    from svdcompress.report import plain
+
+    print(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def key_values(pairs: list[str], option: str) -> dict[str, Any]:
+    """`key=value` options as a dict, the values read as YAML. Raises UsageError for anything else."""
+    import yaml
+
+    found = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{option} {pair}: write it as key=value")
+        try:
+            found[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found[key] = text
+    return found

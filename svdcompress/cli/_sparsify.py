@@ -1,0 +1,133 @@
+"""`svdc sparsify`: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from svdcompress.cli import _settings as s
+from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
+from svdcompress.errors import UsageError
+from svdcompress.recipe import Recipe
+
+
+def sparsify(
+    recipe: s.RecipeArgument = None,
+    model: s.Model = None,
+    model_arg: s.ModelArg = [],  # noqa: B006 (Typer reads the default, nothing changes it)
+    weights: s.Weights = None,
+    strip_prefix: s.StripPrefix = None,
+    data: s.DataName = None,
+    data_arg: s.DataArg = [],  # noqa: B006
+    target: s.Target = None,
+    loss: s.LossName = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning.", rich_help_panel=s.TRAINING)] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Limit on log alpha from which a weight goes (3).", rich_help_panel=s.TRAINING)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).", rich_help_panel=s.RUN)] = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (a new one below runs/).", rich_help_panel=s.RUN)] = None,
+    set_: s.Set = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=s.RUN)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="If --out holds something, move it aside first.", rich_help_panel=s.RUN)
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, estimated time and memory; write nothing.", rich_help_panel=s.RUN)
+    ] = False,
+    json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", rich_help_panel="Output")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make a trained model smaller: convert, fine-tune, prune, recover, evaluate, export to ONNX, report.
+
+    With a [bold]RECIPE[/], or with --model and --data and the defaults. Without --weights (or weights in the recipe) the dense
+    model is trained first. Everything goes into one folder: model.onnx, model_mc.onnx, model.safetensors, report.html, ...
+
+    A run that was stopped goes on with: svdc sparsify --resume --out FOLDER
+    """
+    if resume and (out is None or dry_run):
+        raise UsageError("--resume needs --out FOLDER, the folder of the stopped run, and goes without --dry-run")
+    from svdcompress import pipeline
+
+    source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
+    if resume and source is None:
+        pipeline.prepare(out, resume=True)  # says what is wrong with the folder
+    made = s.settings(
+        source,
+        overrides=set_,
+        model_arg=model_arg,
+        data_arg=data_arg,
+        model=model,
+        weights=weights,
+        weights__strip_prefix=strip_prefix,
+        data=data,
+        data__target=target,
+        loss=loss,
+        train__epochs=epochs,
+        convert__threshold=threshold,
+        seed=seed,
+        device=device,
+    )
+    if dry_run:
+        found = pipeline.estimate(made)
+        print_json(found.to_dict()) if json else show_estimate(found, made, out_console())
+        return
+    folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
+    silent = quiet or json
+    console = err_console()
+    if not silent:
+        _announce(made, folder, recipe, console)
+    results = pipeline.run(made, folder, resume=resume, overwrite=overwrite, console=console, quiet=silent)
+    if json and results:
+        print_json({**results, "out": str(folder)})
+    elif results and not quiet:
+        from svdcompress import report
+
+        report.table(results, out_console(), folder)
+
+
+def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) -> None:
+    if not console.is_terminal:
+        return
+    text = made.description.strip().partition("\n")[0]
+    console.print(f"[bold]{s.stem(recipe, made)}[/]  {text}")
+    start = f"from {made.weights.file}" if made.weights.file else "the dense model is trained first"
+    console.print(f"model {made.model.name}, data {made.data.name}; {start}; results go to {folder}/\n", highlight=False)
+
+
+def show_estimate(found: Any, made: Recipe, console: Console) -> None:
+    """The plan of a run, for people."""
+    console.print(plan_table(found.plan))
+    counts = ", ".join(f"{name} {count:,}" for name, count in found.examples.items())
+    console.print(f"\nexamples: {counts}", highlight=False)
+    console.print(f"weights to be converted: {found.converted:,} of {found.parameters:,} parameters", highlight=False)
+    console.print(
+        f"memory for weights, gradients and optimizer: {found.memory / 1e6:,.1f} MB, beside activations", highlight=False
+    )
+    parts = ", ".join(f"{name} {_minutes(value)}" for name, value in found.seconds.items())
+    console.print(f"time on {found.device}, roughly: {_minutes(sum(found.seconds.values()))} ({parts})", highlight=False)
+    for line in found.warnings:
+        console.print(f"[yellow]warning:[/] {line}")
+
+
+def plan_table(entries: Any) -> Table:
+    """Which layers are converted, and why the others are not."""
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("layer", "type"):
+        table.add_column(heading)
+    table.add_column("weights", justify="right")
+    table.add_column("")
+    for entry in entries:
+        what = "[green]converted[/]" if entry.converted else f"[dim]left: {entry.reason}[/]"
+        table.add_row(entry.name, entry.kind, f"{entry.parameters:,}", what)
+    return table
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
