@@ -1,0 +1,6 @@
+"""Dead units out of the graph, exactly; what cannot be done exactly stays masked, with its reason."""
+
+from svdcompress.prune._prune import groups, prune
+from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
+
+__all__ = ["LayerShape", "PruneGroup", "PruneReport", "groups", "prune"]

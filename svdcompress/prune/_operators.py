@@ -1,0 +1,65 @@
+"""From an operator to what it does to units; whatever is not known here pins what enters it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.prune._maps import MAPS
+from svdcompress.prune._moves import MOVES
+from svdcompress.prune._pointwise import POINTWISE, pointwise
+from svdcompress.prune._shadow import Shadow, flat
+from svdcompress.prune._trace import Trace, tensors_in
+
+
+def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    """Give the outputs of an operator their shadows."""
+    operands = tensors_in((args, kwargs))
+    results = tensors_in(out)
+    if not results:
+        return
+    name = base_name(func)
+    mutable = func._schema.is_mutable
+    before = trace.of(args[0]) if mutable and args and isinstance(args[0], Tensor) else None
+    handler = MAPS.get(name) or MOVES.get(name)
+    if handler is None and (torch.Tag.pointwise in func.tags or name in POINTWISE):
+        handler = pointwise
+    if mutable and (before is None or kwargs.get("out") is not None):
+        handler = None
+    try:
+        if handler is None or not operands:
+            raise NotImplementedError
+        handler(trace, name, args, kwargs, out)
+    except Exception:  # a case that its handler did not foresee is as unknown as an unknown operator
+        unknown(trace, func, operands, results)
+    for result in results:
+        if any(result is operand for operand in operands) or func.is_view:
+            trace.viewed.add(result.untyped_storage()._cdata)
+    if before is not None and results[0] is args[0]:
+        after = trace.of(results[0])
+        changed = before.taint.shape != after.taint.shape or bool((after.taint & ~before.taint).any())
+        if (changed or after.parameter is not before.parameter) and _shared(trace, results[0]):
+            trace.dirty.add(results[0].untyped_storage()._cdata)
+
+
+def _shared(trace: Trace, tensor: Tensor) -> bool:
+    return tensor._is_view() or tensor.untyped_storage()._cdata in trace.viewed
+
+
+def base_name(func: Any) -> str:
+    """An operator's name without namespace, overload and the mark of being in place."""
+    name = func._schema.name.split("::")[-1]
+    return name[:-1] if func._schema.is_mutable and name.endswith("_") and not name.endswith("__") else name
+
+
+def unknown(trace: Trace, func: Any, operands: list[Tensor], results: list[Tensor]) -> None:
+    """Pin what enters; what leaves is no unit, and depends on the input if anything that entered does or it is random."""
+    taint = torch.Tag.nondeterministic_seeded in func.tags
+    for operand in operands:
+        shadow = trace.of(operand)
+        trace.pin(operand, f"enters {base_name(func)}, through which units cannot be followed")
+        taint = taint or bool(shadow.taint.any())
+    for result in results:
+        trace.put(result, Shadow(None, flat(taint, result.shape)))

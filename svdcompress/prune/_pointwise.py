@@ -1,0 +1,158 @@
+"""Operators that act element by element: the units that meet in an element go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.prune._shadow import Shadow, compact, flat, labels_of, small, varying
+from svdcompress.prune._units import Parameter
+
+if TYPE_CHECKING:
+    from svdcompress.prune._trace import Trace
+
+POINTWISE = {
+    *("hardswish", "_prelu_kernel", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "celu", "selu", "mish", "softplus", "relu6"),
+    *("log_sigmoid_forward", "threshold", "softshrink", "hardshrink", "rrelu", "nan_to_num", "clamp", "where", "copy", "lerp"),
+    *("addcmul", "addcdiv", "masked_fill", "native_dropout", "bernoulli_p"),
+}
+"""Operators that torch does not tag as pointwise in all its versions."""
+
+
+def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
+    """Follow an elementwise operator with any number of operands."""
+    from svdcompress.prune._trace import tensors_in
+
+    operands = tensors_in((args, kwargs))
+    shape = tensors_in(out)[0].shape
+    pairs = [(tensor, trace.of(tensor)) for tensor in operands]
+    if name == "copy":  # what was there before is gone
+        taint = pairs[1][1].taint.expand(shape)
+    else:
+        taint = mixed_taint(name, pairs, args, shape)
+    shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
+    for result in tensors_in(out):
+        trace.put(result, shadow)
+
+
+def mixed_taint(name: str, pairs: list[tuple[Tensor, Shadow]], args: tuple, shape: torch.Size) -> Tensor:
+    """The input reaches an element where it reaches one operand, unless a product has a constant 0 there."""
+    if name == "mul" and len(pairs) == 2:
+        (a, sa), (b, sb) = pairs
+        dead_a, dead_b = _constant_zero(a, sa), _constant_zero(b, sb)
+        taint = (small(sa.taint) & ~dead_b) | (small(sb.taint) & ~dead_a)
+    else:
+        taint = small(pairs[0][1].taint)
+        for _, shadow in pairs[1:]:
+            taint = taint | small(shadow.taint)
+    return compact(taint.expand(shape))
+
+
+def _constant_zero(tensor: Tensor, shadow: Shadow) -> Tensor:
+    """Where an activation is 0 whatever the input is (parameters that happen to be 0 are not meant: they may be trained)."""
+    taint = small(shadow.taint)
+    if shadow.parameter is not None or shadow.labels is None or bool(taint.all()):
+        return torch.zeros_like(taint)
+    zero = (tensor == 0).cpu()
+    for d, size in enumerate(taint.shape):
+        if size == 1 and zero.shape[d] > 1:
+            zero = zero.all(d, keepdim=True)
+    return zero & ~taint
+
+
+def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tensor) -> Shadow:
+    """The shadow of elements in which those of several tensors meet (broadcast to `shape`)."""
+    if len(shadows) == 1 and shadows[0].taint.shape == shape:
+        one = shadows[0]
+        return Shadow(one.labels, taint, one.parameter, one.places)
+    aligned = [_align(shadow, len(shape)) for shadow in shadows]
+    labelled = [shadow for shadow in aligned if shadow.labels is not None]
+    parameters = [shadow for shadow in aligned if shadow.parameter is not None]
+    if not labelled:
+        if len(parameters) == 1 and parameters[0].taint.shape == shape:
+            return Shadow(None, taint, parameters[0].parameter, parameters[0].places)
+        for shadow in parameters:
+            trace.seal(shadow.parameter, "computed with before use")
+        return Shadow(None, taint)
+    labels = _meet(trace, [shadow.labels for shadow in labelled], shape)
+    for shadow in aligned:
+        if shadow.labels is not None:
+            continue
+        if shadow.parameter is not None:
+            attach(trace, shadow.parameter, shadow.places, labels, shape)
+        else:
+            wide = [d for d, size in enumerate(shadow.taint.shape) if size > 1]
+            trace.fix(labels, wide, "meets values that belong to no unit")
+    return Shadow(labels, taint)
+
+
+def _align(shadow: Shadow, dims: int) -> Shadow:
+    missing = dims - shadow.taint.dim()
+    if missing <= 0:
+        return shadow
+    front = (None,) * missing
+
+    def grow(tensor: Tensor) -> Tensor:
+        return tensor[front]
+
+    labels = None if shadow.labels is None else grow(shadow.labels)
+    return Shadow(labels, grow(shadow.taint), shadow.parameter, tuple(grow(place) for place in shadow.places))
+
+
+def _meet(trace: Trace, all_labels: list[Tensor], shape: torch.Size) -> Tensor | None:
+    """Tie the labels of operands that line up; one that is broadcast over other units is not along for the ride: it stays."""
+    free = {d for labels in all_labels for d in varying(labels)}
+    kept = []
+    for labels in all_labels:
+        if any(labels.shape[d] == 1 and shape[d] > 1 for d in free):
+            trace.units.pin(small(labels), "multiplies or shifts other units")
+        else:
+            kept.append(labels)
+    if not kept:
+        return None
+    core = small(kept[0])
+    for labels in kept[1:]:
+        trace.units.tie(core, small(labels))
+        if small(labels).numel() > core.numel():
+            core = small(labels)
+    core = core.expand(torch.broadcast_shapes(*(small(labels).shape for labels in kept)))
+    return core.expand(shape)
+
+
+def attach(trace: Trace, parameter: Parameter, places: tuple[Tensor, ...], labels: Tensor | None, shape: torch.Size) -> None:
+    """Elements of a parameter meet units: the axis along which each index meets one unit follows these units."""
+    if labels is None:
+        return
+    free = varying(labels)
+    wide = [d for d in free if any(place.shape[d] > 1 for place in places)]
+    if not wide:
+        return
+    core = small(labels)
+    done = False
+    for axis, place in enumerate(places):
+        index = small(place)
+        if parameter.sizes[axis] == 1 or parameter.grouped or index.numel() == 1:
+            continue
+        index, units = torch.broadcast_tensors(index, core)
+        pairs = torch.unique(torch.stack([index.reshape(-1), units.reshape(-1)]), dim=1)
+        if len(torch.unique(pairs[0])) == pairs.shape[1]:
+            trace.units.tie(pairs[0] + parameter.axes[axis], pairs[1])
+            done = True
+    if not done:
+        trace.fix(labels, wide, f"meets {parameter.name}, which has no axis of these units")
+        trace.seal(parameter, "does not line up with units")
+
+
+def as_labels(trace: Trace, shadow: Shadow) -> Tensor | None:
+    """Labels of a tensor whether it is computed or a view of a parameter, and None where it has none."""
+    if shadow.parameter is not None and shadow.parameter.grouped:
+        trace.seal(shadow.parameter, "used as values")
+        return None
+    return labels_of(shadow)
+
+
+def unlabelled(shape: torch.Size) -> Tensor:
+    """Labels of values that belong to no unit."""
+    return flat(0, shape)

@@ -1,0 +1,66 @@
+"""What pruning did and did not do, group by group and layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PruneGroup:
+    """Units that have the same layers in common: the channels of a layer, of a residual stream, the heads of an attention.
+
+    name: the first layer that writes them. removed, kept: numbers of units. reason: why those that stay do ("" where
+    nothing speaks against their going: they are in use). layers: all tensors that have them as an axis.
+    """
+
+    name: str
+    removed: int
+    kept: int
+    reason: str
+    layers: tuple[str, ...] = ()
+
+    @property
+    def prunable(self) -> bool:
+        """Whether units of this group may go at all."""
+        return self.removed > 0 or not self.reason or self.reason.startswith("kept")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A tensor's shape before and after, and the share of zeros in what is left (0 where it holds no mask)."""
+
+    name: str
+    shape_before: tuple[int, ...]
+    shape_after: tuple[int, ...]
+    sparsity: float = 0.0
+
+
+@dataclass
+class PruneReport:
+    """The whole of it.
+
+    inputs_kept: indices of the input features that the pruned model reads, or None for all. inputs_dim: the dimension of
+    the input that they index. max_error: largest absolute difference from the masked model, None if not verified.
+    seconds: wall time. notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
+    """
+
+    groups: list[PruneGroup] = field(default_factory=list)
+    layers: list[LayerShape] = field(default_factory=list)
+    inputs_kept: list[int] | None = None
+    inputs_dim: int | None = None
+    max_error: float | None = None
+    seconds: float = 0.0
+    parameters_before: int = 0
+    parameters_after: int = 0
+    notes: list[str] = field(default_factory=list)
+    surgery: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def removed(self) -> int:
+        """Units removed."""
+        return sum(group.removed for group in self.groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, JSON-able."""
+        return asdict(self)

@@ -1,0 +1,242 @@
+"""Removing units from a model by name and index: constants folded first, then every tensor sliced once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.layers import VariationalLayer
+from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
+from svdcompress.prune._trace import Use
+from svdcompress.prune._units import Parameter
+
+
+def foldable(model: nn.Module, use: Use) -> bool:
+    """Whether the module of this use can take a constant into its bias, and nobody else's with it."""
+    if use.owner is None:
+        return False
+    module = model.get_submodule(use.owner)
+    bias = getattr(module, "bias", None)
+    if bias is None:
+        return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+    holders = {id(other) for other in model.modules() for own in other._parameters.values() if own is bias}
+    return isinstance(bias, nn.Parameter) and len(holders) == 1
+
+
+def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "all") -> None:
+    """Carry out a choice on a copy of the traced model (variational or dense), in place.
+
+    adapt: which integer attributes follow where code holds lengths as numbers: "all", "heads" or "none".
+    """
+    with torch.no_grad():
+        for number, consumer in enumerate(analysis.consumers):
+            fold(model, consumer, choice, choice.carriers.get(number, {}))
+        done: set[int] = set()
+        for parameter in analysis.trace.units.parameters:
+            keep = [~choice.removed[a : a + n] for a, n in zip(parameter.axes, parameter.sizes, strict=True)]
+            if not all(part.all() for part in keep):
+                _slice(model, parameter, keep, done)
+    for name, attribute, value in adapted(model, analysis, choice, adapt):
+        setattr(model.get_submodule(name), attribute, value)
+
+
+def holders(model: nn.Module, parameter: Parameter) -> Iterator[tuple[nn.Module, str]]:
+    """The modules of a model that hold a traced parameter, each once, and the name by which they hold it."""
+    seen = set()
+    for name in parameter.names:
+        prefix, _, key = name.rpartition(".")
+        module = model.get_submodule(prefix)
+        if (id(module), key) not in seen:
+            seen.add((id(module), key))
+            yield module, key
+
+
+# Constants
+
+
+def oriented(consumer: Consumer, tensor: Tensor) -> Tensor:
+    """A tensor of a weight's shape as a view (groups, outputs, inputs, positions) in the parameter's own order."""
+    parameter = consumer.parameter
+    if tensor.dim() == 2 and not parameter.grouped:
+        first = int(consumer.outs.flat[0])
+        turned = not parameter.axes[0] <= first < parameter.axes[0] + parameter.sizes[0]
+        return (tensor.T if turned else tensor)[None, :, :, None]
+    return parameter.canonical(tensor)
+
+
+def fold(model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[int, tuple[int, float]]) -> None:
+    """Put the constants of removed inputs into the bias of a consumer, or on the inputs that carry them.
+
+    Where the consumer's weights have a variance s, a constant k adds k^2 s to that of its output: the bias has it then.
+    """
+    ins = consumer.ins.reshape(-1)
+    constants = np.where(choice.folded[ins] & (consumer.how == BIAS), consumer.values[:, 0], 0.0)
+    if not constants.any() and not carriers:
+        return
+    for module, key in holders(model, consumer.parameter):
+        if carriers:
+            _onto_carriers(module, key, consumer, carriers)
+        if constants.any() and module is model.get_submodule(consumer.owner or ""):
+            _into_bias(module, key, consumer, torch.from_numpy(constants).reshape(consumer.ins.shape))
+
+
+def _moments(module: nn.Module, key: str, consumer: Consumer) -> tuple[Tensor, Tensor | None]:
+    """Mean and variance of the weights that live, in double precision, oriented; copies."""
+    weight = getattr(module, key).detach().double()
+    if not isinstance(module, VariationalLayer):
+        return oriented(consumer, weight.clone()), None
+    keep = module.relevant()
+    return oriented(consumer, weight * keep), oriented(consumer, module.log_sigma2.detach().double().exp() * keep)
+
+
+def _into_bias(module: nn.Module, key: str, consumer: Consumer, constants: Tensor) -> None:
+    mean, variance = _moments(module, key, consumer)
+    constants = constants.to(mean.device)
+    shift = torch.einsum("goik,gi->go", mean, constants).reshape(-1)
+    weight = getattr(module, key)
+    if module.bias is None:
+        module.bias = nn.Parameter(weight.new_zeros(len(shift)), requires_grad=weight.requires_grad)
+    module.bias.data.copy_((module.bias.double() + shift).to(module.bias.dtype))
+    if variance is not None:
+        spread = torch.einsum("goik,gi->go", variance, constants.square()).reshape(-1)
+        before = 0 if module.bias_sigma2 is None else module.bias_sigma2.double()
+        if bool((spread > 0).any()):
+            module.bias_sigma2 = (before + spread).to(module.bias.dtype)
+
+
+def _onto_carriers(module: nn.Module, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]]) -> None:
+    mean, variance = _moments(module, key, consumer)
+    alive = None if variance is None else oriented(consumer, module.relevant().clone())
+    touched = set()
+    for j, (c, ratio) in carriers.items():
+        (group, j), c = _place(consumer, j), _place(consumer, c)[1]
+        mean[group, :, c] += ratio * mean[group, :, j]
+        if variance is not None:
+            variance[group, :, c] += ratio**2 * variance[group, :, j]
+            alive[group, :, c] |= alive[group, :, j]
+        touched.add((group, c))
+    weight = oriented(consumer, getattr(module, key).data)
+    for group, c in touched:
+        weight[group, :, c] = mean[group, :, c].to(weight.dtype)
+        if variance is not None:
+            column = alive[group, :, c]
+            noise = oriented(consumer, module.log_sigma2.data)
+            new = variance[group, :, c].clamp_min(1e-38).log().to(noise.dtype)
+            noise[group, :, c] = torch.where(column, new, noise[group, :, c])
+            oriented(consumer, module.mask)[group, :, c] = column
+
+
+def _place(consumer: Consumer, j: int) -> tuple[int, int]:
+    """Group and index within it of an input, in the weight's own order."""
+    per_group = consumer.ins.shape[1]
+    if len(consumer.ins) > 1:
+        return j // per_group, j % per_group
+    slot = int(consumer.ins.flat[j])
+    axes = zip(consumer.parameter.axes, consumer.parameter.sizes, strict=True)
+    return 0, next(slot - first for first, size in axes if first <= slot < first + size)
+
+
+# Slices
+
+
+def _slice(model: nn.Module, parameter: Parameter, keep: list[np.ndarray], done: set[int]) -> None:
+    for module, key in holders(model, parameter):
+        tensors = [getattr(module, key)]
+        if isinstance(module, VariationalLayer) and key == "weight":
+            tensors += [module.log_sigma2, module.mask]
+        elif isinstance(module, VariationalLayer) and key == "bias":
+            tensors += [module.bias_sigma2]
+        for tensor in tensors:
+            if tensor is not None and id(tensor) not in done:
+                tensor.data = cut(parameter, tensor.data, keep)
+                done.add(id(tensor))
+        _note_sizes(module, key, parameter, keep)
+
+
+def cut(parameter: Parameter, tensor: Tensor, keep: list[np.ndarray]) -> Tensor:
+    """A tensor of the parameter's shape with only the kept indices of each axis; contiguous."""
+    if not parameter.grouped or tensor.dim() == 1:
+        for d, part in enumerate(keep):
+            if not part.all():
+                tensor = tensor.index_select(d, torch.from_numpy(np.flatnonzero(part)).to(tensor.device))
+        return tensor.contiguous()
+    view = parameter.canonical(tensor)
+    groups, outs, ins = view.shape[:3]
+    keep_out, keep_in = keep[0].reshape(groups, outs), keep[1].reshape(groups, ins)
+    parts = []
+    for group in range(groups):
+        rows, columns = np.flatnonzero(keep_out[group]), np.flatnonzero(keep_in[group])
+        if len(rows) and len(columns):
+            rows, columns = torch.from_numpy(rows).to(tensor.device), torch.from_numpy(columns).to(tensor.device)
+            parts.append(view[group].index_select(0, rows).index_select(1, columns))
+    small = torch.stack(parts)  # (groups, outs, ins, positions)
+    if parameter.transposed:
+        small = small.transpose(1, 2)
+    return small.reshape(-1, small.shape[2], *tensor.shape[2:]).contiguous()
+
+
+def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np.ndarray]) -> None:
+    """Integer attributes that tell a module's own sizes."""
+    shape = tuple(getattr(module, key).shape)
+    if isinstance(module, nn.Linear) and key == "weight":
+        module.out_features, module.in_features = shape
+    elif isinstance(module, nn.modules.conv._ConvNd) and key == "weight":
+        if parameter.grouped:
+            groups = keep[0].reshape(parameter.groups, -1).any(1) & keep[1].reshape(parameter.groups, -1).any(1)
+            module.groups = int(groups.sum())
+        first, second = shape[0], shape[1] * module.groups
+        module.out_channels, module.in_channels = (second, first) if module.transposed else (first, second)
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        module.num_features = shape[0]
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = shape
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = shape[0]
+    else:
+        for size, part in zip(parameter.sizes, keep, strict=True):
+            for attribute, value in list(vars(module).items()):
+                if type(value) is int and value == size and not part.all():
+                    setattr(module, attribute, int(part.sum()))
+
+
+# Numbers in code
+
+_TOTALS = ("size", "dim", "features", "channels", "width", "hidden", "inner", "embed", "split")
+
+
+def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) -> list[tuple[str, str, Any]]:
+    """(module, attribute, value) for integer attributes that name a length which became shorter in a view of theirs."""
+    changes: dict[tuple[str, str], int] = {}
+    if adapt == "none":
+        return []
+    for view in analysis.trace.views:
+        removed = choice.removed[view.labels.numpy()]
+        if not removed.any() or not view.module:
+            continue
+        module = model.get_submodule(view.module)
+        lengths = _lengths(removed, view.sizes)
+        for attribute, value in vars(module).items():
+            if type(value) is not int or value not in lengths:
+                continue
+            head = "head" in attribute and not any(part in attribute for part in ("dim", "size"))
+            total = any(part in attribute for part in _TOTALS)
+            if head or (adapt == "all" and (total or "group" not in attribute)):
+                changes[view.module, attribute] = lengths[value]
+    return [(name, attribute, value) for (name, attribute), value in changes.items()]
+
+
+def _lengths(removed: np.ndarray, sizes: tuple[int, ...]) -> dict[int, int]:
+    """{length before: after} of the dimensions from which whole indices go, and of their product."""
+    changed, before, after = {}, 1, 1
+    for d in range(removed.ndim):
+        left = removed.shape[d] - int(removed.all(axis=tuple(i for i in range(removed.ndim) if i != d)).sum())
+        if left != removed.shape[d] and removed.shape[d] == sizes[d]:
+            changed[sizes[d]] = left
+        if removed.shape[d] > 1:
+            before, after = before * removed.shape[d], after * left
+    changed.setdefault(before, after) if after != before else None
+    return changed

@@ -1,0 +1,113 @@
+"""Units and what ties them: every index of every axis of every parameter is a slot; slots that only go together are a unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.layers import canonical
+
+
+@dataclass
+class Parameter:
+    """One parameter or buffer of the traced model, and the slots of its axes.
+
+    names: every dotted name under which it is found. axes: first slot of each axis. sizes: length of each axis. The axes
+    of a grouped convolution's weight are its output and its input channels; of all else, its dimensions.
+    alive: which elements count (bool, its shape), or None for all.
+    """
+
+    tensor: Tensor
+    names: list[str]
+    axes: list[int]
+    sizes: list[int]
+    groups: int = 1
+    transposed: bool = False
+    alive: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def grouped(self) -> bool:
+        return self.groups > 1
+
+    def canonical(self, tensor: Tensor) -> Tensor:
+        """A tensor of its shape as (groups, outputs per group, inputs per group, kernel positions)."""
+        return canonical(tensor, self.groups, self.transposed)
+
+
+@dataclass
+class Units:
+    """Slots, the edges between them, and the pins; filled while tracing. Slot 0 stands for "no unit"."""
+
+    count: int = 1
+    edges: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    pins: list[tuple[np.ndarray, str]] = field(default_factory=list)
+    producers: list[np.ndarray] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
+
+    def new(self, number: int) -> int:
+        """Room for so many slots; returns the first."""
+        first, self.count = self.count, self.count + number
+        return first
+
+    def add(self, tensor: Tensor, names: list[str], module: nn.Module, alive: Tensor | None) -> Parameter:
+        """Slots for a parameter's axes."""
+        groups = int(getattr(module, "groups", 1)) if isinstance(module, nn.modules.conv._ConvNd) else 1
+        transposed = bool(getattr(module, "transposed", False)) and tensor.dim() > 1
+        sizes = list(tensor.shape)
+        if groups > 1 and tensor.dim() > 1:
+            sizes = [module.out_channels, module.in_channels]
+        else:
+            groups = 1
+        parameter = Parameter(tensor, names, [self.new(n) for n in sizes], sizes, groups, transposed, alive)
+        self.parameters.append(parameter)
+        return parameter
+
+    def tie(self, a: Tensor, b: Tensor) -> None:
+        """Slots of two broadcastable label tensors go together, element by element; labelled beside unlabelled is pinned."""
+        a, b = torch.broadcast_tensors(a, b)
+        pairs = torch.stack([a.reshape(-1), b.reshape(-1)])
+        pairs = pairs[:, pairs[0] != pairs[1]]
+        if pairs.shape[1] == 0:
+            return
+        lone = (pairs == 0).any(0)
+        if bool(lone.any()):
+            self.pin(pairs[:, lone], "meets values that belong to no unit")
+            pairs = pairs[:, ~lone]
+        if pairs.shape[1] > 64:
+            pairs = torch.unique(pairs, dim=1)
+        self.edges.append((pairs[0].cpu().numpy(), pairs[1].cpu().numpy()))
+
+    def pin(self, labels: Tensor, reason: str) -> None:
+        """These slots stay."""
+        flat = torch.unique(labels.reshape(-1)).cpu().numpy()
+        self.pins.append((flat[flat > 0], reason))
+
+    def produce(self, slots: Tensor) -> None:
+        """These slots are written by the rows of a weight: they are units that can go."""
+        self.producers.append(slots.cpu().numpy())
+
+
+def components(count: int, edges: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The least slot of each slot's connected component; minimum-label propagation with pointer jumping."""
+    root = np.arange(count)
+    if not edges:
+        return root
+    a = np.concatenate([pair[0] for pair in edges])
+    b = np.concatenate([pair[1] for pair in edges])
+    while len(a):
+        ra, rb = root[a], root[b]
+        apart = ra != rb
+        if not apart.any():
+            return root
+        a, b, ra, rb = a[apart], b[apart], ra[apart], rb[apart]
+        np.minimum.at(root, np.maximum(ra, rb), np.minimum(ra, rb))
+        while not np.array_equal(root[root], root):
+            root = root[root]
+    return root
