@@ -55,6 +55,12 @@ class OpenRun:
         extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
         return extra.get("classes")
 
+    @cached_property
+    def tau(self) -> float | None:
+        """For a regression with constant noise, its precision on the validation data, in the units of the loss."""
+        extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
+        return extra.get("tau")
+
 
 def open_run(folder: str | Path) -> OpenRun:
     """Open the folder of a finished run. Raises OutputError if it is none, or if the run was stopped before its end."""

@@ -240,6 +240,7 @@ class Stages:
         if self.place.first:
             extra = {"recipe": self.recipe.model_dump(mode="json"), "preprocessing": self.data.preprocessing}
             extra["classes"] = self.data.classes
+            extra["tau"] = _figures.noise_precision(self.small, self.data)
             write_atomically(self.out / "model.safetensors", lambda path: checkpoint.save(self.small, path, extra=extra))
 
     # Figures and files
