@@ -1,0 +1,106 @@
+"""Recipes: what is refused and how it is said, overrides, the resolved form."""
+
+import pytest
+import yaml
+
+from svdcompress.errors import RecipeError
+from svdcompress.recipe import Recipe, dump_recipe, find_recipe, in_epochs, load_recipe, parse_recipe, shipped_recipes
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_every_shipped_recipe_is_valid_and_described():
+    assert "digits" in shipped_recipes()
+    for name, path in shipped_recipes().items():
+        assert load_recipe(name) == load_recipe(path)
+        assert load_recipe(name).description, name
+
+
+def test_the_resolved_recipe_reads_back_as_itself(tmp_path):
+    recipe = load_recipe("digits", ["train.beta.stop=40%", "convert.share={weight: 0.8, input: 0.2}", "relevance.candidates=[3, 4]"])
+    assert load_recipe(write(tmp_path / "r.yaml", dump_recipe(recipe))) == recipe
+
+
+def test_sections_may_be_one_string():
+    recipe = parse_recipe({"model": "lenet-5", "data": "mnist:digits", "loss": "mse", "train": {"beta": "constant"}})
+    assert (recipe.model.name, recipe.data.name, recipe.train.beta.name) == ("lenet-5", "mnist:digits", "constant")
+    assert recipe.task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("train: {epoch: 3}", "train.epoch: unknown field; did you mean train.epochs?"),
+        ("epochs: 3", "did you mean dense.epochs or train.epochs or recover.epochs?"),
+        ("train: {beta: {finale: 1}}", "did you mean train.beta.final?"),
+        ("convert: {layers: [{match: fc1, shares: input}]}", "did you mean convert.layers.0.share?"),
+        ("train: {epochs: many}", "train.epochs: should be a valid integer"),
+        ("train: {lr: -1}", "train.lr: should be greater than 0 (got -1)"),
+        ("train: {beta: {start: soon}}", "train.beta.start: a number of epochs, or a share of them such as 30% (got 'soon')"),
+        ("train: {beta: {start: 10, stop: 5}}", "train.beta: start (10.0) is after stop (5.0)"),
+        ("loss: hinge", "loss.name: unknown loss; use cross-entropy"),
+        ("data: {validation: 0}", "data.validation: should be greater than 0"),
+        ("prune: {round_to: 0}", "prune.round_to"),
+        ("train: 7", "train: should be a valid dictionary"),
+        ("- a list", "a recipe is a mapping of sections"),
+        ("train: {epochs: [3", "not YAML"),
+    ],
+)
+def test_errors_name_the_file_and_the_field(tmp_path, content, said):
+    path = write(tmp_path / "mine.yaml", content)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path)
+    assert said in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_all_problems_are_listed_one_line_each():
+    with pytest.raises(RecipeError) as error:
+        parse_recipe({"train": {"epochs": -1, "lr": 0}, "relevance": {"threshold": "high"}})
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == ["train.epochs", "train.lr", "relevance.threshold"]
+
+
+def test_overrides_are_yaml_and_errors_name_them():
+    recipe = load_recipe(None, ["train.lr=1e-4", "convert.exclude=[head, '*.norm']", "model=lenet-5", "relevance.threshold=4"])
+    assert recipe.train.lr == 1e-4
+    assert recipe.convert.exclude == ["head", "*.norm"]
+    assert (recipe.model.name, recipe.relevance.threshold) == ("lenet-5", 4.0)
+    for override, said in (
+        ("train.epoch=3", "--set train.epoch=3: train.epoch: unknown field"),
+        ("train.epochs=x", "--set train.epochs=x: train.epochs"),
+        ("train.epochs", "write it as section.field=value"),
+        ("model.name.deep=3", "model.name has no fields"),
+    ):
+        with pytest.raises(RecipeError, match=said.replace("(", r"\(")):
+            load_recipe("digits", [override])
+
+
+def test_an_override_of_a_section_keeps_its_other_fields():
+    recipe = load_recipe(None, ["data=npz:x.npz"], {"data.validation": 0.3})
+    assert (recipe.data.name, recipe.data.validation) == ("npz:x.npz", 0.3)
+
+
+def test_a_missing_recipe_lists_those_there_are(tmp_path):
+    with pytest.raises(RecipeError, match=r"no such file, and no shipped recipe of that name \(there are: .*digits"):
+        find_recipe(tmp_path / "nothing.yaml")
+
+
+def test_moments_are_epochs_or_shares_of_them():
+    assert [in_epochs(moment, 40) for moment in (5.0, "25%", "0%")] == [5, 10, 0]
+
+
+def test_no_field_shares_its_default_between_recipes():
+    first, second = Recipe(), Recipe()
+    first.train.beta.final = 0.5
+    first.convert.layers.append(None)
+    assert second.train.beta.final == 1.0
+    assert second.convert.layers == []
+
+
+def test_the_dump_is_plain_yaml():
+    content = yaml.safe_load(dump_recipe(load_recipe("digits")))
+    assert content["model"]["name"] == "mlp"
+    assert set(content) == set(Recipe.model_fields)
