@@ -79,12 +79,13 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
     """Fill in shapes, numbers of parameters, and the surgery that a checkpoint records."""
     before, after = dict(model.named_modules()), dict(small.named_modules())
     report.layers = []
-    surgery: dict[str, Any] = {"attributes": {}, "shapes": {}}
+    earlier = getattr(model, "surgery", None) or {}
+    surgery: dict[str, Any] = {key: {**earlier.get(key, {})} for key in ("attributes", "shapes")}
     for name, module in before.items():
         other = after[name]
         changed = _integers(module, other)
         if changed:
-            surgery["attributes"][name] = changed
+            surgery["attributes"][name] = {**surgery["attributes"].get(name, {}), **changed}
         own = {**other._parameters, **other._buffers}
         for key, tensor in own.items():
             if tensor is None or key in ("log_sigma2", "mask", "bias_sigma2"):
@@ -96,7 +97,9 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
                 shape = None if old is None else tuple(old.shape)
                 sparsity = 1 - float(other.mask.float().mean()) if isinstance(other, VariationalLayer) else 0.0
                 report.layers.append(LayerShape(name, shape or (), tuple(tensor.shape), sparsity))
-    report.surgery = surgery
+    if report.inputs_kept is not None:
+        surgery["inputs"] = {"kept": report.inputs_kept, "dim": report.inputs_dim}
+    small.surgery = report.surgery = surgery
     report.parameters_before, report.parameters_after = _count(model), _count(small)
     if masks and not any(mask.any() for mask in masks.values()):
         report.notes.append("every weight is masked: one unit stays in each layer, and the model's output is a constant")

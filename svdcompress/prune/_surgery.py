@@ -32,14 +32,21 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
 
     adapt: which integer attributes follow where code holds lengths as numbers: "all", "heads" or "none".
     """
+    made: list[tuple[nn.Module, np.ndarray]] = []  # modules that got a bias, and which of its entries stay
     with torch.no_grad():
         for number, consumer in enumerate(analysis.consumers):
-            fold(model, consumer, choice, choice.carriers.get(number, {}))
+            module = fold(model, consumer, choice, choice.carriers.get(number, {}))
+            if module is not None:
+                made.append((module, ~choice.removed[consumer.outs.reshape(-1)]))
         done: set[int] = set()
         for parameter in analysis.trace.units.parameters:
             keep = [~choice.removed[a : a + n] for a, n in zip(parameter.axes, parameter.sizes, strict=True)]
             if not all(part.all() for part in keep):
                 _slice(model, parameter, keep, done)
+        for module, part in made:
+            for tensor in (module.bias, getattr(module, "bias_sigma2", None)):
+                if tensor is not None:
+                    tensor.data = tensor.data[torch.from_numpy(part).to(tensor.device)]
     for name, attribute, value in adapted(model, analysis, choice, adapt):
         setattr(model.get_submodule(name), attribute, value)
 
@@ -68,20 +75,27 @@ def oriented(consumer: Consumer, tensor: Tensor) -> Tensor:
     return parameter.canonical(tensor)
 
 
-def fold(model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[int, tuple[int, float]]) -> None:
+def fold(
+    model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[int, tuple[int, float]]
+) -> nn.Module | None:
     """Put the constants of removed inputs into the bias of a consumer, or on the inputs that carry them.
+
+    Returns the module if it had to be given a bias.
 
     Where the consumer's weights have a variance s, a constant k adds k^2 s to that of its output: the bias has it then.
     """
     ins = consumer.ins.reshape(-1)
     constants = np.where(choice.folded[ins] & (consumer.how == BIAS), consumer.values[:, 0], 0.0)
     if not constants.any() and not carriers:
-        return
+        return None
+    made = None
     for module, key in holders(model, consumer.parameter):
         if carriers:
             _onto_carriers(module, key, consumer, carriers)
         if constants.any() and module is model.get_submodule(consumer.owner or ""):
+            made = module if module.bias is None else None
             _into_bias(module, key, consumer, torch.from_numpy(constants).reshape(consumer.ins.shape))
+    return made
 
 
 def _moments(module: nn.Module, key: str, consumer: Consumer) -> tuple[Tensor, Tensor | None]:

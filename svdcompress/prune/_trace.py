@@ -79,6 +79,10 @@ class Trace(TorchDispatchMode):
         self.dirty: set[int] = set()
         self._register(alive, protect)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; True would import all of dynamo on the first operator
+
     # What is known before the run
 
     def _register(self, alive: Mapping[str, Tensor], protect: set[str]) -> None:
