@@ -20,7 +20,9 @@ def test_every_shipped_recipe_is_valid_and_described():
 
 
 def test_the_resolved_recipe_reads_back_as_itself(tmp_path):
-    recipe = load_recipe("digits", ["train.beta.stop=40%", "convert.share={weight: 0.8, input: 0.2}", "relevance.candidates=[3, 4]"])
+    recipe = load_recipe(
+        "digits", ["train.beta.stop=40%", "convert.share={weight: 0.8, input: 0.2}", "relevance.candidates=[3, 4]"]
+    )
     assert load_recipe(write(tmp_path / "r.yaml", dump_recipe(recipe))) == recipe
 
 
@@ -60,7 +62,11 @@ def test_errors_name_the_file_and_the_field(tmp_path, content, said):
 def test_all_problems_are_listed_one_line_each():
     with pytest.raises(RecipeError) as error:
         parse_recipe({"train": {"epochs": -1, "lr": 0}, "relevance": {"threshold": "high"}})
-    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == ["train.epochs", "train.lr", "relevance.threshold"]
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == [
+        "train.epochs",
+        "train.lr",
+        "relevance.threshold",
+    ]
 
 
 def test_overrides_are_yaml_and_errors_name_them():

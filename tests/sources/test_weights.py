@@ -1,0 +1,159 @@
+"""The user's own weights: every way to give them, and every way in which they may be wrong."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from svdcompress.errors import CheckpointError
+from svdcompress.sources import load_weights, save_weights
+
+
+def make():
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+
+@pytest.fixture
+def trained():
+    torch.manual_seed(1)
+    return make()
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_files_load_exactly(tmp_path, trained, suffix):
+    path = tmp_path / f"w{suffix}"
+    if suffix == ".safetensors":
+        save_weights(trained, path)
+    else:
+        torch.save(trained.state_dict(), path)
+    assert same(load_weights(make(), path), trained)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {"state_dict": s, "epoch": 3},
+        lambda s: {"model": s, "optimizer": {"lr": 0.1}},
+        lambda s: {"model": {"state_dict": s}},
+        lambda s: {f"module.{k}": v for k, v in s.items()},
+        lambda s: {"state_dict": {f"model.{k}": v for k, v in s.items()}},
+        lambda s: {f"_orig_mod.{k}": v for k, v in s.items()},
+    ],
+)
+def test_nested_and_prefixed_weights_are_found(tmp_path, trained, wrap):
+    torch.save(wrap(trained.state_dict()), tmp_path / "w.pt")
+    assert same(load_weights(make(), tmp_path / "w.pt"), trained)
+
+
+def test_a_prefix_of_the_users_is_stripped(tmp_path, trained):
+    torch.save({f"net.backbone.{k}": v for k, v in trained.state_dict().items()}, tmp_path / "w.pt")
+    assert same(load_weights(make(), tmp_path / "w.pt", strip_prefix="net.backbone."), trained)
+
+
+def shards(folder, trained):
+    state = trained.state_dict()
+    names = list(state)
+    parts = {"a.safetensors": names[:3], "b.safetensors": names[3:]}
+    for file, keys in parts.items():
+        save_file({key: state[key].contiguous() for key in keys}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {key: file for file, keys in parts.items() for key in keys}}))
+    return index
+
+
+def test_sharded_weights_by_index_or_folder(tmp_path, trained):
+    index = shards(tmp_path, trained)
+    assert same(load_weights(make(), index), trained)
+    assert same(load_weights(make(), tmp_path), trained)
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"names b\.safetensors, which is not beside it"):
+        load_weights(make(), index)
+
+
+def test_tied_weights_are_stored_once_and_are_not_missing(tmp_path):
+    def tied():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    model = tied()
+    save_weights(model, tmp_path / "w.safetensors")
+    assert same(load_weights(tied(), tmp_path / "w.safetensors"), model)
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.mkdir, ("hacked",)
+
+
+def truncated(path, trained):
+    torch.save(trained.state_dict(), path)
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def truncated_safetensors(path, trained):
+    save_weights(trained, path)
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+BAD = {
+    "missing.pt": (lambda path, trained: None, "no such file"),
+    "empty.pt": (lambda path, trained: path.write_bytes(b""), "the file is empty"),
+    "text.pt": (lambda path, trained: path.write_text("these are no weights\n" * 9), "not a PyTorch file"),
+    "text.safetensors": (lambda path, trained: path.write_text("these are no weights\n" * 9), "not a whole safetensors file"),
+    "cut.pt": (truncated, "truncated, or not a PyTorch file"),
+    "cut.safetensors": (truncated_safetensors, "not a whole safetensors file"),
+    "evil.pt": (lambda path, trained: torch.save({"state_dict": Evil()}, path), "could run code; it is not read"),
+    "module.pt": (lambda path, trained: torch.save(trained, path), "could run code; it is not read"),
+    "nothing.pt": (lambda path, trained: torch.save({"epoch": 3}, path), "no weights found in it (it holds: epoch)"),
+    "nan.pt": (
+        lambda path, trained: torch.save(
+            {k: v * float("nan") if k == "0.bias" else v for k, v in trained.state_dict().items()}, path
+        ),
+        "0.bias holds values that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_and_change_nothing(tmp_path, monkeypatch, trained, name):
+    monkeypatch.chdir(tmp_path)
+    write, said = BAD[name]
+    write(tmp_path / name, trained)
+    model = make()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError) as error:
+        load_weights(model, tmp_path / name)
+    assert said in str(error.value)
+    assert name in str(error.value)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_pickle_below_zip_is_refused_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(Evil(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match="could run code"):
+        load_weights(make(), tmp_path / "old.pt")
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_what_does_not_fit_is_listed(tmp_path, trained):
+    state = dict(trained.state_dict())
+    state["head.weight"] = state.pop("3.weight")
+    state["0.weight"] = torch.zeros(3, 5)
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError) as error:
+        load_weights(make(), tmp_path / "w.pt")
+    text = str(error.value)
+    assert "missing (1): 3.weight" in text
+    assert "unexpected (1): head.weight" in text
+    assert "wrong shape (1): 0.weight (3, 5), the model has (3, 4)" in text
