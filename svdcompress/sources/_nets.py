@@ -42,17 +42,20 @@ def lenet_300_100(outputs: int = 10) -> nn.Sequential:
 def lenet_5(outputs: int = 10) -> nn.Sequential:
     """Caffe's LeNet-5: 20 and 50 convolutions of 5x5 without padding, each max-pooled by 2, 500 hidden units.
 
+    Rectified after each pooling too, as in Molchanov et al. 2017 (Caffe's own has one ReLU, before the last layer).
     (N, 1, 28, 28) -> (N, outputs).
     """
     net = nn.Sequential()
     for name, layer in (
         ("conv1", nn.Conv2d(1, 20, 5)),
         ("pool1", nn.MaxPool2d(2)),
+        ("relu1", nn.ReLU()),
         ("conv2", nn.Conv2d(20, 50, 5)),
         ("pool2", nn.MaxPool2d(2)),
+        ("relu2", nn.ReLU()),
         ("flatten", nn.Flatten()),
         ("fc1", nn.Linear(800, 500)),
-        ("relu", nn.ReLU()),
+        ("relu3", nn.ReLU()),
         ("fc2", nn.Linear(500, outputs)),
     ):
         net.add_module(name, layer)
