@@ -187,8 +187,8 @@ def predict(
 
     Example: svdc predict runs/digits --input scans.npy --samples 200 --out sure.csv
     """
-    from svdcompress.cli._predict import predict_files
+    from svdcompress.predict import predict_run
 
-    target = out or Path("predictions.csv")
-    rows = predict_files(run, input_, samples=samples, onnx=onnx, out=target, seed=seed)
-    print_json(rows) if json else err_console().print(f"{target}: {len(rows['prediction']):,} predictions", highlight=False)
+    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed)
+    report = {"file": str(path), "predictions": count}
+    print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)

@@ -1,0 +1,143 @@
+"""From a run's folder and a file of inputs to a file of predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError, ExportError, SvdcError, UsageError
+from svdcompress.export import read_metadata
+from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.predict._read import read_inputs
+from svdcompress.predict._write import check_suffix, write_predictions
+from svdcompress.sources import first_tensor, map_tensors, preprocess
+from svdcompress.uncertainty import mc_predict
+
+MC_FILE = "model_mc.onnx"
+
+BATCH = 256
+"""Inputs that are predicted at once."""
+
+NAMES = {"predictive_entropy": "entropy"}
+"""Outputs of the ONNX file that `Prediction` calls otherwise."""
+
+
+def predict_run(
+    run: str | Path,
+    inputs: str | Path,
+    out: str | Path | None = None,
+    *,
+    samples: int = 100,
+    onnx: bool = False,
+    seed: int = 0,
+    device: str | None = None,
+) -> tuple[Path, int]:
+    """Predict a file of inputs with a finished run, and write predictions and uncertainties.
+
+    Returns the file written, and how many inputs are in it.
+
+    run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training.
+    out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
+    samples: draws for each input. onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
+    seed: of the noise, for PyTorch; onnxruntime draws anew in each process. device: for PyTorch; None: the CPU.
+
+    Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit, UsageError,
+    OutputError, and what `open_run` and `mc_predict` raise.
+    """
+    out = Path("predictions.csv" if out is None else out)
+    check_suffix(out)
+    opened = open_run(run)
+    preprocessing = opened.preprocessing
+    raw, names = read_inputs(inputs, preprocessing, _shape(opened))
+    x = _prepared(raw, preprocessing, inputs)
+    if not names:
+        raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
+    parts = _by_onnx(opened, x, samples) if onnx else _by_torch(opened, x, samples, seed, device)
+    batches = list(parts)
+    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    scale = preprocessing.get("target_scale")
+    task = opened.recipe.task
+    write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes)
+    return out, len(names)
+
+
+def _shape(opened: OpenRun) -> tuple[int, ...] | None:
+    """The shape of one input, as the run's ONNX file has it; None where there is no file or the shape is not fixed."""
+    path = opened.folder / "model.onnx"
+    if not path.is_file():
+        return None
+    import onnx
+
+    try:
+        inputs = onnx.load(str(path), load_external_data=False).graph.input
+        sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim[1:]]
+    except Exception:  # a damaged file: the inputs are taken as they are, and the model says whether they fit
+        return None
+    return tuple(sizes) if all(sizes) else None
+
+
+def _prepared(raw: Any, preprocessing: dict[str, Any], origin: str | Path) -> Any:
+    try:
+        return preprocess(raw, preprocessing)
+    except SvdcError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise DataError(f"{origin}: the recipe's transforms do not fit these inputs ({error})") from error
+
+
+def _batches(x: Any) -> Iterator[Any]:
+    for start in range(0, len(first_tensor(x)), BATCH):
+        yield map_tensors(x, lambda tensor, start=start: tensor[start : start + BATCH])
+
+
+def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | None) -> Iterator[dict[str, np.ndarray]]:
+    model = opened.model.to(device or "cpu")
+    generator = torch.Generator().manual_seed(seed)
+    task, tau = opened.recipe.task, opened.tau
+    for batch in _batches(x):
+        yield mc_predict(model, batch, samples, task=task, generator=generator, tau=tau).numpy()
+
+
+def _by_onnx(opened: OpenRun, x: Any, samples: int) -> Iterator[dict[str, np.ndarray]]:
+    """No PyTorch model is built: what a service without PyTorch would do."""
+    import onnxruntime
+
+    path = opened.folder / MC_FILE
+    if not path.is_file():
+        raise ExportError(f"{path}: no such file; export it with: svdc export {opened.folder} --monte-carlo")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise UsageError(f"samples: {samples!r}; a whole number of at least 1 is needed")
+    read_metadata(path)  # names the file where it is damaged
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    outputs = [NAMES.get(output.name, output.name) for output in session.get_outputs()]
+    expected = [value for value in session.get_inputs() if value.name != "samples"]
+    for batch in _batches(x):
+        feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}
+        try:
+            values = session.run(None, feed)
+        except Exception as error:  # onnxruntime has classes of its own, one for each status
+            raise DataError(f"the inputs do not fit {path}: {error}") from error
+        yield dict(zip(outputs, values, strict=True))
+
+
+def _feed(batch: Any, expected: list[Any], path: Path) -> dict[str, np.ndarray]:
+    tensors: dict[str, Tensor] = batch if isinstance(batch, dict) else {expected[0].name: batch}
+    missing = [value.name for value in expected if value.name not in tensors]
+    if missing:
+        raise DataError(f"{path} takes {', '.join(value.name for value in expected)}; there is no {missing[0]!r}")
+    values = {value.name: tensors[value.name] for value in expected}
+    for name, tensor in values.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise DataError(f"{name}: there are values that are not finite (NaN or infinite)")
+    return {name: tensor.numpy() for name, tensor in values.items()}
+
+
+def _in_units(arrays: dict[str, np.ndarray], scale: list[float]) -> dict[str, np.ndarray]:
+    """From a model's units back to those of the target, which training has standardised."""
+    shift, factor = scale
+    return {name: value * factor + shift if name == "mean" else value * factor**2 for name, value in arrays.items()}

@@ -1,0 +1,102 @@
+"""Predictions as CSV, Parquet or npz."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from svdcompress.errors import DependencyError, UsageError
+from svdcompress.train import write_atomically
+
+SUFFIXES = (".csv", ".parquet", ".npz")
+
+MOST_COLUMNS = 100
+"""Classes up to which a table has columns for each of them; npz has them always."""
+
+PER_INPUT = ("entropy", "expected_entropy", "mutual_information")
+
+
+def write_predictions(
+    path: str | Path, arrays: Mapping[str, np.ndarray], names: Sequence[str], task: str, classes: Sequence[str] | None = None
+) -> Path:
+    """Write predictions to a file of the suffix's kind; returns its path.
+
+    arrays: by name, as `Prediction.numpy` gives them, the batch first. names: of the inputs. classes: names of the classes.
+
+    A table has one row for each input: `name`; for classification `label`, `confidence`, the entropies, and for up to 100
+    classes `mean_CLASS`, `variance_CLASS`, ...; else `mean`, `std` and the rest, numbered where there are several.
+
+    Raises UsageError for another suffix, DependencyError where Parquet's packages are missing, OutputError for a place that
+    cannot be written.
+    """
+    path = Path(path)
+    check_suffix(path)
+    if path.suffix == ".npz":
+        stored: dict[str, Any] = {**arrays, "name": np.asarray(names)}
+        if classes is not None:
+            stored["classes"] = np.asarray(classes)
+        write_atomically(path, lambda place: _npz(place, stored))
+        return path
+    table = columns(arrays, names, task, classes)
+    if path.suffix == ".csv":
+        write_atomically(path, lambda place: _csv(place, table))
+    else:
+        write_atomically(path, lambda place: _parquet(place, table))
+    return path
+
+
+def check_suffix(path: Path) -> None:
+    """Raises UsageError unless the path ends in .csv, .parquet or .npz."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{path}: predictions are written as {', '.join(SUFFIXES)}, not as {path.suffix or 'a bare name'!r}")
+
+
+def columns(
+    arrays: Mapping[str, np.ndarray], names: Sequence[str], task: str, classes: Sequence[str] | None = None
+) -> dict[str, Sequence[Any]]:
+    """The columns of a table of predictions, by name."""
+    flat = {name: array.reshape(len(names), -1) for name, array in arrays.items()}
+    mean = flat["mean"]
+    table: dict[str, Sequence[Any]] = {"name": list(names)}
+    if task == "classification":
+        labels = [str(k) for k in range(mean.shape[1])] if classes is None else [str(name) for name in classes]
+        if len(labels) != mean.shape[1]:  # maps of classes, say
+            labels = [str(k) for k in range(mean.shape[1])]
+        table["label"] = [labels[k] for k in mean.argmax(1)]
+        table["confidence"] = mean.max(1)
+        table.update({name: flat.pop(name)[:, 0] for name in PER_INPUT if name in flat})
+    else:
+        labels = [str(k) for k in range(mean.shape[1])]
+        flat["std"] = np.sqrt(flat["epistemic" if task == "binary" and "epistemic" in flat else "variance"])
+    if task == "classification" and mean.shape[1] > MOST_COLUMNS:
+        return table
+    for name, values in flat.items():
+        for k in range(values.shape[1]):
+            table[name if values.shape[1] == 1 else f"{name}_{labels[k]}"] = values[:, k]
+    return table
+
+
+def _csv(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        for row in zip(*table.values(), strict=True):
+            writer.writerow([f"{value:.9g}" if isinstance(value, float | np.floating) else value for value in row])
+
+
+def _parquet(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DependencyError("Parquet files need the package pyarrow: pip install pyarrow, or write .csv or .npz") from error
+    parquet.write_table(pyarrow.table({name: pyarrow.array(values) for name, values in table.items()}), path)
+
+
+def _npz(path: Path, arrays: Mapping[str, Any]) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
