@@ -1,9 +1,13 @@
 """Bayesian sparsification of trained networks: convert, fine-tune, drop, prune, export, and keep the uncertainty."""
 
+from svdcompress.checkpoint import load, read_manifest, save
 from svdcompress.convert import convert, convert_dropout, plan, to_dense
+from svdcompress.export import export_onnx
 from svdcompress.layers import sampling
 from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
+from svdcompress.prune import groups, prune
 from svdcompress.relevance import Masks, hold, relevance
+from svdcompress.uncertainty import Prediction, mc_predict
 
 __version__ = "0.1.0"
 
@@ -14,12 +18,20 @@ __all__ = [
     "CosineWarmup",
     "LinearWarmup",
     "Masks",
+    "Prediction",
     "convert",
     "convert_dropout",
+    "export_onnx",
+    "groups",
     "hold",
     "kl_divergence",
+    "load",
+    "mc_predict",
     "plan",
+    "prune",
+    "read_manifest",
     "relevance",
     "sampling",
+    "save",
     "to_dense",
 ]
