@@ -16,14 +16,16 @@ SINGLE_HISTOGRAMS = 9
 
 
 def subtitle(results: Mapping[str, Any]) -> str:
-    """One line under the title: when, where, how long."""
-    parts = [str(results[key]) for key in ("created", "device") if results.get(key)]
+    """Under the title: when, where, how long; what the recipe says of itself; warnings."""
+    created = str(results.get("created") or "").replace("T", " ")[:16]
+    parts = [part for part in (created, str(results.get("device") or "")) if part]
     if results.get("seed") is not None:
         parts.append(f"seed {results['seed']}")
     if results.get("seconds"):
         parts.append(duration(sum(results["seconds"].values())))
     warnings = "".join(f'<p class="warning">{escape(str(text))}</p>' for text in results.get("warnings") or ())
-    return f'<p class="quiet">{escape(" · ".join(parts))}</p>{warnings}'
+    described = _tag("p", escape(str(results["description"]))) if results.get("description") else ""
+    return f'<p class="quiet">{escape(" · ".join(parts))}</p>{described}{warnings}'
 
 
 def summary(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -106,11 +108,11 @@ def layers(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def _units(entry: Mapping[str, Any]) -> str:
+    """Units that are left: those of the pruned shape, or else those with a weight left."""
     before, after = entry.get("outputs_before"), entry.get("outputs")
-    if before is None and entry.get("shape_before"):
-        before = entry["shape_before"][0]
-    if after is None and entry.get("shape_after"):
-        after = entry["shape_after"][0]
+    shapes = entry.get("shape_before"), entry.get("shape_after")
+    if shapes[0] and shapes[1] and before in (None, shapes[0][0]):
+        before, after = shapes[0][0], shapes[1][0]
     if not before or after is None:
         return "–"
     return f"{after:,} of {before:,}{_bar(after / before, 'units')}"
@@ -284,7 +286,11 @@ def _is_number(value: Any) -> bool:
 def _figure_text(key: str, value: Any) -> str:
     if not _is_number(value):
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.{2 if key == 'error' or abs(value) >= 100 else 4}f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if 1e-12 < abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:,.{2 if key == 'error' or abs(value) >= 100 else 4}f}"
 
 
 def _words(name: str) -> str:

@@ -14,7 +14,9 @@ from svdcompress.report._rows import duration, rows, size
 
 FILES = {
     "recipe.yaml": "the resolved recipe",
+    "dense.safetensors": "the dense model",
     "model.safetensors": "the sparse variational model",
+    "dense.onnx": "the dense model, to compare",
     "model.onnx": "deterministic and pruned",
     "model_mc.onnx": "samples, with uncertainties",
     "report.json": "all figures",

@@ -16,7 +16,8 @@ def sample_results(layers: int = 3) -> dict[str, Any]:
     names = ["fc1", "fc2", "head"] if layers == 3 else [f"encoder.block{k}.attention.output" for k in range(layers)]
     return {
         "name": "mnist-lenet300",
-        "created": "2026-11-21 09:30 UTC",
+        "created": "2026-11-21T09:30:12+00:00",
+        "description": "LeNet-300-100 on MNIST.",
         "seed": 0,
         "device": "cpu (2 cores)",
         "threshold": 3.0,
