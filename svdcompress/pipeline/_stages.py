@@ -219,7 +219,7 @@ class Stages:
                 protect=settings.protect,
                 time_budget=settings.time_budget,
             )
-            write_atomically(file, lambda path: checkpoint.save(self.small, path))
+            checkpoint.save(self.small, file)
             self.state.put(pruning=report.plain(self.small.pruning.to_dict()))
         wait()
         self.small = checkpoint.load(file, make_model(self.recipe.model))
