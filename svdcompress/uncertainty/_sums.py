@@ -140,6 +140,13 @@ class RegressionSums(Sums):
     def add(self, output: Any, start: int) -> None:
         self._values(self._double(output), start)
 
+    def set_moments(self, mean: Any, variance: Any) -> None:
+        """Take mean and variance of the output, (1, B, ...), in place of draws; then ask for `prediction(1)`."""
+        self._set(self._double(mean)[0], self._double(variance)[0])
+
+    def _set(self, mean: Tensor, variance: Tensor) -> None:
+        self.totals.update(centre=mean, d=torch.zeros_like(mean), dd=self._matrix(variance))
+
     def _values(self, values: Tensor, start: int) -> None:
         # Sums of deviations from the first draw: the variance of large values would drown in rounding otherwise.
         rows = slice(start, start + values.shape[1])
@@ -176,6 +183,13 @@ class GaussianSums(RegressionSums):
         mean, log_variance = self._heads(output)
         self._values(mean, start)
         self._sum("noise", start, log_variance.exp().sum(0))
+
+    def set_moments(self, mean: Any, variance: Any) -> None:
+        values, log_variance = self._heads(mean)
+        spread, spread_of_log = self._heads(variance)
+        self._set(values[0], spread[0])
+        # The mean of a log-normal variable.
+        self.totals["noise"] = (log_variance[0] + 0.5 * spread_of_log[0]).exp()
 
     def _heads(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, tuple | list) and len(output) == 2 and output[0].shape == output[1].shape:

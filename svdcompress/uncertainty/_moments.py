@@ -1,0 +1,135 @@
+"""Mean and variance through a network in one pass: `mc_predict(..., method="moments")`.
+
+Each value is either exact (a tensor) or a pair of mean and variance of each number, taken as independent normal variables
+(Frey & Hinton 1999; Gast & Roth 2018). Linear maps, average pooling, norms, reshaping and dropout are exact under that
+independence; ReLU is exact for a normal variable; maximum pooling takes the maxima of pairs by Clark (1961) as normal again.
+What the approximation leaves out is the correlation between units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from svdcompress.errors import DataError, ModelError, SvdcError
+from svdcompress.layers import StochasticLayer, VariationalLayer
+from svdcompress.sources import main_output
+from svdcompress.uncertainty._prediction import Prediction
+from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
+from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, RegressionSums, Sums
+
+DRAWS = 2**22
+"""Numbers of one draw of the logits at most."""
+
+
+def moments_predict(model: nn.Module, x: Any, sums: Sums, samples: int, generator: torch.Generator) -> Prediction:
+    """The prediction from one pass over all inputs; sums: of the task, for the whole batch.
+
+    The mean probabilities of normal logits have no closed form: `samples` draws of the logits give them, which costs nothing
+    beside a pass of the network.
+    """
+    output = propagate(model, x)
+    if isinstance(sums, ClassificationSums | BinarySums):
+        logits = _main(output)
+        std = logits.variance.clamp_min(0).sqrt()
+        at_once = max(1, DRAWS // std.numel())
+        for done in range(0, samples, at_once):
+            shape = (min(at_once, samples - done), *std.shape)
+            noise = torch.randn(shape, dtype=std.dtype, device=std.device, generator=generator)
+            sums.add(logits.mean + std * noise, 0)
+        return sums.prediction(samples)
+    assert isinstance(sums, RegressionSums)
+    if sums.task != "gaussian" or not isinstance(output, tuple | list) or isinstance(output, Moments):
+        output = _main(output)
+    mean = tree_map(lambda leaf: _moments(leaf).mean[None], output, is_leaf=_is_moments)
+    variance = tree_map(lambda leaf: _moments(leaf).variance[None], output, is_leaf=_is_moments)
+    sums.set_moments(mean, variance)
+    return sums.prediction(1)
+
+
+def _moments(leaf: Any) -> Moments:
+    return leaf if isinstance(leaf, Moments) else Moments(leaf, torch.zeros_like(leaf))
+
+
+def _main(output: Any) -> Moments:
+    """The main output, as `main_output` chooses it among tensors."""
+    leaves = tree_leaves(output, is_leaf=_is_moments)
+    means = tree_map(lambda leaf: leaf.mean if isinstance(leaf, Moments) else leaf, output, is_leaf=_is_moments)
+    chosen = main_output(means)
+    return next(_moments(leaf) for leaf in leaves if (leaf.mean if isinstance(leaf, Moments) else leaf) is chosen)
+
+
+def _is_moments(leaf: Any) -> bool:
+    return isinstance(leaf, Moments)
+
+
+def propagate(model: nn.Module, x: Any) -> Any:
+    """The model's output as Moments (or as a tensor, where no noise reaches it), in structures as the model returns them.
+
+    Raises ModelError for a model that torch.fx cannot trace, and for an operation that noise cannot be followed through.
+    """
+    try:
+        graph = _Tracer().trace(model)
+    except Exception as error:  # fx raises many kinds
+        raise ModelError(f"method 'moments' cannot follow {type(model).__name__}: {error}; use method='sampling'") from error
+    try:
+        return _Follow(fx.GraphModule(model, graph)).follow(x)
+    except SvdcError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
+
+
+class _Tracer(fx.Tracer):
+    """Layers with a rule are steps of their own, not traced into."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, StochasticLayer) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Follow(fx.Interpreter):
+    """Runs the graph on Moments; what no noise has reached runs as it is."""
+
+    def follow(self, x: Any) -> Any:
+        nodes = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        if isinstance(x, Mapping):
+            given = dict(x)
+        else:
+            given = dict(zip([node.target for node in nodes], x if isinstance(x, tuple | list) else (x,), strict=False))
+        # Defaults that the call leaves out are the placeholders' own arguments.
+        return self.run(*[given[node.target] if node.target in given else (*node.args, None)[0] for node in nodes])
+
+    def call_module(self, target: str, args: tuple, kwargs: dict) -> Any:
+        module = self.fetch_attr(target)
+        noisy = any(isinstance(arg, Moments) for arg in args)
+        if isinstance(module, VariationalLayer):
+            return variational(module, *args)
+        if isinstance(module, StochasticLayer) and module.p > 0:
+            return dropout(module, *args)
+        if not noisy:
+            return module(*args, **kwargs)
+        rule = next((MODULES[kind] for kind in type(module).__mro__ if kind in MODULES), None)
+        if rule is None:
+            raise unknown(f"{type(module).__name__} ({target})")
+        return rule(module, args[0])
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        return self._call(target, getattr(target, "__name__", str(target)), args, kwargs)
+
+    def call_method(self, target: str, args: tuple, kwargs: dict) -> Any:
+        return self._call(lambda x, *rest, **named: getattr(x, target)(*rest, **named), target, args, kwargs)
+
+    def _call(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+        noisy = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Moments)]
+        if not noisy:
+            return function(*args, **kwargs)
+        if name == "getattr":
+            return getattr(noisy[0].mean, args[1])
+        rule = FUNCTIONS.get(name.rstrip("_") if name != "getitem" else name)
+        if rule is None or (not isinstance(args[0], Moments) and name not in ("add", "mul", "sub")):
+            raise unknown(name)
+        return rule(*args, **kwargs)
