@@ -150,7 +150,7 @@ class _Loop:
         elif self.rank == 0:
             file.save(self._state(0, result, best))
         self.kept = f"The state before it is kept in {file.path}." if file.path else "The model has its last good weights."
-        wrapped = accelerator.prepare_model(model) if self.world > 1 or accelerator.native_amp else model
+        wrapped = accelerator.prepare_model(model) if self.world > 1 else model
         self.network = torch.compile(wrapped) if compiled else wrapped
         self.synced = wrapped
         if self.bars is not None:

@@ -1,0 +1,72 @@
+"""Two gloo processes on the CPU against one process with the whole batch."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from svdcompress import LinearWarmup, convert
+from svdcompress.recipe import LossSection, Training
+from svdcompress.sources import InMemory, make_loss
+from svdcompress.train import agree, find_place, fit
+
+log_sigma2, batch, out = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+place = find_place("cpu")
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(64, 6, generator=generator) if sys.argv[4] == "varied" else torch.ones(64, 6)
+torch.manual_seed(0)
+model = convert(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2)), log_sigma2=log_sigma2)
+drawn = []
+model[0].register_forward_hook(lambda m, a, o: drawn.append(float(o.detach().sum())) if m.training else None)
+settings = Training(epochs=2, batch_size=batch, lr=1e-2, schedule="constant")
+result = fit(model, InMemory(x, (x[:, 0] > 0).long()), make_loss(LossSection()), settings,
+             schedule=LinearWarmup(0, 1, 1.0), lr_log_sigma2=1e-9, device="cpu")
+agree(model)
+torch.save({"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "world": place.world,
+            "loss": [row["loss"] for row in result.history], "drawn": drawn}, f"{out}.{place.rank}")
+"""
+
+
+def launch(folder, processes, log_sigma2, batch, name, inputs="varied"):
+    script = folder / "work.py"
+    script.write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    base = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    running = []
+    for rank in range(processes):
+        env = dict(base)
+        if processes > 1:
+            env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(processes))
+            env.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        command = [sys.executable, str(script), str(log_sigma2), str(batch), str(folder / name), inputs]
+        running.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+    for process in running:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-2000:]
+    return [torch.load(folder / f"{name}.{rank}", weights_only=True) for rank in range(processes)]
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_whole_batch_at_zero_noise(tmp_path):
+    (alone,) = launch(tmp_path, 1, -60.0, 16, "one")
+    first, second = launch(tmp_path, 2, -60.0, 8, "two")
+    assert (alone["world"], first["world"]) == (1, 2)
+    assert torch.equal(first["weights"], second["weights"])
+    assert torch.allclose(first["weights"], alone["weights"], atol=1e-5)
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_each_rank_draws_its_own_noise(tmp_path):
+    first, second = launch(tmp_path, 2, -60.0, 32, "quiet", "alike")
+    assert first["drawn"] == pytest.approx(second["drawn"], rel=1e-5)
+    first, second = launch(tmp_path, 2, 0.0, 32, "noisy", "alike")
+    assert first["drawn"][0] != pytest.approx(second["drawn"][0], rel=1e-3)

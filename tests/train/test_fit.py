@@ -1,0 +1,245 @@
+"""The loop: the same numbers as the training written by hand, schedules, state, and what happens when a loss is not finite."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from svdcompress import ELBO, Constant, LinearWarmup, convert, hold, relevance
+from svdcompress.convert import variational_layers
+from svdcompress.errors import DataError, Interrupted, TrainingError, UsageError
+from svdcompress.recipe import Distillation, LossSection, LrSchedule, Training
+from svdcompress.sources import InMemory, make_loss
+from svdcompress.train import LrFactor, evaluate, fit, make_optimizer, mix, seed_everything
+
+LOSS = make_loss(LossSection())
+
+
+def examples(count=60):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 6, generator=generator)
+    return InMemory(x, (x[:, 0] + x[:, 1] > 0).long())
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def settings(**fields):
+    return Training(**{"epochs": 3, "batch_size": 16, "schedule": {"name": "linear", "start": "50%"}, **fields})
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def by_hand(model, data, epochs=3, batch=16, lr=1e-2, lr_noise=3e-2, clip=1.0, seed=0):
+    """The same training in plain PyTorch: Adam, two learning rates, a linear fall, clipping, an annealed ELBO."""
+    noise = [layer.log_sigma2 for _, layer in variational_layers(model)]
+    others = [p for p in model.parameters() if not any(p is n for n in noise)]
+    optimizer = torch.optim.Adam([{"params": others, "lr": lr}, {"params": noise, "lr": lr_noise}])
+    elbo = ELBO(model, F.cross_entropy, len(data), LinearWarmup(1, 2, 0.5))
+    model.train()
+    for epoch in range(epochs):
+        seed_everything(seed, "train", epoch, "noise", 0)
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(mix(seed, "train", epoch, "order")))
+        batches = order.split(batch)
+        for index, rows in enumerate(batches):
+            where = epoch + index / len(batches)
+            fall = 1.0 if where <= 1.5 else (3 - where) / 1.5
+            for group, base in zip(optimizer.param_groups, (lr, lr_noise), strict=True):
+                group["lr"] = base * fall
+            elbo.set_epoch(where)
+            loss = elbo(model(data.inputs[rows]), data.targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+    return model.eval()
+
+
+def test_a_fit_gives_the_numbers_of_the_training_by_hand():
+    ours, theirs = convert(net(), log_sigma2=-6.0), convert(net(), log_sigma2=-6.0)
+    result = fit(
+        ours, examples(), LOSS, settings(lr=1e-2, clip=1.0), schedule=LinearWarmup(1, 2, 0.5), lr_log_sigma2=3e-2, device="cpu"
+    )
+    by_hand(theirs, examples())
+    assert torch.allclose(weights(ours), weights(theirs), atol=1e-6)
+    assert not torch.allclose(weights(ours), weights(convert(net(), log_sigma2=-6.0)), atol=1e-2)
+    assert [row["beta"] for row in result.history] == pytest.approx([0, 0.375, 0.5])
+    assert result.history[0]["kl"] is None and result.history[2]["kl"] > 0
+
+
+def test_accumulated_batches_are_one_large_batch():
+    whole, parts = net(), net()
+    fit(whole, examples(64), LOSS, settings(batch_size=32, optimizer="sgd", lr=0.1), device="cpu")
+    fit(
+        parts,
+        examples(64),
+        LOSS,
+        settings(batch_size=8, accumulate=4, optimizer="sgd", lr=0.1, schedule="constant"),
+        device="cpu",
+    )
+    plain = net()
+    fit(plain, examples(64), LOSS, settings(batch_size=32, optimizer="sgd", lr=0.1, schedule="constant"), device="cpu")
+    assert torch.allclose(weights(parts), weights(plain), atol=1e-6)
+    assert not torch.allclose(weights(whole), weights(plain), atol=1e-4)  # the schedule matters
+
+
+class Halt:
+    """Asks for a stop after so many steps, as a signal would."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def __call__(self):
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("steps", [1, 5, 9])
+def test_a_stopped_fit_goes_on_to_the_same_result(tmp_path, steps):
+    def run(state=None, stop=lambda: False):
+        model = convert(net(), log_sigma2=-6.0)
+        validate = lambda m: evaluate(m, examples(), "classification")  # noqa: E731
+        more = {"schedule": Constant(0.5), "validate": validate, "device": "cpu", "state": state, "stop": stop}
+        return fit(model, examples(), LOSS, settings(lr=1e-2, keep="best"), **more), model
+
+    undisturbed, expected = run()
+    with pytest.raises(Interrupted):
+        run(tmp_path / "fit.pt", Halt(steps))
+    resumed, model = run(tmp_path / "fit.pt")
+    assert torch.equal(weights(model), weights(expected))
+    assert resumed.history == undisturbed.history
+    again, model = run(tmp_path / "fit.pt")  # of a finished fit nothing is done again
+    assert again.history == undisturbed.history
+    assert torch.equal(weights(model), weights(expected))
+
+
+def test_the_best_epoch_is_the_one_kept():
+    model, seen = net(), []
+
+    def validate(m):
+        seen.append(copy.deepcopy(m.state_dict()))
+        return {"error": [5.0, 1.0, 1.0][len(seen) - 1], "nll": [0.1, 0.3, 0.2][len(seen) - 1]}
+
+    result = fit(model, examples(), LOSS, settings(keep="best"), validate=validate, device="cpu")
+    assert result.kept_epoch == 3
+    assert all(torch.equal(value, seen[2][name]) for name, value in model.state_dict().items())
+
+
+def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_state(tmp_path):
+    model = convert(net())
+
+    class Overflow(nn.Module):
+        def forward(self, x):
+            return x * float("inf") if self.training and x.abs().max() > 0 and next(calls) == 5 else x
+
+    calls = iter(range(10**6))
+    model.insert(1, Overflow())
+    with pytest.raises(TrainingError) as error:
+        fit(model, examples(), LOSS, settings(), device="cpu", state=tmp_path / "fit.pt")
+    text = str(error.value)
+    assert "at step 5 (epoch 2)" in text
+    assert "train.lr" in text and "train.clip=1" in text
+    assert str(tmp_path / "fit.pt") in text
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert torch.load(tmp_path / "fit.pt", weights_only=True)["epoch"] <= 1
+
+
+def test_the_first_layer_with_bad_values_is_named():
+    from svdcompress.train._nonfinite import first_nonfinite
+
+    model = net()
+    x = torch.randn(4, 6)
+    assert first_nonfinite(model, x) == ""
+    with torch.no_grad():
+        model[2].bias[0] = float("nan")
+    assert first_nonfinite(model, x) == "the weights of layer '2'"
+    model = nn.Sequential(nn.Linear(6, 3), nn.Softplus(), nn.Linear(3, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1e38)
+        assert first_nonfinite(model, x * 1e9) == "the output of layer '0'"
+    assert first_nonfinite(model, x * float("nan")) == "in the input batch"
+
+
+def test_without_noise_the_mean_is_trained_with_its_mask_held():
+    model = convert(net())
+    masks = relevance(model, 3.0)
+    some = {name: mask.clone() for name, mask in masks.items()}
+    some["0"][:4] = False
+    hold(model, some)
+    spreads = [layer.log_sigma2.detach().clone() for _, layer in variational_layers(model)]
+    before = weights(model)
+    fit(model, examples(), LOSS, settings(), noise=False, device="cpu")
+    assert all(torch.equal(layer.log_sigma2, old) for (_, layer), old in zip(variational_layers(model), spreads, strict=True))
+    assert not torch.equal(weights(model), before)
+    assert torch.equal(model[0].weight[:4], net()[0].weight[:4])  # dead weights have no gradient
+
+
+def test_distillation_pulls_towards_the_teacher():
+    teacher = net(seed=5)
+    data = examples(200)
+    far, near = net(), net()
+    fit(far, data, LOSS, settings(epochs=20), device="cpu")
+    fit(near, data, LOSS, settings(epochs=20), device="cpu", teacher=teacher, distill=Distillation(weight=1.0, temperature=1.0))
+
+    def distance(model):
+        with torch.no_grad():
+            return float((model(data.inputs).softmax(1) - teacher(data.inputs).softmax(1)).abs().mean())
+
+    assert distance(near) < 0.7 * distance(far)
+
+
+def test_optimizer_groups_and_the_learning_rates_path():
+    model = convert(net())
+    groups = make_optimizer(model, Training(lr=1e-2, weight_decay=0.1), 5e-2).param_groups
+    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups] == [(1e-2, 0.1, 4), (5e-2, 0.0, 2)]
+    factor = LrFactor(LrSchedule(name="linear", start="50%", end=0.1, warmup=2.0), 10)
+    assert [round(factor(e), 6) for e in (0, 1, 2, 5, 7.5, 10)] == [0, 0.5, 1, 1, 0.55, 0.1]
+    cosine = LrFactor(LrSchedule(name="cosine", start=0.0), 10)
+    assert cosine(5) == pytest.approx(0.5)
+    assert LrFactor(LrSchedule(name="constant"), 10)(9.9) == 1
+
+
+def test_metrics_against_their_definitions():
+    torch.manual_seed(0)
+    x, y = torch.randn(50, 3), torch.randint(0, 3, (50,))
+    model = nn.Linear(3, 3)
+    logits = model(x).detach()
+    found = evaluate(model, InMemory(x, y), "classification", batch_size=7)
+    assert found["error"] == pytest.approx(100 * float((logits.argmax(1) != y).float().mean()))
+    assert found["nll"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-6)
+    target = torch.randn(50)
+    model = nn.Linear(3, 1)
+    found = evaluate(model, InMemory(x, target), "regression", tau=4.0, scale=(10.0, 3.0))
+    mean = model(x)[:, 0].detach()
+    assert found["rmse"] == pytest.approx(3 * float((mean - target).square().mean().sqrt()), rel=1e-6)
+    exact = -torch.distributions.Normal(10 + 3 * mean, 3 * 0.5).log_prob(10 + 3 * target).mean()
+    assert found["nll"] == pytest.approx(float(exact), rel=1e-5)
+    model = nn.Linear(3, 2)
+    mean, log_variance = model(x).detach().chunk(2, 1)
+    exact = -torch.distributions.Normal(mean[:, 0], (0.5 * log_variance[:, 0]).exp()).log_prob(target).mean()
+    assert evaluate(model, InMemory(x, target), "gaussian")["nll"] == pytest.approx(float(exact), rel=1e-5)
+    found = evaluate(nn.Linear(3, 1), InMemory(x, (target > 0).float()), "binary")
+    assert 0 <= found["error"] <= 100
+
+
+def test_bad_settings_are_said():
+    with pytest.raises(UsageError, match="device: unknown 'gpu'"):
+        fit(net(), examples(), LOSS, settings(), device="gpu")
+    with pytest.raises(TrainingError, match="fp16 needs a CUDA device"):
+        fit(net(), examples(), LOSS, settings(precision="fp16"), device="cpu")
+    with pytest.raises(DataError, match="no examples"):
+        fit(net(), InMemory(torch.zeros(0, 6), torch.zeros(0).long()), LOSS, settings(), device="cpu")
+
+
+def test_bf16_trains_and_leaves_the_model_as_it_was():
+    model = net()
+    result = fit(model, examples(), LOSS, settings(epochs=5, precision="bf16"), device="cpu")
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert "forward" not in model.__dict__  # what accelerate would leave there
+    assert all(p.dtype == torch.float32 for p in model.parameters())
