@@ -8,7 +8,7 @@ import warnings
 from torch import nn
 
 from svdcompress.errors import ExportError
-from svdcompress.layers import StochasticLayer
+from svdcompress.layers import StochasticLayer, VariationalLayer
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
@@ -27,4 +27,7 @@ def eval_copy(model: nn.Module) -> nn.Module:
             twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise ExportError(f"{type(model).__name__} cannot be copied (copy.deepcopy): {error}") from error
+    for module in twin.modules():
+        if isinstance(module, VariationalLayer):
+            module.variance_dtype = "float32"
     return twin.cpu().float().eval().requires_grad_(False)

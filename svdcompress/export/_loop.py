@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svdcompress.export._draw import NOISE, SAMPLES, SUM
+from svdcompress.export._trace import OWN
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-OWN = "mc_"
-"""How the names of what is added here begin."""
 
 
 def add_loop(model: ir.Model, sums: Sequence[tuple[int, ...]]) -> None:
@@ -33,7 +31,7 @@ def add_loop(model: ir.Model, sums: Sequence[tuple[int, ...]]) -> None:
     statistics, outputs = graph.outputs[: len(sums)], graph.outputs[len(sums) :]
     totals = [inputs[f"{SUM}{i}"] for i in range(len(sums))]
     data = [value for value in graph.inputs if value not in totals and value.name not in (SAMPLES, NOISE)]
-    noise = ir.Input(NOISE, ir.Shape([SAMPLES, "numbers"]), ir.TensorType(ir.DataType.FLOAT))
+    noise = ir.Value(name=NOISE, shape=ir.Shape([SAMPLES, "numbers"]), type=ir.TensorType(ir.DataType.FLOAT))
 
     nodes = list(graph)
     noisy, late = _dependent(nodes, [inputs[NOISE]]), _dependent(nodes, totals)
@@ -55,6 +53,8 @@ def add_loop(model: ir.Model, sums: Sequence[tuple[int, ...]]) -> None:
         _replace(late, total, result)
     graph.inputs[:] = [*data, inputs[SAMPLES], noise]
     graph.outputs[:] = outputs
+    for name in [name for name, value in graph.initializers.items() if not value.uses()]:
+        del graph.initializers[name]
     graph.sort()
 
 
@@ -103,12 +103,12 @@ def _body(
     """The loop's body: one draw, added to the sums."""
     import onnx_ir as ir
 
-    index = ir.Input(f"{OWN}index", ir.Shape([]), ir.TensorType(ir.DataType.INT64))
-    going = ir.Input(f"{OWN}going", ir.Shape([]), ir.TensorType(ir.DataType.BOOL))
+    index = ir.Value(name=f"{OWN}index", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+    going = ir.Value(name=f"{OWN}going", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.BOOL))
     row = _node("Gather", [noise, index], {"axis": 0}, [f"{OWN}row"], name="noise_must_have_a_row_for_each_sample")
     _replace(nodes, one_noise, row.outputs[0])
     double = ir.TensorType(ir.DataType.DOUBLE)
-    before = [ir.Input(f"{OWN}before_{i}", ir.Shape(["batch", *shape]), double) for i, shape in enumerate(sums)]
+    before = [ir.Value(name=f"{OWN}before_{i}", shape=ir.Shape(["batch", *shape]), type=double) for i, shape in enumerate(sums)]
     adds = [_node("Add", pair, {}, [f"{OWN}after_{i}"]) for i, pair in enumerate(zip(before, statistics, strict=True))]
     go_on = _node("Identity", [going], {}, [f"{OWN}go_on"])
     outputs = [go_on.outputs[0], *(add.outputs[0] for add in adds)]

@@ -120,7 +120,9 @@ def _frozen(layer: VariationalLayer, active: bool) -> Callable[..., Tensor]:
         if not active:
             return mean
         variance = layer._transform(x * x, layer.sigma2, layer.bias_sigma2, *args)
-        return mean + variance.clamp_min(0).sqrt() * layer.sampler.normal(mean)
+        if not isinstance(layer, nn.Linear):  # fast convolutions may come out below 0; a sum of products of squares does not
+            variance = variance.clamp_min(0)
+        return mean + variance.sqrt() * layer.sampler.normal(mean)
 
     return forward
 

@@ -45,7 +45,7 @@ class Statistics:
 
 
 class Classification(Statistics):
-    """Kwon et al. 2018: `1/T sum p_t - p_t^2` and `1/T sum (p_t - p)^2`, entropies in nats."""
+    """Kwon et al. 2018: `1/T sum p_t - p_t^2` and `1/T sum (p_t - p)^2`, which add up to `p - p^2`; entropies in nats."""
 
     def of_draw(self, output: Any) -> tuple[Tensor, ...]:
         logits = main_output(output).double()
@@ -53,12 +53,14 @@ class Classification(Statistics):
             raise ExportError("task 'classification' needs two logits or more for each input; for one logit use task='binary'")
         log_p = F.log_softmax(logits, self.dim).clamp_min(LEAST_LOG)
         p = log_p.exp()
-        return p, p * p, -(p * log_p).sum(self.dim)
+        return (p, p * log_p, p * p) if self.parts else (p, p * log_p)
 
     def outputs(self, sums: tuple[Tensor, ...], samples: Tensor) -> dict[str, Tensor]:
-        mean, squares, expected = (total / samples for total in sums)
-        variances = self._variances(mean - squares, mean, squares)
-        return _file_outputs(mean, variances, self.parts, _entropy(mean).sum(self.dim), expected)
+        mean, p_log_p, *squares = (total / samples for total in sums)
+        variances = {"variance": mean - mean * mean}
+        if self.parts:
+            variances = self._variances(mean - squares[0], mean, squares[0])
+        return _file_outputs(mean, variances, self.parts, _entropy(mean).sum(self.dim), -p_log_p.sum(self.dim))
 
 
 class Binary(Statistics):

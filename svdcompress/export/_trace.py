@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TRACE_BATCH = 3
 """Batch size of the trace: 0 and 1 would be taken for constants by torch.export."""
 
+OWN = "mc_"
+"""How the names of what is added to a traced graph begin."""
+
 RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 
 
@@ -125,14 +128,15 @@ def _clean(model: ir.Model) -> None:
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     outer = {*model.graph.inputs, *model.graph.outputs}
-    for node in model.graph:
-        for value in node.outputs:
-            if value not in outer:
-                value.shape = value.type = None
-    for name, value in list(model.graph.initializers.items()):
+    taken = {value.name for value in outer}
+    inner = [value for node in model.graph.all_nodes() for value in node.outputs if value not in outer]
+    for value in (*inner, *list(model.graph.initializers.values())):
         value.metadata_props.clear()
         value.shape = value.type = None
-        value.name = re.sub(r"^(draw\.)?model\.", "", name)
+        name = re.sub(r"^(draw\.)?model\.", "", str(value.name))
+        value.name = (
+            f"inner_{name}" if name in taken or name.startswith(OWN) else name
+        )  # x.mean() is called "mean", as an output may be
 
 
 @contextlib.contextmanager

@@ -1,0 +1,419 @@
+"""Monte-Carlo files: exact parity through the noise, statistics of the form that draws, and what each refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import export_zoo as zoo
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import ExportError, UsageError
+from svdcompress.export import export_onnx, read_metadata
+from svdcompress.uncertainty import mc_predict
+
+ENTROPIES = ["predictive_entropy", "expected_entropy", "mutual_information"]
+BATCHES = (1, 2, 7)  # none of them traced
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(at: onnxruntime.InferenceSession, samples: int, **inputs) -> dict[str, np.ndarray]:
+    names = [output.name for output in at.get_outputs()]
+    return dict(zip(names, at.run(None, {**inputs, "samples": np.array(samples)}), strict=True))
+
+
+def numbers(layout: list[dict], batch: int) -> int:
+    """How many numbers a draw takes, from the metadata's layout."""
+    return sum(int(np.prod([batch if size is None else size for size in call["shape"]])) for call in layout)
+
+
+def agree(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 2e-6) -> None:
+    for name, value in got.items():
+        assert value.dtype == np.float32 and value.shape == expected[name].shape, name
+        assert np.abs(value - expected[name]).max() < tolerance * max(1, np.abs(expected[name]).max()), name
+
+
+# Exact parity
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory) -> Path:
+    """The MLP with its noise as an input."""
+    path = tmp_path_factory.mktemp("given") / "mc.onnx"
+    exported = export_onnx(zoo.mlp(), path, torch.zeros(2, 6), monte_carlo=True, noise="input")
+    assert exported.inputs == ["input", "samples", "noise"]
+    assert exported.outputs == ["mean", "variance", *ENTROPIES]
+    assert set(exported.parities) == {1, 3, 7} and exported.parity < 1e-5
+    return path
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("samples", [1, 2, 40])
+def test_the_same_noise_gives_what_pytorch_gives(given, batch, samples):
+    x = torch.randn(batch, 6)
+    noise = torch.randn(samples, 16 * batch)
+    got = run(session(given), samples, input=x.numpy(), noise=noise.numpy())
+    agree(got, zoo.classification(zoo.draws(zoo.mlp(), x, noise)))
+    if samples == 1:
+        assert np.abs(got["mutual_information"]).max() < 1e-12
+
+
+def test_layout_of_the_noise(given):
+    stored = read_metadata(given)
+    assert stored["kind"] == "monte_carlo" and stored["task"] == "classification"
+    assert stored["noise"] == [{"layer": f"{2 * i}", "shape": [None, n]} for i, n in enumerate((8, 5, 3))]
+
+
+def test_what_depends_on_no_noise_is_ahead_of_the_loop(given):
+    graph = onnx.load(given).graph
+    (loop,) = (node for node in graph.node if node.op_type == "Loop")
+    body = loop.attribute[0].g
+    assert [node.op_type for node in graph.node].count("Gemm") == 2  # mean and variance of the first layer
+    assert [node.op_type for node in body.node].count("Gemm") == 4
+    assert {value.name for value in body.node if value.op_type == "Tanh"}  # it depends on the noise
+    assert not any("Random" in node.op_type for node in (*graph.node, *body.node))
+
+
+def test_sums_do_not_lose_a_small_mutual_information(given):
+    x, samples = torch.randn(2, 6), 3000
+    noise = 1e-4 * torch.randn(samples, 32)
+    got = run(session(given), samples, input=x.numpy(), noise=noise.numpy())["mutual_information"]
+    expected = zoo.classification(zoo.draws(zoo.mlp(), x, noise))["mutual_information"]
+    assert expected.max() < 1e-8 and np.abs(got / expected - 1).max() < 1e-2
+
+
+@pytest.mark.slow
+def test_convolutions_norms_residuals_and_dropout(tmp_path):
+    model = zoo.convolutional()
+    exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(1, 1, 8, 8), monte_carlo=True, noise="input", parts=True)
+    assert exported.outputs == ["mean", "variance", *ENTROPIES, "aleatoric", "epistemic"]
+    layers = [call["layer"] for call in exported.metadata["noise"]]
+    assert layers == ["first", "twice", "drop", "twice", "up", "spread", "head"]
+    for batch in BATCHES:
+        x = torch.randn(batch, 1, 8, 8)
+        noise = torch.randn(5, numbers(exported.metadata["noise"], batch))
+        got = run(session(exported.path), 5, input=x.numpy(), noise=noise.numpy())
+        agree(got, zoo.classification(zoo.draws(model, x, noise)), 1e-5)
+
+
+@pytest.mark.slow
+def test_attention_keyword_inputs_and_a_batch_that_is_not_first_inside(tmp_path):
+    model = zoo.attention()
+    exported = export_onnx(model, tmp_path / "mc.onnx", zoo.tokens(4), monte_carlo=True, noise="input")
+    assert exported.inputs == ["tokens", "scale", "samples", "noise"]
+    for batch in BATCHES:
+        inputs = zoo.tokens(batch, seed=batch)
+        noise = torch.randn(4, numbers(exported.metadata["noise"], batch))
+        got = run(
+            session(exported.path), 4, tokens=inputs["tokens"].numpy(), scale=inputs["scale"].numpy(), noise=noise.numpy()
+        )
+        agree(got, zoo.classification([y["logits"] for y in zoo.draws(model, inputs, noise)]), 1e-5)
+
+
+class Positions(nn.Module):
+    """Dropout on something that has no batch dimension, and rows that look at each other."""
+
+    def __init__(self, mixing: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.position = nn.Parameter(torch.randn(6))
+        self.drop = nn.Dropout(0.4)
+        self.head = nn.Linear(6, 3)
+        self.mixing = mixing
+
+    def forward(self, x):
+        hidden = x + self.drop(self.position)
+        return self.head(hidden - hidden.mean(0) if self.mixing else hidden)
+
+
+@pytest.mark.parametrize("mixing", [True, False])
+def test_noise_without_a_batch_dimension(tmp_path, mixing):
+    model = svdc.convert_dropout(zoo.varied(Positions(mixing)))
+    exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input")
+    assert exported.metadata["noise"] == [{"layer": "drop", "shape": [6]}, {"layer": "head", "shape": [None, 3]}]
+    x, noise = torch.randn(5, 6), torch.randn(9, 6 + 15)
+    got = run(session(exported.path), 9, input=x.numpy(), noise=noise.numpy())
+    agree(got, zoo.classification(zoo.draws(model, x, noise)))
+
+
+def test_layers_without_a_relevant_weight_draw_nothing(tmp_path):
+    model = zoo.mlp()
+    with torch.no_grad():
+        model[2].mask = torch.zeros_like(model[2].weight, dtype=torch.bool)
+        model[4].mask, model[4].bias_sigma2 = torch.zeros(3, 5, dtype=torch.bool), torch.full((3,), 0.2)
+    exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input")
+    assert [call["layer"] for call in exported.metadata["noise"]] == ["0", "4"]
+    x, noise = torch.randn(4, 6), torch.randn(6, 4 * 11)
+    got = run(session(exported.path), 6, input=x.numpy(), noise=noise.numpy())
+    agree(got, zoo.classification(zoo.draws(model, x, noise, quiet=["2"])))
+
+
+class Heads(nn.Module):
+    def __init__(self, pair: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.pair = nn.Linear(6, 4), pair
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.chunk(2, 1) if self.pair else y
+
+
+@pytest.mark.parametrize("pair", [True, False])
+def test_gaussian(tmp_path, pair):
+    model = zoo.varied(Heads(pair))
+    exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input", task="gaussian")
+    assert exported.outputs == ["mean", "variance", "aleatoric", "epistemic"]
+    x, noise = torch.randn(5, 6), torch.randn(7, 20)
+    outputs = [torch.cat(tuple(y), 1) if pair else y for y in zoo.draws(model, x, noise)]
+    expected = zoo.gaussian([y[:, :2] for y in outputs], [y[:, 2:] for y in outputs])
+    agree(run(session(exported.path), 7, input=x.numpy(), noise=noise.numpy()), expected)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("task", ["binary", "regression"])
+def test_binary_and_regression(tmp_path, task, flat):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 1), nn.Flatten(0)] if flat else [nn.Linear(6, 2)]
+    model = zoo.varied(nn.Sequential(*layers))
+    tau = 4.0 if task == "regression" and flat else None
+    exported = export_onnx(
+        model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input", task=task, tau=tau, parts=True
+    )
+    x, noise = 5 * torch.randn(5, 6), torch.randn(7, 5 * (1 if flat else 2))
+    outputs = zoo.draws(model, x, noise)
+    expected = zoo.regression(outputs, tau) if task == "regression" else zoo.binary(outputs)
+    got = run(session(exported.path), 7, input=x.numpy(), noise=noise.numpy())
+    agree(got, expected)
+    assert set(got) == set(expected)
+    one = run(session(exported.path), 1, input=x.numpy(), noise=noise[:1].numpy())
+    assert not one["epistemic"].any()
+
+
+def test_certain_and_masked_classes_have_no_nan(tmp_path):
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.linear(x).masked_fill(torch.tensor([False, False, True]), -torch.inf)
+
+    model = zoo.varied(Masked())
+    path = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 3), monte_carlo=True, noise="input").path
+    x, noise = torch.tensor([[3e3, 0, 0], [0, 1, 0]]), torch.randn(4, 6)
+    got = run(session(path), 4, input=x.numpy(), noise=noise.numpy())
+    assert all(np.isfinite(value).all() for value in got.values()) and not got["mean"][:, 2].any()
+    agree(got, zoo.classification(zoo.draws(model, x, noise)))
+
+
+# The form that draws
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory) -> Path:
+    """The MLP, drawing its noise itself."""
+    path = tmp_path_factory.mktemp("drawing") / "mc.onnx"
+    model = zoo.mlp().train()
+    with svdc.sampling(model):
+        exported = export_onnx(model, path, torch.zeros(2, 6), monte_carlo=True, parts=True, metadata={"note": "x"})
+    assert model.training and exported.inputs == ["input", "samples"] and exported.parity < 1e-5
+    assert [file.name for file in path.parent.iterdir()] == ["mc.onnx"]
+    assert b".py" not in path.read_bytes() and exported.metadata["note"] == "x"
+    return path
+
+
+def test_statistics_are_those_of_pytorch(drawing):
+    torch.manual_seed(1)
+    x, samples = torch.randn(7, 6), 20_000
+    got = run(session(drawing), samples, input=x.numpy())
+    expected = mc_predict(zoo.mlp(), x, samples)
+    error = np.sqrt(2 * expected.epistemic.numpy() / samples)  # of the difference of two means
+    z = (got["mean"] - expected.mean.numpy()) / error
+    assert np.abs(z).max() < 4.5 and 0.5 < np.sqrt((z**2).mean()) < 1.7
+    for ours, theirs in (("epistemic", "epistemic"), ("aleatoric", "aleatoric"), ("mutual_information", "mutual_information")):
+        assert np.abs(got[ours] / getattr(expected, theirs).numpy() - 1).max() < 0.1
+    assert np.allclose(got["variance"], got["aleatoric"] + got["epistemic"], atol=1e-6)
+    assert np.allclose(got["predictive_entropy"] - got["expected_entropy"], got["mutual_information"], atol=1e-6)
+
+
+def test_one_sample_and_any_batch(drawing):
+    at = session(drawing)
+    for batch in BATCHES:
+        got = run(at, 1, input=np.ones((batch, 6), np.float32))
+        assert got["mean"].shape == (batch, 3) and got["predictive_entropy"].shape == (batch,)
+        assert not got["epistemic"].any() and np.abs(got["mutual_information"]).max() < 1e-12
+        assert np.allclose(got["mean"].sum(1), 1)
+
+
+def test_nan_stays_in_its_row(drawing):
+    x = np.ones((3, 6), np.float32)
+    x[1, 2] = np.nan
+    got = run(session(drawing), 5, input=x)
+    for value in got.values():
+        assert np.isnan(value[1]).all() and np.isfinite(value[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("samples", "rows", "text"),
+    [
+        (np.array(0), 2, "samples_must_be_1_or_more"),
+        (np.array(-5), 2, "samples_must_be_1_or_more"),
+        (np.array([3, 4]), 2, "samples_must_be_one_number"),
+        (np.array(3.5), 2, "expected: .tensor.int64"),
+        (np.array(3), 0, "batch_must_be_1_or_more"),
+    ],
+)
+def test_bad_inputs_say_so(drawing, samples, rows, text):
+    with pytest.raises(Exception, match=text):
+        session(drawing).run(None, {"input": np.zeros((rows, 6), np.float32), "samples": samples})
+
+
+def test_too_few_rows_of_noise(given):
+    with pytest.raises(Exception, match="noise_must_have_a_row_for_each_sample"):
+        run(session(given), 3, input=np.zeros((2, 6), np.float32), noise=np.zeros((2, 32), np.float32))
+    with pytest.raises(Exception, match="Split"):
+        run(session(given), 3, input=np.zeros((2, 6), np.float32), noise=np.zeros((3, 31), np.float32))
+
+
+class Noise(nn.Module):
+    """Two layers whose outputs are their noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(1, 4), nn.Linear(1, 4)
+
+    def forward(self, x):
+        return torch.cat([self.one(x), self.two(x)], 1)
+
+
+def test_noise_of_layers_rows_and_runs_is_independent(tmp_path):
+    model = svdc.convert(Noise(), log_sigma2=0.0)
+    for layer in (model.one, model.two):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layer.mask = torch.ones(4, 1, dtype=torch.bool)
+    path = export_onnx(model, tmp_path / "mc.onnx", torch.ones(2, 1), monte_carlo=True, task="regression").path
+    at, runs = session(path), 4000
+    x = np.ones((2, 1), np.float32)
+    noise = np.stack([run(at, 1, input=x)["mean"].ravel() for _ in range(runs)])  # (runs, rows * layers * units)
+    assert np.abs(noise.mean(0)).max() * np.sqrt(runs) < 4.5
+    assert np.abs(noise.var(0) - 1).max() * np.sqrt(runs / 2) < 4.5
+    assert abs((noise**4).mean() - 3) < 0.15
+    for values in (noise, noise**2):
+        between = np.corrcoef(values.T)[np.triu_indices(16, 1)]
+        assert np.abs(between).max() * np.sqrt(runs) < 5
+        later = np.corrcoef(values[1:].T, values[:-1].T)[:16, 16:]
+        assert np.abs(later).max() * np.sqrt(runs) < 5
+    # the first draws of a session, which a runtime that seeds nodes one after the other makes alike
+    first = np.stack([run(session(path), 1, input=x)["mean"].ravel() for _ in range(3)])
+    assert np.ptp(first, axis=0).max() == 0  # documented: sessions of one process draw the same
+    assert len(np.unique(first[0])) == 16
+    draws = run(at, 20_000, input=x)
+    assert np.abs(draws["mean"]).max() * np.sqrt(20_000) < 4.5 and np.abs(draws["variance"] - 1).max() * 100 < 4.5
+
+
+ALONE = """
+    import sys, resource
+    import numpy as np, onnxruntime
+    path, samples, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    at = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    x = np.ones((batch, 6), np.float32)
+    for _ in range(2):
+        mean = at.run(["mean"], {"input": x, "samples": np.array(samples)})[0]
+        print(mean[0, 0])
+    assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "svdcompress", "onnx")]
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def alone(path: Path, samples: int, batch: int) -> tuple[list[float], int]:
+    """Means of two runs in a process of onnxruntime alone, and its largest memory in KiB."""
+    command = [sys.executable, "-c", textwrap.dedent(ALONE), str(path), str(samples), str(batch)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    *means, memory = result.stdout.split()
+    return [float(mean) for mean in means], int(memory)
+
+
+def test_onnxruntime_alone_is_enough_and_memory_does_not_grow_with_samples(drawing):
+    few, little = alone(drawing, 10, 256)
+    many, much = alone(drawing, 2000, 256)
+    assert len({*few, *many}) == 4  # runs and processes differ
+    assert much - little < 8 * 1024
+
+
+# Refused
+
+
+def test_nothing_to_sample(tmp_path):
+    with pytest.raises(ExportError, match="no uncertainty to sample"):
+        export_onnx(nn.Linear(6, 3), tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True)
+    model = zoo.mlp()
+    for layer in (model[0], model[2], model[4]):
+        layer.mask, layer.bias_sigma2 = torch.zeros_like(layer.weight, dtype=torch.bool), None
+    with pytest.raises(ExportError, match="no uncertainty to sample"):
+        export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True)
+    unused = zoo.mlp()
+    unused.forward = lambda x: x
+    with pytest.raises(ExportError, match="no uncertainty to sample"):
+        export_onnx(unused, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"task": "ranking"}, "task"),
+        ({"noise": "none"}, "noise"),
+        ({"tau": 2.0}, "tau"),
+        ({"task": "regression", "tau": -1.0}, "tau"),
+        ({"monte_carlo": False, "noise": "input"}, "monte_carlo=True"),
+        ({"monte_carlo": False, "parts": True}, "monte_carlo=True"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, options, text):
+    with pytest.raises(UsageError, match=text):
+        export_onnx(zoo.mlp(), tmp_path / "mc.onnx", torch.zeros(2, 6), **{"monte_carlo": True, **options})
+
+
+def test_outputs_that_do_not_fit_the_task(tmp_path):
+    one = zoo.varied(nn.Sequential(nn.Linear(6, 1)))
+    with pytest.raises(ExportError, match="two logits or more"):
+        export_onnx(one, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True)
+    with pytest.raises(ExportError, match="even number of outputs, not 3"):
+        export_onnx(zoo.mlp(), tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="gaussian")
+    turned = zoo.varied(nn.Sequential(nn.Linear(6, 3), nn.Flatten(0), nn.Unflatten(0, (3, -1))))
+    with pytest.raises(ExportError, match="the batch goes first"):
+        export_onnx(turned, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="regression")
+
+
+def test_inputs_that_the_file_needs_for_itself(tmp_path):
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, samples):
+            return self.linear(samples)
+
+    with pytest.raises(ExportError, match="input named 'samples'"):
+        export_onnx(zoo.varied(Named()), tmp_path / "mc.onnx", {"samples": torch.zeros(2, 6)}, monte_carlo=True)
