@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def test_the_three_ways_are_there():
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_leaves_a_sparse_onnx_file_that_still_reads_digits(example, tmp_path):
-    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)}
+    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     kept, total = (int(text.replace(",", "")) for text in re.search(r"([\d,]+) of ([\d,]+) weights kept", done.stdout).groups())
     assert kept < 0.5 * total, done.stdout

@@ -1,0 +1,142 @@
+"""README and guides: their Python runs, their commands parse, their links lead somewhere; the API reference is current."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+GUIDES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md")]
+FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the file that it is the content of ("" for none), its text, its line in the guide."""
+
+    language: str
+    title: str
+    text: str
+    line: int
+
+
+def blocks(guide: Path) -> list[Block]:
+    text = guide.read_text(encoding="utf-8")
+    return [Block(m[1], m[2] or "", m[3], text[: m.start()].count("\n") + 2) for m in FENCE.finditer(text)]
+
+
+def commands(guide: Path) -> list[list[str]]:
+    """Arguments of each `svdc` (or `-m svdcompress`) in a guide."""
+    found = []
+    for block in blocks(guide):
+        for line in block.text.splitlines() if block.language in ("console", "text") else ():
+            match = re.match(r"\$ svdc (.*)|.* -m svdcompress (.*)", line)
+            if match:
+                found.append(shlex.split(match[1] or match[2], comments=True))
+    return found
+
+
+def write_titled(guide: Path, folder: Path) -> None:
+    for block in blocks(guide):
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+
+
+def guide_id(path: Path) -> str:
+    return path.stem
+
+
+def test_there_is_a_guide_for_each_subject():
+    names = {path.stem for path in GUIDES}
+    assert {"README", "own-model", "beta-and-thresholds", "uncertainty", "onnx", "several-gpus", "extending"} <= names
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=guide_id)
+def test_python_blocks_run_in_their_order(guide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_titled(guide, tmp_path)
+    torch.manual_seed(0)
+    before = set(sys.modules)
+    namespace: dict[str, object] = {"__name__": "guide"}
+    registered = dict(_variational_classes())
+    try:
+        for block in blocks(guide):
+            if block.language == "python" and not block.title:
+                code = compile("\n" * (block.line - 1) + block.text, str(guide), "exec")
+                exec(code, namespace)
+    finally:
+        _variational_classes().clear()
+        _variational_classes().update(registered)
+        for name in {Path(block.title).stem for block in blocks(guide) if block.title} - before:
+            sys.modules.pop(name, None)
+
+
+def _variational_classes() -> dict:
+    from svdcompress.layers import VARIATIONAL_CLASSES
+
+    return VARIATIONAL_CLASSES
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=guide_id)
+def test_commands_have_only_options_that_exist(guide):
+    import typer
+
+    from svdcompress.cli import app
+
+    command = typer.main.get_command(app)
+    for arguments in commands(guide):
+        context = command.make_context("svdc", list(arguments), resilient_parsing=True)
+        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None, arguments
+        found.make_context(name, rest, parent=context, resilient_parsing=True)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=guide_id)
+def test_recipes_in_guides_are_valid(guide):
+    import yaml
+
+    from svdcompress.recipe import Recipe
+
+    for block in blocks(guide):
+        if block.language == "yaml":
+            Recipe.model_validate(yaml.safe_load(block.text))
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=guide_id)
+def test_links_within_the_repository_lead_somewhere(guide):
+    text = guide.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not re.match(r"\w+:", target):
+            assert (guide.parent / target).exists(), f"{guide.name}: {target}"
+
+
+def test_the_api_reference_is_current():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "api.py", "--check"], capture_output=True, text=True, env=_env())
+    assert done.returncode == 0, done.stderr
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+@pytest.mark.slow
+def test_the_guide_for_own_models_does_what_it_says(tmp_path):
+    guide = ROOT / "docs" / "own-model.md"
+    write_titled(guide, tmp_path)
+    code = "import torch, mine; torch.save(mine.make().state_dict(), 'trained.pt')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=_env(), check=True)
+    for arguments in commands(guide):
+        done = subprocess.run(
+            [sys.executable, "-m", "svdcompress", *arguments], cwd=tmp_path, env=_env(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"svdc {shlex.join(arguments)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    for name in ("model.onnx", "model_mc.onnx", "model.safetensors", "report.html", "report.json", "recipe.yaml"):
+        assert (tmp_path / "runs" / "mine" / name).is_file()
