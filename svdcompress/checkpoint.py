@@ -146,8 +146,10 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
         raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {'; '.join(problems[:6])}{more}")
     _convert(model, manifest)
     for name, attributes in manifest["surgery"].get("attributes", {}).items():
+        module = model.get_submodule(name)
         for attribute, value in attributes.items():
-            setattr(model.get_submodule(name), attribute, value)
+            old = getattr(module, attribute)
+            setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
     for name, tensor in tensors.items():
         _set(model, name, tensor)
     for name, module in model.named_modules():
@@ -172,7 +174,7 @@ def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, 
             yield f"{name}: no dropout layer in the model"
     shapes = manifest["surgery"].get("shapes", {})
     for name, attributes in manifest["surgery"].get("attributes", {}).items():
-        if name not in modules or any(not isinstance(getattr(modules[name], key, None), int) for key in attributes):
+        if name not in modules or any(not hasattr(modules[name], key) for key in attributes):
             yield f"{name or 'the model'}: lacks one of the attributes {sorted(attributes)}"
     state = model.state_dict(keep_vars=True)
     yield from _name_problems(state, manifest, tensors, shapes)

@@ -20,7 +20,7 @@ class Consumer:
     """All uses of one weight, seen as one.
 
     ins, outs: slots, (groups, per group). alive: (groups, outputs per group, inputs per group). values: (inputs,
-    positions), NaN where an input is not constant. how: per input, one of ZERO, BIAS, CARRIER, NEVER. owner: the module.
+    positions), NaN where an input is not constant. read: (groups, inputs per group), whether any output reads it. how: per input, one of ZERO, BIAS, CARRIER, NEVER. owner: the module.
     """
 
     parameter: Parameter
@@ -28,6 +28,7 @@ class Consumer:
     ins: np.ndarray
     outs: np.ndarray
     alive: np.ndarray
+    read: np.ndarray
     values: np.ndarray
     how: np.ndarray
 
@@ -118,7 +119,7 @@ class Analysis:
             read = np.zeros(self.count, bool)
             for consumer in self.consumers:
                 live = ~gone[self.root[consumer.outs]]
-                used = (consumer.alive & live[:, :, None]).any(1)
+                used = consumer.read if live.all() else (consumer.alive & live[:, :, None]).any(1)
                 read[self.root[consumer.ins[used]]] = True
             after = free & ~read
             if np.array_equal(after, gone):
@@ -246,7 +247,8 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
     unknown = np.isnan(values).any(1)
     largest = np.abs(np.where(np.isnan(values), 0, values)).max(1)
     uniform = np.abs(values - values[:, :1]).max(1) <= 1e-6 * largest
-    unread = ~first.alive.any(1).reshape(-1).numpy()
+    read = first.alive.numpy().any(1)
+    unread = ~read.reshape(-1)
     how = np.full(groups * ins, NEVER)
     if foldable is not None:
         how[~unknown] = CARRIER
@@ -261,6 +263,7 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
         ins=first.ins.reshape(groups, ins).numpy(),
         outs=first.outs.reshape(groups, outs).numpy(),
         alive=first.alive.numpy(),
+        read=read,
         values=values,
         how=how,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,30 +15,44 @@ from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
 
 
-def _axes_of(analysis: Analysis) -> dict[int, tuple[tuple[int, int], ...]]:
-    """The axes, as (parameter, axis), in which each written unit has slots; by root."""
-    found: dict[int, list[tuple[int, int]]] = {}
+@dataclass
+class _Group:
+    """Units with the same axes: (parameter, axis) each, parameter -1 for the model's input."""
+
+    axes: list[tuple[int, int]]
+    roots: np.ndarray
+
+
+def _by_axes(analysis: Analysis) -> list[_Group]:
+    """The written units by the axes in which they have slots, in the model's order."""
+    axes, members = [], []
     for number, parameter in enumerate(analysis.trace.units.parameters):
         for axis, (first, size) in enumerate(zip(parameter.axes, parameter.sizes, strict=True)):
             roots = np.unique(analysis.root[first : first + size])
-            for root in roots[analysis.produced[roots]].tolist():
-                found.setdefault(root, []).append((number, axis))
+            axes.append((number, axis))
+            members.append(roots[analysis.produced[roots]])
     for labels in analysis.trace.inputs.values():
-        for root in np.unique(analysis.root[labels.numpy()]).tolist():
-            found.setdefault(root, []).append((-1, 0))
-    return {root: tuple(axes) for root, axes in found.items()}
-
-
-def _by_axes(analysis: Analysis) -> dict[tuple[tuple[int, int], ...], list[int]]:
-    groups: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for root, axes in _axes_of(analysis).items():
-        groups.setdefault(axes, []).append(root)
-    return groups
+        axes.append((-1, 0))
+        members.append(np.unique(analysis.root[labels.numpy()]))
+    if not axes:
+        return []
+    roots = np.concatenate(members)
+    which = np.repeat(np.arange(len(axes)), [len(part) for part in members])
+    code = np.random.default_rng(0).integers(1, 2**62, len(axes))  # units of a group have the same sum of codes
+    signature = np.zeros(analysis.count, np.int64)
+    np.add.at(signature, roots, code[which])
+    unique = np.unique(roots)
+    _, first, inverse = np.unique(signature[unique], return_index=True, return_inverse=True)
+    groups = []
+    for group, one in enumerate(unique[first].tolist()):
+        own = which[roots == one]
+        groups.append(_Group([axes[i] for i in own], unique[inverse == group]))
+    return sorted(groups, key=lambda group: group.axes)
 
 
 def group_roots(analysis: Analysis) -> list[np.ndarray]:
     """Units that may go, by group."""
-    groups = [np.array([r for r in roots if analysis.free[r]], dtype=np.int64) for roots in _by_axes(analysis).values()]
+    groups = [group.roots[analysis.free[group.roots]] for group in _by_axes(analysis)]
     return [roots for roots in groups if len(roots)]
 
 
@@ -45,15 +60,28 @@ def tell_groups(analysis: Analysis, choice: Choice, failed: Mapping[int, str]) -
     """What happened to each group, in the model's order."""
     written = _writers(analysis)
     result = []
-    for axes, roots in _by_axes(analysis).items():
-        names = ["input" if n < 0 else analysis.trace.units.parameters[n].name for n, _ in axes]
-        first = next((name for name, axis in zip(names, axes, strict=True) if axis in written), names[0])
-        removed = [root for root in roots if choice.removed[root]]
-        kept = [root for root in roots if not choice.removed[root]]
-        reasons = Counter(why for root in kept if (why := _why(analysis, choice, failed, root)))
+    for group in _by_axes(analysis):
+        names = ["input" if n < 0 else analysis.trace.units.parameters[n].name for n, _ in group.axes]
+        where = next((i for i, axis in enumerate(group.axes) if axis in written), 0)
+        gone = choice.removed[group.roots]
+        reasons = Counter(why for root in group.roots[~gone].tolist() if (why := _why(analysis, choice, failed, root)))
         reason = reasons.most_common(1)[0][0] if reasons else ""
-        result.append(PruneGroup(_layer(first), len(removed), len(kept), reason, tuple(dict.fromkeys(names))))
+        removed, kept = _channels(analysis, choice, group, where)
+        result.append(PruneGroup(_layer(names[where]), removed, kept, reason, tuple(dict.fromkeys(names)), len(group.roots)))
     return result
+
+
+def _channels(analysis: Analysis, choice: Choice, group: _Group, where: int) -> tuple[int, int]:
+    """Indices removed and kept along the first axis that is written."""
+    number, axis = group.axes[where]
+    if number < 0:
+        slots = np.concatenate([labels.numpy().reshape(-1) for labels in analysis.trace.inputs.values()])
+    else:
+        parameter = analysis.trace.units.parameters[number]
+        slots = np.arange(parameter.axes[axis], parameter.axes[axis] + parameter.sizes[axis])
+    own = slots[np.isin(analysis.root[slots], group.roots)]
+    removed = int(choice.removed[own].sum())
+    return removed, len(own) - removed
 
 
 def _writers(analysis: Analysis) -> set[tuple[int, int]]:
@@ -105,8 +133,14 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
         report.notes.append("every weight is masked: one unit stays in each layer, and the model's output is a constant")
 
 
-def _integers(module: nn.Module, other: nn.Module) -> dict[str, int]:
-    return {key: value for key, value in vars(other).items() if type(value) is int and vars(module).get(key) != value}
+def _integers(module: nn.Module, other: nn.Module) -> dict[str, Any]:
+    """Integer attributes (or tuples of integers) that differ."""
+    changed = {}
+    for key, value in vars(other).items():
+        plain = type(value) is int or (isinstance(value, tuple | list) and value and all(type(part) is int for part in value))
+        if plain and vars(module).get(key) != value:
+            changed[key] = value if isinstance(value, int) else list(value)
+    return changed
 
 
 def _count(model: nn.Module) -> int:

@@ -30,7 +30,8 @@ def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor)
     outs, ins = _slots(parameter, 0), _slots(parameter, 1)
     if transposed and groups == 1:
         channels, produced, outs, ins = produced, channels, ins, outs
-    alive = _alive(parameter).any(3)  # (groups, outputs per group, inputs per group)
+    alive = _alive(parameter)
+    alive = alive.squeeze(3) if alive.shape[3] == 1 else torch.from_numpy(alive.numpy().any(3))  # (groups, outputs, inputs)
     rows = channelwise(shadow.taint, 1, channels)
     _feed(trace, shadow.labels, 1, ins)
     trace.units.produce(outs)
@@ -40,7 +41,7 @@ def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor)
     biasable = not transposed and not any(padding)
     values = _values(x.movedim(1, 0).reshape(channels, x.shape[0], -1), rows)
     _record(trace, parameter, ins, outs, alive, biasable, rows, values)
-    reached = (alive & rows.view(groups, 1, per_group)).any(2).reshape(-1) | _noisy(trace, parameter)
+    reached = _reached(alive, rows.view(groups, 1, per_group)).reshape(-1) | _noisy(trace, parameter)
     shape = [1, produced] + [1] * (out.dim() - 2)
     result = Shadow(outs.view(shape).expand(out.shape), compact(reached.view(shape).expand(out.shape)))
     if bias is not None:
@@ -58,6 +59,13 @@ def _alive(parameter: Parameter) -> Tensor:
     if alive is None:
         alive = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape)
     return parameter.canonical(alive.cpu())
+
+
+def _reached(alive: Tensor, inputs: Tensor) -> Tensor:
+    """Outputs that one of the reached inputs passes something to; inputs along the last dimension."""
+    if alive.stride() == (0,) * alive.dim():
+        return inputs.any(-1).expand(alive.shape[:-1])
+    return torch.from_numpy((alive.numpy() & inputs.numpy()).any(-1))
 
 
 def _noisy(trace: Trace, parameter: Parameter) -> Tensor:
@@ -193,15 +201,15 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -
     ins, outs = at_k + parameter.axes[k], at_n + parameter.axes[n]
     alive = parameter.alive
     alive = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape) if alive is None else alive.cpu()
-    alive = alive.index_select(n, at_n).index_select(k, at_k)
+    whole = torch.equal(at_k, torch.arange(parameter.sizes[k])) and torch.equal(at_n, torch.arange(parameter.sizes[n]))
+    alive = alive if whole else alive.index_select(n, at_n).index_select(k, at_k)
     alive = alive if n == 0 else alive.T
     reached_in = channelwise(shadow.taint, 2, size_k)
     _feed(trace, shadow.labels, 2, ins)
     trace.units.produce(outs)
     values = _values(x.movedim(2, 0).reshape(size_k, 1, -1), reached_in)
-    whole = torch.equal(at_k, torch.arange(parameter.sizes[k])) and torch.equal(at_n, torch.arange(parameter.sizes[n]))
     _record(trace, parameter, ins, outs, alive[None], whole, reached_in, values)
-    reached = (alive & reached_in).any(1) | _noisy(trace, parameter)
+    reached = _reached(alive, reached_in) | _noisy(trace, parameter)
     shape = (x.shape[0], x.shape[1], size_n)
     return Shadow(outs.expand(shape), compact(reached.expand(size_n).expand(shape)))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.prune._shadow import Shadow, compact, flat, labels_of, small, varying
-from svdcompress.prune._units import Parameter
+from svdcompress.prune._units import Parameter, distinct
 
 if TYPE_CHECKING:
     from svdcompress.prune._trace import Trace
@@ -71,8 +71,9 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
     labelled = [shadow for shadow in aligned if shadow.labels is not None]
     parameters = [shadow for shadow in aligned if shadow.parameter is not None]
     if not labelled:
-        if len(parameters) == 1 and parameters[0].taint.shape == shape:
-            return Shadow(None, taint, parameters[0].parameter, parameters[0].places)
+        if len(parameters) == 1:
+            places = tuple(place.expand(shape) for place in parameters[0].places)
+            return Shadow(None, taint, parameters[0].parameter, places)
         for shadow in parameters:
             trace.seal(shadow.parameter, "computed with before use")
         return Shadow(None, taint)
@@ -85,6 +86,8 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
         else:
             wide = [d for d, size in enumerate(shadow.taint.shape) if size > 1]
             trace.fix(labels, wide, "meets values that belong to no unit")
+    if len(varying(labels)) > 1:  # once units of several places go together, fewer dimensions may tell them apart
+        labels = compact(trace.units.resolve(small(labels))).expand(shape)
     return Shadow(labels, taint)
 
 
@@ -131,16 +134,22 @@ def attach(trace: Trace, parameter: Parameter, places: tuple[Tensor, ...], label
         return
     core = small(labels)
     done = False
+    loose: list[tuple[int, Tensor]] = []  # axes of which each index meets units that no other index meets
     for axis, place in enumerate(places):
         index = small(place)
         if parameter.sizes[axis] == 1 or parameter.grouped or index.numel() == 1:
             continue
         index, units = torch.broadcast_tensors(index, core)
-        pairs = torch.unique(torch.stack([index.reshape(-1), units.reshape(-1)]), dim=1)
+        pairs = distinct(torch.stack([index.reshape(-1), units.reshape(-1)]))
         if len(torch.unique(pairs[0])) == pairs.shape[1]:
             trace.units.tie(pairs[0] + parameter.axes[axis], pairs[1])
             done = True
-    if not done:
+        elif len(torch.unique(pairs[1])) == pairs.shape[1]:
+            loose.append((axis, pairs))
+    if not done and len(wide) == len(free) and len(loose) == 1:
+        axis, pairs = loose[0]
+        trace.units.tie(pairs[0] + parameter.axes[axis], pairs[1])
+    elif not done:
         trace.fix(labels, wide, f"meets {parameter.name}, which has no axis of these units")
         trace.seal(parameter, "does not line up with units")
 

@@ -107,12 +107,23 @@ def _known(model: nn.Module, protect: Sequence[str]) -> None:
 def _plain(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """A dense copy in `eval()` with irrelevant weights at 0."""
     try:
-        plain = copy.deepcopy(model)
+        variances = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
+        plain = copy.deepcopy(model, variances)  # these are dropped at once, so they need no copy
     except Exception as error:
         raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
     if masks:
         hold(plain, masks)
+        _untie(plain)
     return to_dense(plain).eval()
+
+
+def _untie(plain: nn.Module) -> None:
+    """Layers that share a weight under different masks compute with different weights: here each gets its own."""
+    first: dict[int, VariationalLayer] = {}
+    for _, layer in variational_layers(plain):
+        other = first.setdefault(id(layer.weight), layer)
+        if other is not layer and not torch.equal(other.mask, layer.mask):
+            layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
 
 
 def _few(plain: nn.Module, example_inputs: Any) -> Any:
@@ -149,7 +160,8 @@ def _analyse(
             noisy[f"{name}.weight" if name else "weight"] = (module.bias_sigma2 > 0).cpu()
         elif isinstance(module, StochasticLayer) and not isinstance(module, VariationalLayer):
             noisy[name] = torch.ones(())
-    names = {name for name, _ in model.named_modules() if any(fnmatchcase(name, pattern) for pattern in protect)}
+    names = {name: "protected" for name, _ in model.named_modules() if any(fnmatchcase(name, p) for p in protect)}
+    names.update(_torn(model, plain))
     try:
         trace = Trace(plain, alive, noisy, names)
         trace.run(inputs, remove_inputs)
@@ -157,6 +169,18 @@ def _analyse(
     except Exception as error:  # whatever a forward pass may do: the model is then left masked
         report.notes.append(f"left masked: its graph could not be followed ({type(error).__name__}: {error})")
         return None
+
+
+def _torn(model: nn.Module, plain: nn.Module) -> dict[str, str]:
+    """Layers whose weight is tied in the model and not in the plain copy."""
+    tied: dict[int, set[int]] = {}
+    owners: dict[int, list[str]] = {}
+    other = dict(plain.named_modules())
+    for name, layer in variational_layers(model):
+        tied.setdefault(id(layer.weight), set()).add(id(other[name].weight))
+        owners.setdefault(id(layer.weight), []).append(name)
+    torn = [name for key, found in tied.items() if len(found) > 1 for name in owners[key]]
+    return dict.fromkeys(torn, "its weight is tied to another layer's, under another mask")
 
 
 class _Attempt:
@@ -186,14 +210,17 @@ class _Attempt:
         judge = Judge(self.plain, self.inputs, first_tensor(self.inputs).shape[0]) if verify else None
         everything = list(range(len(roots)))
         choice = self._choice(analysis, roots, everything)
-        if judge is not None and not self._works(analysis, choice, judge):
-            good = self._search(analysis, roots, everything, [], judge)
+        small = self._finish(analysis, choice, self.modes[0])
+        if judge is not None and not self._passes(small, judge):
+            del small
+            good = everything if self._works(analysis, choice, judge) else []
+            if not good:
+                good = self._search(analysis, roots, everything, [], judge)
             choice = self._choice(analysis, roots, good)
             self._works(analysis, choice, judge)
-        small = self._finish(analysis, choice, self.modes[0])
+            small = self._finish(analysis, choice, self.modes[0])
         if judge is not None:
-            judge.feed = self._feed()
-            if not judge.agrees(small):
+            if judge.passed is not small and not self._passes(small, judge):
                 self.report.notes.append("left masked: the pruned model differs from the masked one")
                 choice = self._choice(analysis, roots, [])
                 small = self._finish(analysis, choice, "none")
@@ -203,6 +230,16 @@ class _Attempt:
         reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
         self.report.groups = tell_groups(analysis, choice, reasons)
         return small
+
+    def _passes(self, small: nn.Module, judge: Judge) -> bool:
+        """Whether a finished model verifies."""
+        judge.feed = self._feed()
+        try:
+            agreed = judge.agrees(small)
+        except Exception:  # told when the groups are tried one by one
+            return False
+        judge.passed = small if agreed else None
+        return agreed
 
     def _choice(self, analysis: Analysis, roots: list[np.ndarray], groups: list[int]) -> Choice:
         allowed = np.zeros(analysis.count, bool)
@@ -278,5 +315,7 @@ class _Attempt:
         if analysis is not None and choice is not None:
             self._take_inputs(analysis, choice)
             operate(small, analysis, choice, mode)
+        for _, layer in variational_layers(small):
+            layer.train(layer.training)  # forget what it derived from its old weights
         tell_layers(self.report, self.model, small, self.masks)
         return small

@@ -10,8 +10,9 @@ from typing import Any
 class PruneGroup:
     """Units that have the same layers in common: the channels of a layer, of a residual stream, the heads of an attention.
 
-    name: the first layer that writes them. removed, kept: numbers of units. reason: why those that stay do ("" where
-    nothing speaks against their going: they are in use). layers: all tensors that have them as an axis.
+    name: the first layer that writes them. removed, kept: numbers of its channels. reason: why those that stay do (""
+    where nothing speaks against their going: they are in use). layers: all tensors that have them as an axis. units: in how
+    many parts the group could go (heads, where there are any; else channels).
     """
 
     name: str
@@ -19,6 +20,7 @@ class PruneGroup:
     kept: int
     reason: str
     layers: tuple[str, ...] = ()
+    units: int = 0
 
     @property
     def prunable(self) -> bool:

@@ -98,48 +98,48 @@ def fold(
     return made
 
 
-def _moments(module: nn.Module, key: str, consumer: Consumer) -> tuple[Tensor, Tensor | None]:
-    """Mean and variance of the weights that live, in double precision, oriented; copies."""
-    weight = getattr(module, key).detach().double()
+def _moments(module: nn.Module, key: str, consumer: Consumer, group: int, at: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Mean and variance of the weights that live, (outputs, inputs at `at`, positions) of a group, in double precision."""
+    mean = oriented(consumer, getattr(module, key).detach())[group][:, at].double()
     if not isinstance(module, VariationalLayer):
-        return oriented(consumer, weight.clone()), None
-    keep = module.relevant()
-    return oriented(consumer, weight * keep), oriented(consumer, module.log_sigma2.detach().double().exp() * keep)
+        return mean, None
+    keep = oriented(consumer, module.relevant())[group][:, at]
+    return mean * keep, oriented(consumer, module.log_sigma2.detach())[group][:, at].double().exp() * keep
 
 
 def _into_bias(module: nn.Module, key: str, consumer: Consumer, constants: Tensor) -> None:
-    mean, variance = _moments(module, key, consumer)
-    constants = constants.to(mean.device)
-    shift = torch.einsum("goik,gi->go", mean, constants).reshape(-1)
     weight = getattr(module, key)
+    shift = torch.zeros(consumer.outs.shape, dtype=torch.float64, device=weight.device)
+    spread = torch.zeros_like(shift)
+    for group, values in enumerate(constants.to(weight.device)):
+        at = torch.nonzero(values).flatten()
+        mean, variance = _moments(module, key, consumer, group, at)
+        shift[group] = mean.sum(2) @ values[at]
+        if variance is not None:
+            spread[group] = variance.sum(2) @ values[at].square()
     if module.bias is None:
-        module.bias = nn.Parameter(weight.new_zeros(len(shift)), requires_grad=weight.requires_grad)
-    module.bias.data.copy_((module.bias.double() + shift).to(module.bias.dtype))
-    if variance is not None:
-        spread = torch.einsum("goik,gi->go", variance, constants.square()).reshape(-1)
+        module.bias = nn.Parameter(weight.new_zeros(shift.numel()), requires_grad=weight.requires_grad)
+    module.bias.data.copy_((module.bias.double() + shift.reshape(-1)).to(module.bias.dtype))
+    if bool((spread > 0).any()):
         before = 0 if module.bias_sigma2 is None else module.bias_sigma2.double()
-        if bool((spread > 0).any()):
-            module.bias_sigma2 = (before + spread).to(module.bias.dtype)
+        module.bias_sigma2 = (before + spread.reshape(-1)).to(module.bias.dtype)
 
 
 def _onto_carriers(module: nn.Module, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]]) -> None:
-    mean, variance = _moments(module, key, consumer)
-    alive = None if variance is None else oriented(consumer, module.relevant().clone())
-    touched = set()
+    by_carrier: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for j, (c, ratio) in carriers.items():
-        (group, j), c = _place(consumer, j), _place(consumer, c)[1]
-        mean[group, :, c] += ratio * mean[group, :, j]
-        if variance is not None:
-            variance[group, :, c] += ratio**2 * variance[group, :, j]
-            alive[group, :, c] |= alive[group, :, j]
-        touched.add((group, c))
+        group, place = _place(consumer, c)
+        by_carrier.setdefault((group, place), []).append((_place(consumer, j)[1], ratio))
     weight = oriented(consumer, getattr(module, key).data)
-    for group, c in touched:
-        weight[group, :, c] = mean[group, :, c].to(weight.dtype)
+    for (group, c), moved in by_carrier.items():
+        at = torch.tensor([c, *(j for j, _ in moved)], device=weight.device)
+        ratios = torch.tensor([1.0, *(ratio for _, ratio in moved)], dtype=torch.float64, device=weight.device)
+        mean, variance = _moments(module, key, consumer, group, at)
+        weight[group, :, c] = torch.einsum("oik,i->ok", mean, ratios).to(weight.dtype)
         if variance is not None:
-            column = alive[group, :, c]
+            column = oriented(consumer, module.relevant())[group][:, at].any(1)
             noise = oriented(consumer, module.log_sigma2.data)
-            new = variance[group, :, c].clamp_min(1e-38).log().to(noise.dtype)
+            new = torch.einsum("oik,i->ok", variance, ratios.square()).clamp_min(1e-38).log().to(noise.dtype)
             noise[group, :, c] = torch.where(column, new, noise[group, :, c])
             oriented(consumer, module.mask)[group, :, c] = column
 
@@ -210,7 +210,7 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
         module.num_embeddings, module.embedding_dim = shape
     elif isinstance(module, nn.PReLU):
         module.num_parameters = shape[0]
-    else:
+    elif not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         for size, part in zip(parameter.sizes, keep, strict=True):
             for attribute, value in list(vars(module).items()):
                 if type(value) is int and value == size and not part.all():
@@ -219,12 +219,9 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
 
 # Numbers in code
 
-_TOTALS = ("size", "dim", "features", "channels", "width", "hidden", "inner", "embed", "split")
-
-
 def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) -> list[tuple[str, str, Any]]:
     """(module, attribute, value) for integer attributes that name a length which became shorter in a view of theirs."""
-    changes: dict[tuple[str, str], int] = {}
+    changes: dict[tuple[str, str], Any] = {}
     if adapt == "none":
         return []
     for view in analysis.trace.views:
@@ -234,13 +231,21 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         module = model.get_submodule(view.module)
         lengths = _lengths(removed, view.sizes)
         for attribute, value in vars(module).items():
-            if type(value) is not int or value not in lengths:
-                continue
+            shorter = _shorter(value, lengths)
             head = "head" in attribute and not any(part in attribute for part in ("dim", "size"))
-            total = any(part in attribute for part in _TOTALS)
-            if head or (adapt == "all" and (total or "group" not in attribute)):
-                changes[view.module, attribute] = lengths[value]
+            if shorter != value and (head or adapt == "all"):
+                changes[view.module, attribute] = shorter
     return [(name, attribute, value) for (name, attribute), value in changes.items()]
+
+
+def _shorter(value: Any, lengths: dict[int, int]) -> Any:
+    """An integer, or a tuple or list of them, with the lengths that changed replaced."""
+    if type(value) is int:
+        return lengths.get(value, value)
+    if isinstance(value, tuple | list) and value and all(type(part) is int for part in value):
+        parts = [lengths.get(part, part) for part in value]
+        return type(value)(parts) if type(value) in (list, tuple, torch.Size) else value
+    return value
 
 
 def _lengths(removed: np.ndarray, sizes: tuple[int, ...]) -> dict[int, int]:

@@ -62,7 +62,7 @@ class View:
 class Trace(TorchDispatchMode):
     """Watches `model` while it runs. `units`, `uses`, `views` and `splits` hold what was seen."""
 
-    def __init__(self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: set[str]) -> None:
+    def __init__(self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: Mapping[str, str]) -> None:
         super().__init__()
         self.model = model
         self.units = Units()
@@ -85,7 +85,7 @@ class Trace(TorchDispatchMode):
 
     # What is known before the run
 
-    def _register(self, alive: Mapping[str, Tensor], protect: set[str]) -> None:
+    def _register(self, alive: Mapping[str, Tensor], protect: Mapping[str, str]) -> None:
         for prefix, module in self.model.named_modules(remove_duplicate=False):
             own = [*module._parameters.items(), *module._buffers.items()]
             for key, tensor in own:
@@ -101,7 +101,7 @@ class Trace(TorchDispatchMode):
                 if key in module._non_persistent_buffers_set:
                     self.seal(known, "buffer that no checkpoint would hold")
                 if prefix in protect:
-                    self.seal(known, "protected")
+                    self.seal(known, protect[prefix])
 
     def seal(self, parameter: Parameter, reason: str) -> None:
         """Nothing of this parameter goes."""

@@ -50,6 +50,8 @@ class Units:
     pins: list[tuple[np.ndarray, str]] = field(default_factory=list)
     producers: list[np.ndarray] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
+    _root: np.ndarray = field(default_factory=lambda: np.arange(1))
+    _seen: int = 0
 
     def new(self, number: int) -> int:
         """Room for so many slots; returns the first."""
@@ -80,9 +82,15 @@ class Units:
         if bool(lone.any()):
             self.pin(pairs[:, lone], "meets values that belong to no unit")
             pairs = pairs[:, ~lone]
-        if pairs.shape[1] > 64:
-            pairs = torch.unique(pairs, dim=1)
+        pairs = distinct(pairs)
         self.edges.append((pairs[0].cpu().numpy(), pairs[1].cpu().numpy()))
+
+    def resolve(self, labels: Tensor) -> Tensor:
+        """The labels with slots that are known to go together by now as one."""
+        if self._seen != len(self.edges) or len(self._root) != self.count:
+            root = np.concatenate([self._root, np.arange(len(self._root), self.count)])
+            self._root, self._seen = components(self.count, self.edges[self._seen :], root), len(self.edges)
+        return torch.from_numpy(self._root)[labels]
 
     def pin(self, labels: Tensor, reason: str) -> None:
         """These slots stay."""
@@ -94,9 +102,19 @@ class Units:
         self.producers.append(slots.cpu().numpy())
 
 
-def components(count: int, edges: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The least slot of each slot's connected component; minimum-label propagation with pointer jumping."""
-    root = np.arange(count)
+def distinct(pairs: Tensor) -> Tensor:
+    """The distinct columns of a (2, n) tensor of slots or indices."""
+    width = int(pairs[1].max()) + 1 if pairs.numel() else 1
+    code = torch.unique(pairs[0] * width + pairs[1])
+    return torch.stack([code // width, code % width])
+
+
+def components(count: int, edges: list[tuple[np.ndarray, np.ndarray]], root: np.ndarray | None = None) -> np.ndarray:
+    """The least slot of each slot's connected component; minimum-label propagation with pointer jumping.
+
+    root: the components without these edges, to go on from.
+    """
+    root = np.arange(count) if root is None else root.copy()
     if not edges:
         return root
     a = np.concatenate([pair[0] for pair in edges])
