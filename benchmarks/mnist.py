@@ -29,6 +29,21 @@ PUBLISHED = {
 """Weight-level: Molchanov et al. 2017; units: Dai et al. 2018, and Louizos et al. 2017 as cited there."""
 
 
+COLUMNS = (
+    "recipe",
+    "seed",
+    "error %",
+    "non-zeros",
+    "parameters",
+    "units with a weight left",
+    "sparsity per layer",
+    "100 samples: error %, NLL, ECE",
+    "latency in ms, batch 1 (dense)",
+    "batch 128 (dense)",
+    "wall-clock",
+)
+
+
 def run(recipe: str, seed: int, data: str, runs: Path) -> dict[str, Any] | None:
     """The report of one run, from its folder if it is there already; None if it failed."""
     out = runs / f"{recipe}-{seed}"
@@ -105,14 +120,12 @@ def table(found: dict[str, list[dict[str, Any]]], facts: dict[str, Any]) -> str:
             f"| {recipe} | {seeds} | {means['error']:.2f} | {means['dense_error']:.2f} | {means['nonzero_compression']:.0f}x | "
             f"{means['weights_compression']:.0f}x | {means['parameters_compression']:.1f}x | {published(recipe)} |"
         )
-    lines += ["", "## Each run", ""]
-    lines += ["| recipe | seed | error % | non-zeros | parameters | units with a weight left | sparsity per layer | samples: error %, NLL, ECE | "
-              "latency in ms, batch 1 (dense) | batch 128 (dense) | wall-clock |"]  # fmt: skip
-    lines += ["|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines += ["", "## Each run", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [_row(recipe, row) for recipe, rows in found.items() for row in rows]
     lines += [
         "",
-        f"{facts['cpu']}, {facts['cores']} cores, one thread; other work ran on the machine meanwhile: take times as upper bounds.",
+        f"{facts['cpu']}, {facts['cores']} cores, one thread. "
+        "Other work ran on the machine meanwhile: take times as upper bounds.",
     ]
     lines += [", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".", ""]
     return "\n".join(lines)
@@ -137,10 +150,15 @@ def _row(recipe: str, row: dict[str, Any]) -> str:
         for batch in ("batch_1", "batch_128")
     ]
     compression, minutes = row["compression"], row["total_seconds"] / 60
-    return (
-        f"| {recipe} | {row['seed']} | {row['error']:.2f} | {compression['nonzero']:.0f}x | {compression['parameters']:.1f}x | {row['kept']} | "
-        f"{'-'.join(f'{value:.1f}' for value in row['sparsity'])} | {samples} | {cells[0]} | {cells[1]} | {minutes:.0f} min |"
-    )
+    entries = [
+        recipe,
+        row["seed"],
+        f"{row['error']:.2f}",
+        f"{compression['nonzero']:.0f}x",
+        f"{compression['parameters']:.1f}x",
+    ]
+    entries += [row["kept"], "-".join(f"{value:.1f}" for value in row["sparsity"]), samples, *cells, f"{minutes:.0f} min"]
+    return f"| {' | '.join(map(str, entries))} |"
 
 
 def main() -> None:
