@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
-    "cli", "predict", "pipeline", "report", "search", "train", "export", "uncertainty", "cost", "prune", "relevance",
-    "objective", "convert", "layers", "checkpoint", "sources", "recipe", "errors",
+    "cli", "predict", "experiments", "pipeline", "report", "search", "train", "export", "uncertainty", "cost", "prune",
+    "relevance", "objective", "convert", "layers", "checkpoint", "sources", "recipe", "errors",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""

@@ -86,7 +86,7 @@ def settings(
     if data_arg:
         fields["data.args"] = key_values(data_arg, "--data-arg")
     found = load_recipe(recipe, overrides, fields)
-    if not found.model.name or not found.data.name:
+    if found.experiment is None and not (found.model.name and found.data.name):
         missing = "--model" if not found.model.name else "--data"
         raise UsageError(
             f"{missing} is missing: name a recipe (svdc recipes list), or both --model and --data, "

@@ -74,6 +74,8 @@ def sparsify(
         seed=seed,
         device=device,
     )
+    if made.experiment is not None and (dry_run or resume):
+        raise UsageError(f"the experiment {made.experiment.name} has neither --dry-run nor --resume; it takes minutes")
     if dry_run:
         found = pipeline.estimate(made)
         print_json(found.to_dict()) if json else show_estimate(found, made, out_console())
@@ -81,6 +83,9 @@ def sparsify(
     folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
     silent = quiet or json
     console = err_console()
+    if made.experiment is not None:
+        _experiment(made, folder, silent, json)
+        return
     if not silent:
         _announce(made, folder, recipe, console)
     results = pipeline.run(made, folder, resume=resume, overwrite=overwrite, console=console, quiet=silent)
@@ -90,6 +95,19 @@ def sparsify(
         from svdcompress import report
 
         report.table(results, out_console(), folder)
+
+
+def _experiment(made: Recipe, folder: Path, silent: bool, json: bool) -> None:
+    """Run an experiment in place of the usual stages, and say what it wrote."""
+    from svdcompress.experiments import run_recipe
+
+    console = err_console()
+    results = run_recipe(made, folder, (lambda line: None) if silent else console.print)
+    if json:
+        print_json({**results, "out": str(folder)})
+    elif not silent:
+        files = ", ".join(["report.json", *results["plots"]])
+        out_console().print(f"{results['experiment']}, {results['seconds']:.0f} s: {folder}/ holds {files}", highlight=False)
 
 
 def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) -> None:

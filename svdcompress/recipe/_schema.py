@@ -239,10 +239,18 @@ class ReportSection(Section):
     tensorboard: bool = False
 
 
+class ExperimentSection(Section):
+    """An experiment in place of the usual run: its name, and its own settings (see `svdcompress.experiments`)."""
+
+    name: Literal["bayes-linear", "co2", "leak", "rotated-digit", "vae"]
+    settings: dict[str, Any] = {}
+
+
 class Recipe(Section):
     """A whole run."""
 
     description: str = ""
+    experiment: Annotated[ExperimentSection, _short("name")] | None = None
     model: Annotated[ModelSection, _short("name")] = ModelSection()
     weights: Annotated[WeightsSection, _short("file")] = WeightsSection()
     data: Annotated[DataSection, _short("name")] = DataSection()

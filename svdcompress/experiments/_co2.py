@@ -1,0 +1,214 @@
+"""Mauna Loa CO2: predictive mean and bands, within the record and beyond it (Gal & Ghahramani 2016, fig. 2).
+
+Monthly means of the weekly record (statsmodels ships it) less a line, standardised; the net sees time alone. Trained on the
+first part, it predicts the rest and as long again. Side by side: the dense net, MC dropout (p 0.1 and 0.2; ReLU and tanh), and
+the sparse variational net.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import convert, convert_dropout
+from svdcompress.errors import DependencyError
+from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.objective import LinearWarmup
+from svdcompress.uncertainty import Prediction, fit_tau, mc_predict, mean_predict, regression_quality
+
+
+@dataclass(frozen=True)
+class Settings:
+    """width, layers: of the net; the paper's are 1024 and 4. epochs, sparse_epochs: passes over the training months, of the
+    dense nets and of the variational one (the paper: a million steps; here some thousand). samples: draws. years: of the
+    record that are used, the last ones. beta: weight of the KL at the end."""
+
+    width: int = 1024
+    layers: int = 4
+    epochs: int = 250
+    sparse_epochs: int = 400
+    batch_size: int = 64
+    samples: int = 100
+    years: int = 20
+    scale: float = 8.0  # the training months span -scale to scale
+    weight_decay: float = 1e-6
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """Time and value in the net's units, (N, 1) each; the first `known` are the training months.
+
+    beyond: further times; month: in the net's units. offset, slope, std: back to ppm: offset + slope * t + std * value."""
+
+    t: Tensor
+    y: Tensor
+    known: int
+    beyond: Tensor
+    origin: float
+    month: float
+    line: tuple[float, float]
+    std: float
+
+    def years(self, t: Tensor) -> np.ndarray:
+        """Calendar years of times."""
+        return self.origin + t[:, 0].double().numpy() / self.month / 12
+
+    def ppm(self, t: Tensor, value: Tensor) -> np.ndarray:
+        """Values in parts per million, the line added again."""
+        slope, offset = self.line
+        return offset + slope * t[:, 0].double().numpy() + self.std * value[:, 0].double().numpy()
+
+
+def load(settings: Settings) -> Series:
+    """The record's last years, three quarters of them known, and as many months again beyond its end."""
+    try:
+        from statsmodels.datasets import co2
+    except ImportError as error:
+        raise DependencyError("experiment co2 needs the package statsmodels: pip install statsmodels") from error
+    monthly = co2.load_pandas().data["co2"].resample("MS").mean().interpolate()[-12 * settings.years :]
+    count = len(monthly)
+    known = count * 3 // 4
+    month = 2 * settings.scale / known
+    time = (np.arange(2 * count) - known / 2) * month
+    line = np.polyfit(time[:known], monthly.to_numpy()[:known], 1)
+    rest = monthly.to_numpy() - np.polyval(line, time[:count])
+    std = float(rest[:known].std())
+    values = torch.tensor(rest / std).float()[:, None]
+    times = torch.tensor(time).float()[:, None]
+    origin = monthly.index[0].year + (monthly.index[0].month - 1) / 12 + known / 24
+    return Series(times[:count], values, known, times[count:], origin, month, (float(line[0]), float(line[1])), std)
+
+
+def run(settings: Settings, context: Context) -> dict[str, Any]:
+    """Train all nets, predict, judge the months held back; writes co2.png."""
+    series = load(settings)
+    x, y = series.t[: series.known], series.y[: series.known]
+    everywhere = torch.cat([series.t, series.beyond])
+    predictions: dict[str, Prediction] = {}
+    figures: dict[str, Any] = {}
+
+    def fit(model: nn.Module, stage: str) -> nn.Module:
+        return train(
+            model,
+            x,
+            y,
+            _half_square,
+            context,
+            stage=stage,
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            weight_decay=settings.weight_decay,
+        )
+
+    dense = fit(net(settings, nn.ReLU), "dense, ReLU")
+    predictions["dense, ReLU"] = mean_predict(dense, everywhere, task="regression")
+    for activation in (nn.ReLU, nn.Tanh):
+        for p in (0.1, 0.2):
+            name = f"MC dropout {p}, {activation.__name__}"
+            model = convert_dropout(fit(net(settings, activation, p), name))
+            predictions[name] = _sampled(model, everywhere, settings, context)
+    sparse = sparse_net(dense, x, y, settings, context)
+    name = "sparse variational, ReLU"
+    predictions[name] = _sampled(sparse, everywhere, settings, context)
+    figures["sparsity"] = sparsity(sparse)
+    figures["nets"] = {name: judge(prediction, series) for name, prediction in predictions.items()}
+    return {**figures, "plots": [_draw(predictions, series, figures, context)]}
+
+
+def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.Sequential:
+    """Time -> value, with dropout before each layer but the first."""
+    widths = [1, *[settings.width] * settings.layers, 1]
+    layers: list[nn.Module] = []
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        layers += [activation()] if index else []
+        layers += [nn.Dropout(p)] if index and p else []
+        layers.append(nn.Linear(inputs, outputs))
+        if not index:  # kinks spread over the whole range; torch's own start has nearly all of them near 0
+            nn.init.uniform_(layers[-1].bias, -settings.scale, settings.scale)
+            nn.init.uniform_(layers[-1].weight, -1.5, 1.5)
+    return nn.Sequential(*layers)
+
+
+def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, settings: Settings, context: Context) -> nn.Module:
+    """The dense net turned variational and trained on by the ELBO, with the noise that its own errors show."""
+    import copy
+
+    model = convert(copy.deepcopy(dense), log_sigma2=-10.0)
+    with torch.no_grad():
+        tau = min(1 / float((dense(x) - y).square().mean()), 200.0)
+
+    def nll(output: Tensor, target: Tensor) -> Tensor:
+        return 0.5 * tau * (output - target).square().mean()
+
+    epochs = settings.sparse_epochs
+    return train(
+        model,
+        x,
+        y,
+        nll,
+        context,
+        stage="sparse variational",
+        epochs=epochs,
+        batch_size=settings.batch_size,
+        beta=LinearWarmup(0.05 * epochs, 0.5 * epochs, settings.beta),
+    )
+
+
+def judge(prediction: Prediction, series: Series) -> dict[str, float]:
+    """Error on the known months, and the mean width of the bands (standard deviation of the net, in ppm) within the known
+    months, in those held back, and beyond the record."""
+    known, count = series.known, len(series.t)
+    std = prediction.epistemic_std[:, 0] * series.std
+    target = series.y[:known]
+    tau = fit_tau(prediction.mean[:known], prediction.epistemic[:known], target)
+    inside = regression_quality(prediction.mean[:known], prediction.epistemic[:known] + 1 / tau, target)
+    held = regression_quality(prediction.mean[known:count], prediction.epistemic[known:count] + 1 / tau, series.y[known:])
+    return {
+        "rmse_known_ppm": inside["rmse"] * series.std,
+        "rmse_held_back_ppm": held["rmse"] * series.std,
+        "coverage_held_back": held["coverage"],
+        "band_known_ppm": float(std[:known].mean()),
+        "band_held_back_ppm": float(std[known:count].mean()),
+        "band_beyond_ppm": float(std[count:].mean()),
+        "tau": tau,
+    }
+
+
+def _half_square(output: Tensor, target: Tensor) -> Tensor:
+    return 0.5 * (output - target).square().mean()
+
+
+def _sampled(model: nn.Module, x: Tensor, settings: Settings, context: Context) -> Prediction:
+    generator = torch.Generator().manual_seed(context.seed)
+    return mc_predict(model, x, settings.samples, task="regression", generator=generator)
+
+
+def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> str:
+    drawing, axes = figure(3, 2, (11, 8), sharex=True, sharey=True)
+    everywhere = torch.cat([series.t, series.beyond])
+    years, count = series.years(everywhere), len(series.t)
+    measured = series.ppm(series.t, series.y)
+    for axis, (name, prediction) in zip(axes.flat, predictions.items(), strict=True):
+        mean = series.ppm(everywhere, prediction.mean)
+        std = series.std * prediction.epistemic_std[:, 0].numpy()
+        for width, alpha in ((2, 0.18), (1, 0.25)):
+            axis.fill_between(years, mean - width * std, mean + width * std, color="#1d4ed8", alpha=alpha, linewidth=0)
+        axis.plot(years, mean, color="#1d4ed8", linewidth=1)
+        axis.plot(years[: series.known], measured[: series.known], color="#dc2626", linewidth=1)
+        axis.plot(years[series.known : count], measured[series.known :], color="#dc2626", linewidth=1, linestyle=":")
+        axis.axvline(years[series.known], color="#6b7280", linewidth=0.8, linestyle="--")
+        extra = f", {figures['sparsity']['compression']:.0f}x fewer weights" if name.startswith("sparse") else ""
+        axis.set_title(name + extra, fontsize=10)
+    low, high = measured.min(), measured.max()
+    axes[0, 0].set_ylim(low - 15, high + 1.6 * (high - low) + 15)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("CO2 (ppm)")
+    for axis in axes[-1]:
+        axis.set_xlabel("year")
+    return save(drawing, context.out / "co2.png")

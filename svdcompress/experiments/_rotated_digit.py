@@ -1,0 +1,181 @@
+"""A "1" of MNIST turned step by step: what the nets make of it, and whether they say that they do not know.
+
+As in Gal & Ghahramani 2016 (fig. 4): LeNet with dropout before its last layer, T = 100: softmax inputs and outputs scattered
+over the angle. Beside them the dense net's confidence, the sparse variational net, the mutual information against the angle,
+and how well each net is calibrated on the test digits: the question that a seed leaves open.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from svdcompress.convert import convert, convert_dropout
+from svdcompress.errors import DataError
+from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.layers import sampling
+from svdcompress.objective import LinearWarmup
+from svdcompress.sources import NETS, InMemory, open_data
+from svdcompress.uncertainty import compare, mc_predict, mean_predict
+
+
+@dataclass(frozen=True)
+class Settings:
+    """digits: for training, the first ones. epochs, sparse_epochs: passes over them. p: of the dropout. samples: T. angles:
+    between 0 and 180 degrees. which: of the test set's ones."""
+
+    digits: int = 12_000
+    epochs: int = 6
+    sparse_epochs: int = 12
+    samples: int = 100
+    angles: int = 19
+    p: float = 0.5
+    which: int = 0
+    beta: float = 1.0
+
+
+def run(settings: Settings, context: Context) -> dict[str, Any]:
+    """Train, turn, compare; writes rotated-digit.png. Needs MNIST as the recipe's data."""
+    data = open_data(context.data, "classification")
+    (x, y), (test, labels), (held, held_labels) = (_images(part) for part in (data.train, data.test, data.validation))
+    ones = test[labels == 1]
+    if settings.which >= len(ones):
+        raise DataError(f"experiment.settings.which: {settings.which}, but the test set has {len(ones)} ones")
+    dense, dropped, sparse = _nets(x[: settings.digits], y[: settings.digits], settings, context)
+    comparison = compare(
+        dense, sparse, _batches(test, labels), _batches(held, held_labels), samples=settings.samples, seed=context.seed
+    )
+    calibration = {row["name"]: row["metrics"] for row in comparison["contenders"]}
+    calibration["trained with dropout"] = _dropout_quality(dropped, test, labels, settings, context)
+    calibration.pop("dense, MC dropout", None)  # the net that was trained with dropout stands for it
+    degrees = torch.linspace(0, 180, settings.angles)
+    turned = rotate(ones[settings.which], degrees)
+    tracks = {
+        "MC dropout": _track(dropped, turned, settings, context),
+        "sparse variational": _track(sparse, turned, settings, context),
+    }
+    confidence = mean_predict(dense, turned).mean
+    figures = {
+        "degrees": degrees.tolist(),
+        "dense": {"label": confidence.argmax(1).tolist(), "confidence": confidence.amax(1).tolist()},
+        **{name: track["figures"] for name, track in tracks.items()},
+    }
+    return {
+        "turned": figures,
+        "calibration": calibration,
+        "sparsity": sparsity(sparse),
+        "plots": [_draw(turned, degrees, tracks, figures, calibration, context)],
+    }
+
+
+def _nets(x: Tensor, y: Tensor, settings: Settings, context: Context) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """The dense LeNet-5, the one with dropout before the last layer, and the sparse variational one made of the dense one."""
+    torch.manual_seed(context.seed)
+    dense = train(NETS["lenet-5"](), x, y, F.cross_entropy, context, stage="dense", epochs=settings.epochs)
+    dropped = NETS["lenet-5"]()
+    dropped.fc2 = nn.Sequential(nn.Dropout(settings.p), dropped.fc2)
+    train(dropped, x, y, F.cross_entropy, context, stage="dropout", epochs=settings.epochs)
+    epochs = settings.sparse_epochs
+    sparse = train(
+        convert(copy.deepcopy(dense), log_sigma2=-10.0),
+        x,
+        y,
+        F.cross_entropy,
+        context,
+        stage="sparse variational",
+        epochs=epochs,
+        beta=LinearWarmup(0.1 * epochs, 0.6 * epochs, settings.beta),
+    )
+    return dense, convert_dropout(dropped), sparse
+
+
+def rotate(image: Tensor, degrees: Tensor) -> Tensor:
+    """An image (C, H, W) turned anticlockwise by each of N angles, in bilinear interpolation: (N, C, H, W)."""
+    angle = torch.deg2rad(degrees)
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    matrix = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1)
+    images = image.expand(len(degrees), -1, -1, -1)
+    grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def _track(model: nn.Module, turned: Tensor, settings: Settings, context: Context) -> dict[str, Any]:
+    """Draws of the softmax's inputs and outputs for each angle, and the decomposition."""
+    generator = torch.Generator().manual_seed(context.seed)
+    with torch.no_grad(), sampling(model, generator=generator):
+        logits = torch.stack([model(turned) for _ in range(settings.samples)])
+    prediction = mc_predict(model, turned, settings.samples, generator=torch.Generator().manual_seed(context.seed))
+    return {
+        "logits": logits,
+        "figures": {
+            "label": prediction.mean.argmax(1).tolist(),
+            "confidence": prediction.mean.amax(1).tolist(),
+            "entropy": prediction.entropy.tolist(),
+            "mutual_information": prediction.mutual_information.tolist(),
+        },
+    }
+
+
+def _dropout_quality(model: nn.Module, x: Tensor, y: Tensor, settings: Settings, context: Context) -> dict[str, float]:
+    from svdcompress.uncertainty import quality
+
+    generator = torch.Generator().manual_seed(context.seed)
+    means = [mc_predict(model, part, settings.samples, generator=generator).mean for part in x.split(500)]
+    return quality(torch.cat(means), y)
+
+
+def _images(examples: Any) -> tuple[Tensor, Tensor]:
+    assert isinstance(examples, InMemory)
+    return examples.inputs.reshape(-1, 1, 28, 28).float(), examples.targets
+
+
+def _batches(x: Tensor, y: Tensor) -> Any:
+    return lambda: zip(x.split(500), y.split(500), strict=True)
+
+
+def _draw(
+    turned: Tensor, degrees: Tensor, tracks: dict[str, Any], figures: dict[str, Any], calibration: dict, context: Context
+) -> str:
+    drawing, axes = figure(3, 2, (11, 9))
+    for column, (name, track) in enumerate(tracks.items()):
+        _scatter(axes[0, column], degrees, track["logits"], f"{name}: softmax inputs")
+        _scatter(axes[1, column], degrees, track["logits"].softmax(2), f"{name}: softmax outputs")
+    axes[0, 0].legend(frameon=False, fontsize=7, ncols=5, markerscale=1.5)
+    axis = axes[2, 0]
+    for name, colour in (("MC dropout", "#7c3aed"), ("sparse variational", "#15803d")):
+        axis.plot(degrees, figures[name]["mutual_information"], color=colour, label=f"MI, {name} (nats)")
+    axis.plot(degrees, figures["dense"]["confidence"], color="#6b7280", linestyle="--", label="confidence, dense")
+    axis.set(xlabel="degrees", ylim=(0, None), title="what they say of their doubts")
+    axis.legend(frameon=False, fontsize=8)
+    for place in range(0, len(degrees), max(1, len(degrees) // 9)):
+        inset = axis.inset_axes([degrees[place], -0.42, 14, 0.22], transform=axis.get_xaxis_transform())
+        inset.imshow(turned[place, 0], cmap="gray_r")
+        inset.set_axis_off()
+    axis = axes[2, 1]
+    names = list(calibration)
+    axis.barh(names, [calibration[name]["ece"] for name in names], color="#0e7490")
+    for place, name in enumerate(names):
+        scores = calibration[name]
+        text = f" NLL {scores['nll']:.3f}, error {scores['error']:.2f}%"
+        axis.text(scores["ece"], place, text, va="center", fontsize=7)
+    axis.invert_yaxis()
+    axis.set(xlabel="calibration error on the test digits", xlim=(0, 1.9 * max(calibration[name]["ece"] for name in names)))
+    axis.tick_params(labelsize=8)
+    return save(drawing, context.out / "rotated-digit.png")
+
+
+def _scatter(axis: Any, degrees: Tensor, values: Tensor, title: str) -> None:
+    """The five classes that come to the front, draws beside each other within an angle."""
+    front = values.mean(0).argmax(1)
+    classes = sorted(set(front.tolist()) | set(values.mean((0, 1)).topk(5).indices.tolist()))[:6]
+    step = float(degrees[1] - degrees[0]) if len(degrees) > 1 else 1.0
+    jitter = torch.linspace(-0.35, 0.35, len(values)) * step
+    for number in classes:
+        x = (degrees[None] + jitter[:, None]).flatten()
+        axis.scatter(x, values[:, :, number].flatten(), s=2, color=f"C{number}", label=str(number), linewidths=0)
+    axis.set_title(title, fontsize=10)
