@@ -1,0 +1,227 @@
+"""The commands through Typer's runner: what they print, their exit codes, and that errors are one line without a traceback."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from svdcompress import errors
+from svdcompress.cli import app
+from svdcompress.cli._app import EXIT_CODES
+from svdcompress.recipe import shipped_recipes
+
+MODEL = """
+import torch
+from torch import nn
+
+def make(hidden=8, classes=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+"""
+
+
+def svdc(*args, code=0):
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200"})
+    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a model's file and data that it fits, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 4)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=x[:, :3].argmax(1))
+    return tmp_path
+
+
+def test_help_teaches_and_lists_commands_and_exit_codes():
+    text = svdc("--help").stdout
+    for command in ("sparsify", "inspect", "evaluate", "predict", "export", "bench", "report", "recipes"):
+        assert command in text
+    assert "svdc sparsify digits" in text
+    for code, _ in EXIT_CODES:
+        assert re.search(rf"\b{code}\b", text), code
+    for command in ("sparsify", "inspect", "evaluate", "predict", "export", "bench", "report"):
+        assert "Usage" in svdc(command, "--help").stdout
+
+
+def test_each_kind_of_error_has_its_own_exit_code():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SvdcError)]
+    codes = [kind.exit_code for kind in kinds]
+    assert len(set(codes)) == len(codes)
+    assert {str(code) for code in codes} <= {code for code, _ in EXIT_CODES}
+
+
+def test_the_version():
+    from svdcompress import __version__
+
+    assert svdc("--version").stdout.strip() == __version__
+
+
+def test_recipes_are_listed_shown_and_copied_but_never_over_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    listed = json.loads(svdc("recipes", "list", "--json").stdout)
+    assert list(listed) == list(shipped_recipes())
+    assert "digits" in svdc("recipes", "list").stdout
+    shown = svdc("recipes", "show", "digits").stdout
+    svdc("recipes", "copy", "digits")
+    assert (tmp_path / "digits.yaml").read_text() == shown
+    assert yaml.safe_load(shown)["model"]["name"] == "mlp"
+    (tmp_path / "digits.yaml").write_text("mine")
+    assert "exists already" in svdc("recipes", "copy", "digits", code=7).stderr
+    assert (tmp_path / "digits.yaml").read_text() == "mine"
+    assert "no shipped recipe of that name" in svdc("recipes", "show", "digit", code=3).stderr
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
+    before = sorted(path.name for path in place.iterdir() if path.name != "__pycache__")
+    result = svdc("sparsify", "--model", "./model.py:make", "--data", "npz:data.npz", "--dry-run")
+    assert "converted" in result.stdout and "memory" in result.stdout and "time on" in result.stdout
+    found = json.loads(svdc("sparsify", "--model", "./model.py:make", "--data", "npz:data.npz", "--dry-run", "--json").stdout)
+    assert found["converted"] == 4 * 8 + 8 * 3
+    assert sorted(path.name for path in place.iterdir() if path.name != "__pycache__") == before
+
+
+def test_inspect_says_what_is_converted_and_why_the_rest_is_not(place):
+    args = (
+        "inspect",
+        "--model",
+        "./model.py:make",
+        "--model-arg",
+        "hidden=12",
+        "--data",
+        "npz:data.npz",
+        "--set",
+        "convert.exclude=['2']",
+    )
+    text = svdc(*args).stdout
+    assert "converted" in text and "left: excluded" in text
+    found = json.loads(svdc(*args, "--json").stdout)
+    assert [entry["converted"] for entry in found["plan"]] == [True, False]
+    assert found["plan"][0]["parameters"] == 4 * 12
+    assert found["pruning"]["groups"]
+
+
+def test_a_users_model_weights_and_data_to_an_onnx_file(place):
+    from svdcompress.sources import import_name
+
+    trained = import_name("./model.py:make", errors.ModelError, "model")()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in trained.state_dict().items()}}, place / "trained.pt")
+    result = svdc(
+        "sparsify", "--model", "./model.py:make", "--weights", "trained.pt", "--data", "npz:data.npz", "--epochs", 2, "--out", "small",
+        "--seed", 3, "--threshold", 4, "--json", "--set", "train.beta.final=0.01", "--set", "recover.epochs=1",
+        "--set", "export.monte_carlo=false", "--set", "report.latency=false",
+    )  # fmt: skip
+    found = json.loads(result.stdout)
+    assert found["seed"] == 3
+    assert {row["stage"] for row in found["history"]} == {"train", "recover"}  # no training of the dense model
+    assert (place / "small" / "model.onnx").is_file()
+    resolved = yaml.safe_load((place / "small" / "recipe.yaml").read_text())
+    assert (resolved["train"]["epochs"], resolved["convert"]["threshold"]) == (2, 4.0)
+
+
+GOOD = ("sparsify", "--model", "./model.py:make", "--data", "npz:data.npz", "--out", "out")
+
+BAD = {
+    "a wrong field": ((*GOOD, "--set", "train.epoch=3"), 3, "did you mean train.epochs?"),
+    "a wrong value": ((*GOOD, "--set", "train.lr=fast"), 3, "train.lr"),
+    "no such recipe": (("sparsify", "nothing.yaml"), 3, "nothing.yaml: no such file"),
+    "neither recipe nor model": (("sparsify",), 2, "--model is missing"),
+    "no data": (("sparsify", "--model", "lenet-5"), 2, "--data is missing"),
+    "an unknown option": (("sparsify", "--epoch", "3"), 2, "No such option"),
+    "an unknown model": ((*GOOD, "--model", "lenet"), 4, "model: unknown name 'lenet'"),
+    "a missing factory": ((*GOOD, "--model", "./model.py:mak"), 4, "model.py has no 'mak'"),
+    "a factory's wrong argument": ((*GOOD, "--model-arg", "width=3"), 4, "unexpected keyword argument 'width'"),
+    "a model that does not fit the data": ((*GOOD, "--model", "lenet-5"), 4, "model: lenet-5 fails on inputs of shape (2, 4)"),
+    "missing weights": ((*GOOD, "--weights", "absent.pt"), 5, "absent.pt: no such file"),
+    "truncated weights": ((*GOOD, "--weights", "cut.pt"), 5, "cut.pt: truncated"),
+    "unsafe weights": ((*GOOD, "--weights", "evil.pt"), 5, "evil.pt: its pickle holds more than weights and could run code"),
+    "weights of another model": ((*GOOD, "--weights", "other.pt"), 5, "wrong shape (2): 0.weight (5, 4), the model has (8, 4)"),
+    "missing data": ((*GOOD, "--data", "npz:absent.npz"), 6, "absent.npz: no such file"),
+    "empty data": ((*GOOD, "--data", "npz:empty.npz"), 6, "empty.npz: no examples"),
+    "NaN in the data": ((*GOOD, "--data", "npz:nan.npz"), 6, "nan.npz: nan in row 4, position [2]"),
+    "labels out of range": ((*GOOD, "--model-arg", "classes=2"), 6, "data.target: label 2 in row"),
+    "an unknown device": ((*GOOD, "--device", "gpu"), 2, "device: unknown 'gpu'"),
+    "another run's folder": ((*GOOD, "--out", "taken"), 7, "taken holds another run"),
+    "a place that is a file": ((*GOOD, "--out", "data.npz"), 7, "data.npz is a file"),
+    "resuming nothing": (("sparsify", "--resume", "--out", "absent"), 7, "absent holds no run"),
+    "resuming nowhere": (("sparsify", "digits", "--resume"), 2, "--resume needs --out"),
+    "a pattern that matches nothing": ((*GOOD, "--set", "convert.exclude=[head]"), 4, "exclude: 'head' matches no module"),
+    "a loss that explodes": ((*GOOD, "--set", "dense.lr=1e38"), 8, "dense: the loss is"),
+    "no run to evaluate": (("evaluate", "absent"), 7, "absent: no such folder"),
+    "no run to report": (("report", "."), 7, "not a run's folder"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_error_with_a_code_of_its_own(place, name):
+    class Evil:
+        def __reduce__(self):
+            return __import__("os").mkdir, ("hacked",)
+
+    state = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)).state_dict()
+    torch.save({**state, "0.bias": torch.zeros(8), "2.bias": torch.zeros(3)}, place / "other.pt")
+    (place / "cut.pt").write_bytes((place / "other.pt").read_bytes()[:900])
+    torch.save({"state_dict": Evil()}, place / "evil.pt")
+    zeros = np.zeros((600, 4), np.float32)
+    np.savez(place / "empty.npz", x=zeros[:0], y=np.zeros(0, int))
+    zeros[4, 2] = np.nan
+    np.savez(place / "nan.npz", x=zeros, y=np.zeros(600, int))
+    (place / "taken").mkdir()
+    (place / "taken" / "recipe.yaml").write_text("description: another run")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    args, code, said = BAD[name]
+    result = svdc(*args, code=code)
+    assert said in re.sub(r"\s+", " ", result.stderr)
+    assert result.stdout == ""
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (place / "hacked").exists()
+
+
+def test_debug_shows_the_traceback():
+    result = CliRunner().invoke(app, ["report", "absent", "--debug"])
+    assert result.exit_code == 7
+    assert "Traceback" in result.stderr
+
+
+def test_an_error_of_the_program_itself_is_one_line_too(monkeypatch):
+    from svdcompress import pipeline
+
+    def broken(folder):
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr(pipeline, "open_run", broken)
+    assert "ZeroDivisionError: of our own" in svdc("report", "x", code=1).stderr
+
+
+def test_commands_on_a_finished_run(tiny_run, tmp_path):
+    folder, results = tiny_run
+    assert json.loads(svdc("report", folder, "--json").stdout)["sparse"] == results["sparse"]
+    page = (folder / "report.html").read_bytes()
+    text = svdc("report", folder).stdout
+    assert "Parameters" in text and "model.onnx" in text
+    assert len((folder / "report.html").read_bytes()) == pytest.approx(len(page), rel=0.1)
+    timed = json.loads(svdc("bench", folder, "--seconds", 0.05, "--batch", 2, "--json").stdout)
+    assert set(timed["dense"]["latency_ms"]) == {"batch_2"}
+    assert timed["sparse"]["nonzero"] == results["sparse"]["nonzero"]
+    assert "is not a batch size" in svdc("bench", folder, "--batch", 0, code=2).stderr
+    svdc("export", folder, "--out", tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").stat().st_size > 0
+    assert "exists already" in svdc("export", folder, "--out", tmp_path / "again.onnx", code=7).stderr
+
+
+@pytest.mark.slow
+def test_evaluate_compares_dense_and_sparse(tiny_run, tmp_path):
+    folder, results = tiny_run
+    found = json.loads(svdc("evaluate", folder, "--samples", 3, "--out", tmp_path / "e", "--json").stdout)
+    names = {row["name"]: row for row in found["contenders"]}
+    assert names["sparse, mean"]["metrics"]["error"] == pytest.approx(results["sparse"]["metrics"]["error"])
+    assert (tmp_path / "e" / "evaluation.json").is_file()

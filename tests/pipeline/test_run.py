@@ -1,0 +1,290 @@
+"""A run: what it writes, that it may be stopped anywhere, and that it never takes another run's folder."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
+from svdcompress.pipeline import OpenRun, advice, converted, estimate, free_folder, make_schedule, open_run, prepare, run
+from svdcompress.recipe import BetaSchedule, load_recipe
+
+FILES = {"recipe.yaml", "model.safetensors", "model.onnx", "model_mc.onnx", "report.json", "report.html"}
+
+
+def test_a_run_writes_all_its_files_and_nothing_of_its_state_stays(tiny_run):
+    folder, results = tiny_run
+    assert {path.name for path in folder.iterdir()} >= FILES
+    assert not (folder / "state").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert json.loads((folder / "report.json").read_text())["sparse"]["metrics"] == results["sparse"]["metrics"]
+
+
+def test_the_report_has_the_keys_of_the_design(tiny_run):
+    results = json.loads((tiny_run[0] / "report.json").read_text())
+    for name in ("dense", "sparse"):
+        assert set(results[name]["metrics"]) >= {"error", "nll"}
+        assert set(results[name]) >= {"parameters", "nonzero", "bytes", "macs", "latency_ms"}
+        assert set(results[name]["latency_ms"]) == {"batch_1", "batch_128"}
+    assert set(results["compression"]) >= {"nonzero", "parameters", "bytes", "macs", "latency"}
+    assert set(results["parity"]) == {"dense.onnx", "model.onnx", "model_mc.onnx"}
+    assert max(results["parity"].values()) < 1e-4
+    assert set(results) >= {
+        "layers",
+        "seconds",
+        "seed",
+        "device",
+        "versions",
+        "history",
+        "log_alpha",
+        "threshold_curve",
+        "recipe",
+    }
+    assert {row["stage"] for row in results["history"]} == {"dense", "train", "recover"}
+    for row in results["layers"]:
+        assert set(row) >= {"name", "shape_before", "shape_after", "sparsity"}
+
+
+def test_the_figures_are_those_of_the_files(tiny_run):
+    """Counted again from what was written: the model's own zeros, and onnxruntime's errors on the test data."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder, results = tiny_run
+    opened = open_run(folder)
+    biases = sum(layer.bias.numel() for _, layer in variational_layers(opened.model) if layer.bias is not None)
+    kept = sum(int((layer.relevant() & (layer.weight != 0)).sum()) for _, layer in variational_layers(opened.model))
+    dead_biases = sum(int((layer.bias == 0).sum()) for _, layer in variational_layers(opened.model) if layer.bias is not None)
+    assert results["sparse"]["nonzero"] == kept + biases - dead_biases
+    assert results["dense"]["parameters"] == 64 * 24 + 24 + 24 * 10 + 10
+    x, y = next(opened.data.test.batches(10**6))
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    wrong = session.run(None, {"input": x.numpy()})[0].argmax(1) != y.numpy()
+    assert results["sparse"]["metrics"]["error"] == pytest.approx(100 * np.mean(wrong))
+    assert results["sparse"]["bytes"] == (folder / "model.onnx").stat().st_size
+
+
+def test_a_run_opened_again_predicts_as_it_was_exported(tiny_run):
+    opened = open_run(tiny_run[0])
+    assert isinstance(opened, OpenRun)
+    x, _ = next(opened.data.test.batches(5))
+    assert opened.model(x).shape == opened.dense(x).shape == (5, 10)
+    assert opened.preprocessing["transform"] == []
+    assert opened.classes == [str(digit) for digit in range(10)]
+
+
+def test_the_resolved_recipe_runs_again_to_the_same_model(tiny_run, tmp_path):
+    folder, results = tiny_run
+    recipe = load_recipe(folder / "recipe.yaml", ["export.onnx=false", "report.html=false"])
+    again = run(recipe, tmp_path / "again")
+    assert again["sparse"]["metrics"] == results["sparse"]["metrics"]
+    left, right = open_run(folder).model.state_dict(), open_run(tmp_path / "again").model.state_dict()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+SLOWLY = """
+import sys, time
+from svdcompress import pipeline
+from svdcompress.recipe import load_recipe
+
+def wait(self, row):
+    print(row["stage"], row["epoch"], flush=True)
+    time.sleep(1 if row["stage"] == sys.argv[3] else 0)
+
+pipeline.Stages._log = wait
+try:
+    pipeline.run(load_recipe(sys.argv[1]), sys.argv[2])
+except Exception as error:
+    print(error, flush=True)
+    sys.exit(getattr(error, "exit_code", 1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "kill"), [("dense", "KILL"), ("train", "KILL"), ("train", "TERM"), ("recover", "INT")])
+def test_a_killed_run_goes_on_to_the_same_model(tiny_run, tmp_path, stage, kill):
+    folder, results = tiny_run
+    out = tmp_path / "stopped"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, str(folder / "recipe.yaml"), str(out), stage],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    while process.stdout.readline() != f"{stage} 1\n":
+        assert process.poll() is None
+    time.sleep(0.3)
+    process.send_signal(getattr(signal, f"SIG{kill}"))
+    said = process.communicate(timeout=120)[0]
+    if kill == "KILL":
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == Interrupted.exit_code
+        assert f"svdc sparsify --resume --out {out}" in said
+    resumed = run(load_recipe(out / "recipe.yaml"), out, resume=True)
+    assert resumed["sparse"]["metrics"] == results["sparse"]["metrics"]
+    assert [row["loss"] for row in resumed["history"]] == [row["loss"] for row in results["history"]]
+    left, right = open_run(folder).model.state_dict(), open_run(out).model.state_dict()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_folder_in_use_is_left_alone(tiny_run, tiny_recipe, tmp_path):
+    folder, _ = tiny_run
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(OutputError, match="holds another run; choose another --out"):
+        run(tiny_recipe, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="holds other files"):
+        run(tiny_recipe, tmp_path / "mine")
+    with pytest.raises(OutputError, match="is a file"):
+        run(tiny_recipe, tmp_path / "mine" / "notes.txt")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_moves_the_old_folder_aside(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "recipe.yaml").write_text("old")
+    said = prepare(out, overwrite=True)
+    assert (tmp_path / "run.old-1" / "recipe.yaml").read_text() == "old"
+    assert str(tmp_path / "run.old-1") in said
+    with pytest.raises(OutputError, match="not finished: go on with `svdc sparsify --resume"):
+        prepare(out)
+
+
+def test_resuming_asks_for_a_run_and_its_own_recipe(tiny_recipe, tmp_path):
+    with pytest.raises(OutputError, match="holds no run"):
+        run(tiny_recipe, tmp_path, resume=True)
+    (tmp_path / "recipe.yaml").write_text("train: {epochs: 3}")
+    with pytest.raises(RecipeError, match=r"differ in .*train"):
+        run(tiny_recipe, tmp_path, resume=True)
+
+
+def test_an_unfinished_run_cannot_be_opened(tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "recipe.yaml").write_text("model: mlp")
+    with pytest.raises(OutputError, match="not finished"):
+        open_run(tmp_path)
+    with pytest.raises(OutputError, match="no such folder"):
+        open_run(tmp_path / "absent")
+
+
+def test_no_permission_and_no_space_are_said_before_training(tmp_path, monkeypatch):
+    from svdcompress.pipeline import _folder
+
+    def full(path, write):
+        raise OutputError(f"{path}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(_folder, "write_atomically", full)
+    with pytest.raises(OutputError, match="No space left"):
+        prepare(tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be made"):
+        prepare(tmp_path / "file" / "run")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    from svdcompress.train import write_atomically
+
+    path = tmp_path / "kept"
+    path.write_text("old")
+
+    def half(temporary):
+        temporary.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_atomically(path, half)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_model_pruned_to_nothing_says_what_to_try(tiny_recipe, tmp_path):
+    recipe = tiny_recipe.model_copy(deep=True)
+    recipe.relevance.threshold = -50.0
+    with pytest.raises(PruneError, match=r"nothing is left of layer '1'.*train\.beta\.final"):
+        run(recipe, tmp_path / "run")
+
+
+def test_layer_rules_set_layers_apart():
+    recipe = load_recipe(
+        "digits",
+        ["convert.layers=[{match: '1', share: input, threshold: 5}, {match: '3', prior: log-uniform, log_sigma2: -4}]"],
+    )
+    from svdcompress.sources import make_model
+
+    layers = dict(variational_layers(converted(make_model(recipe.model), recipe)))
+    assert [layer.share for layer in layers.values()] == [{"input": 1.0}, {"weight": 1.0}, {"weight": 1.0}]
+    assert [layer.prior for layer in layers.values()] == ["ard", "log-uniform", "ard"]
+    assert layers["1"].threshold["input"] == 5.0
+    assert layers["3"].log_sigma2[0, 0].item() == -4.0
+
+
+def test_the_sparsest_candidate_within_the_tolerance_is_chosen():
+    from svdcompress import convert
+    from svdcompress.pipeline._figures import choose_masks
+
+    torch.manual_seed(0)
+    model = convert(torch.nn.Sequential(torch.nn.Linear(40, 2)))
+    with torch.no_grad():
+        model[0].log_sigma2.uniform_(-12, 4)
+    errors = {}
+
+    def validate(m):
+        return {"error": errors[int(m[0].mask.sum())], "nll": 0.0}
+
+    from svdcompress import relevance
+
+    kept = [relevance(model, t).kept for t in (1.0, 2.0, 4.0)]
+    assert kept[0] < kept[1] < kept[2]
+    errors = dict.fromkeys((relevance(model, t).kept for t in (0.0, 3.0, 5.0, 6.0)), 9.0) | dict(
+        zip(kept, (3.0, 2.1, 2.0), strict=True)
+    )
+    for tolerance, expected in ((0.0, 4.0), (0.2, 2.0), (1.0, 1.0)):
+        recipe = load_recipe(None, ["relevance.candidates=[1, 2, 4]", f"relevance.tolerance={tolerance}"])
+        masks, threshold, curve = choose_masks(model, recipe, validate)
+        assert threshold == expected
+        assert masks.kept == relevance(model, expected).kept
+        assert model[0].mask is None
+        assert {point["threshold"] for point in curve} >= {1.0, 2.0, 4.0}
+
+
+def test_schedules_are_those_of_the_recipe():
+    linear = make_schedule(BetaSchedule(start="10%", stop="50%", final=2.0), 20)
+    assert [linear(e) for e in (0, 2, 6, 10, 19)] == [0, 0, 1, 2, 2]
+    assert make_schedule(BetaSchedule(name="constant", final=0.5), 20)(0) == 0.5
+    assert make_schedule(BetaSchedule(name="additive", step=0.02), 20)(4) == pytest.approx(0.1)
+    assert make_schedule(BetaSchedule(name="cosine", start=0.0, stop=10.0), 20)(5) == pytest.approx(0.5)
+
+
+def test_advice_is_given_where_defaults_do_not_suit():
+    large = torch.nn.Sequential(torch.nn.Linear(3000, 2000, device="meta"))
+    lines = "\n".join(advice(load_recipe(None), large, 50_000))
+    assert "train.beta.final=1" in lines and "convert.log_sigma2=-10" in lines
+    late = load_recipe(None, ["train.epochs=10", "train.beta={start: 5, stop: 20}"])
+    assert "beta never reaches 1" in "\n".join(advice(late, torch.nn.Sequential(torch.nn.Linear(9, 9)), 10_000))
+    assert advice(load_recipe(None), torch.nn.Sequential(torch.nn.Linear(9, 9)), 10_000) == []
+
+
+def test_an_estimate_writes_nothing(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = estimate(tiny_recipe)
+    assert found.converted == 64 * 24 + 24 * 10
+    assert found.memory == 4 * 4 * (2 * found.converted + 34)
+    assert set(found.seconds) == {"dense", "train", "recover", "rest"} and min(found.seconds.values()) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_folders_are_numbered(tmp_path):
+    assert free_folder("a", tmp_path).name == "a"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a-2").mkdir()
+    assert re.fullmatch("a-3", free_folder("a", tmp_path).name)
