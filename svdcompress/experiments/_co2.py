@@ -7,6 +7,7 @@ the sparse variational net.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,12 +31,12 @@ class Settings:
 
     width: int = 1024
     layers: int = 4
-    epochs: int = 250
-    sparse_epochs: int = 400
+    epochs: int = 900
+    sparse_epochs: int = 1300
     batch_size: int = 64
     samples: int = 100
-    years: int = 20
-    scale: float = 8.0  # the training months span -scale to scale
+    years: int = 16
+    scale: float = 12.0  # the training months span -scale to scale
     weight_decay: float = 1e-6
     beta: float = 1.0
 
@@ -137,8 +138,6 @@ def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.S
 
 def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, settings: Settings, context: Context) -> nn.Module:
     """The dense net turned variational and trained on by the ELBO, with the noise that its own errors show."""
-    import copy
-
     model = convert(copy.deepcopy(dense), log_sigma2=-10.0)
     with torch.no_grad():
         tau = min(1 / float((dense(x) - y).square().mean()), 200.0)

@@ -105,18 +105,13 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     test, labels, tonnes = examples(2000, generator)
     torch.manual_seed(context.seed)
     dropout = train(net(settings.p), x, y, _binary, context, stage="MC dropout", epochs=settings.epochs)
+    start = convert(copy.deepcopy(dropout), log_sigma2=-8.0)
+    for module in start.modules():
+        if isinstance(module, nn.Dropout):  # what regularises the sparse net is the noise of its own weights
+            module.p = 0.0
     epochs = settings.sparse_epochs
-    sparse = train(
-        convert(copy.deepcopy(dropout), log_sigma2=-8.0),
-        x,
-        y,
-        _binary,
-        context,
-        stage="sparse variational",
-        epochs=epochs,
-        beta=LinearWarmup(0.1 * epochs, 0.6 * epochs, settings.beta),
-    )
-    # Dropout was the dense net's regularisation; the sparse net's noise is that of its weights alone.
+    beta = LinearWarmup(0.1 * epochs, 0.6 * epochs, settings.beta)
+    sparse = train(start, x, y, _binary, context, stage="sparse variational", epochs=epochs, beta=beta)
     models = {"MC dropout": convert_dropout(dropout), "sparse variational": sparse}
     figures = {name: judge(_predict(model, test, settings, context), labels, tonnes) for name, model in models.items()}
     followed = {name: _follow(model, settings, context) for name, model in models.items()}

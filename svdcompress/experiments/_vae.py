@@ -1,7 +1,7 @@
 """A semi-conditional variational auto-encoder of MNIST, made sparse: its own ELBO plus the weights' KL.
 
-As in the lecture (SCVAE): q(z|x) encodes a digit, p(z|m) is a prior given a few of its pixels m, and the decoder p(x|m, z), made
-of ConvTranspose layers, sees both. `-log p(x|m, z) + KL[q(z|x) || p(z|m)]` bounds a digit's negative log likelihood; the
+As in the lecture (SCVAE): q(z|x) encodes a digit, p(z|m) is a prior given a few of its pixels m, and the decoder p(x|m, z),
+made of ConvTranspose layers, sees both. `-log p(x|m, z) + KL[q(z|x) || p(z|m)]` bounds a digit's negative log likelihood; the
 weights' KL over N comes on top of it. Reconstruction draws z from q(z|x); from a few pixels it draws z from p(z|m).
 """
 

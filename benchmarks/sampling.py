@@ -1,0 +1,152 @@
+"""What a hundred samples cost in PyTorch: `mc_predict` on a compressed LeNet-300-100, over one pass of the dense one.
+
+    python benchmarks/sampling.py [--rounds 25]
+
+On one thread and in one process, turn by turn in each round; medians over the rounds, of wall-clock and of the thread's own CPU
+time (which other work on the machine disturbs less). Weights are random: the cost does not depend on them. Results go to
+benchmarks/results/sampling.json and sampling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import svdcompress as svdc
+from svdcompress.uncertainty import mc_predict
+
+RESULTS = Path(__file__).resolve().parent / "results"
+DENSE = (784, 300, 100, 10)
+COMPRESSED = ((784, 40, 20, 10), (200, 40, 30, 10))
+BATCH, SAMPLES, GOAL = 64, 100, 15
+
+
+def network(widths: tuple[int, ...]) -> nn.Sequential:
+    """Fully connected layers with ReLU between them, in `eval()`."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def variational(widths: tuple[int, ...]) -> nn.Module:
+    """The same with Gaussian weights, all of them relevant."""
+    model = svdc.convert(network(widths), log_sigma2=-8.0)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            layer.mask = torch.ones_like(layer.weight, dtype=torch.bool)
+    return model
+
+
+def naive(model: nn.Module, x: Tensor) -> Callable[[], Any]:
+    """A loop of separate passes, and the mean of their softmax."""
+
+    def run() -> Tensor:
+        with torch.no_grad(), svdc.sampling(model):
+            return torch.stack([model(x).softmax(1) for _ in range(SAMPLES)]).mean(0)
+
+    return run
+
+
+def works() -> dict[str, Callable[[], Any]]:
+    """What is measured, by name; "dense" first."""
+    torch.manual_seed(0)
+    dense, wide = network(DENSE), variational(DENSE)
+    inputs = torch.randn(BATCH, DENSE[0])
+
+    def dense_pass() -> Tensor:
+        with torch.no_grad():
+            return dense(inputs)
+
+    found: dict[str, Callable[[], Any]] = {"dense, one pass": dense_pass}
+    found["dense shape, separate passes"] = naive(wide, inputs)
+    for widths in COMPRESSED:
+        model, x, name = variational(widths), torch.randn(BATCH, widths[0]), "-".join(map(str, widths))
+        found[f"{name}, separate passes"] = naive(model, x)
+        found[f"{name}, mc_predict"] = lambda m=model, x=x: mc_predict(m, x, SAMPLES)
+        found[f"{name}, antithetic"] = lambda m=model, x=x: mc_predict(m, x, SAMPLES, antithetic=True)
+        found[f"{name}, members"] = lambda m=model, x=x: mc_predict(m, x, SAMPLES, members=True)
+        found[f"{name}, moments"] = lambda m=model, x=x: mc_predict(m, x, SAMPLES, method="moments")
+        noise = BATCH * SAMPLES * sum(widths[1:])
+        found[f"{name}, its noise alone"] = lambda n=noise: torch.randn(n)
+    return found
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each work, wall-clock and CPU, turn by turn, and how many times the first one's they are."""
+    found = works()
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in found}
+    for index in range(rounds + 2):
+        for name, work in found.items():
+            wall, cpu = time.perf_counter(), time.thread_time()
+            work()
+            if index > 1:  # the first rounds warm up
+                spent[name].append((time.perf_counter() - wall, time.thread_time() - cpu))
+    rows = {}
+    for name, times in spent.items():
+        wall, cpu = (1e3 * statistics.median(part) for part in zip(*times, strict=True))
+        rows[name] = {"wall_ms": wall, "cpu_ms": cpu}
+    first = rows["dense, one pass"]
+    for row in rows.values():
+        row |= {"wall_ratio": row["wall_ms"] / first["wall_ms"], "cpu_ratio": row["cpu_ms"] / first["cpu_ms"]}
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    """CPU model, its cores, and how many others wanted them."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "threads": 1,
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        f"# {SAMPLES} samples at batch {BATCH}, over one pass of the dense {'-'.join(map(str, DENSE))}",
+        "",
+        f"{results['machine']['cpu']}, {results['machine']['cores']} cores, one thread, load {results['machine']['load']}; "
+        f"torch {results['versions']['torch']}; medians of {results['rounds']} rounds. Goal: {GOAL}x or less.",
+        "",
+        "| work | wall ms | CPU ms | over dense (wall) | over dense (CPU) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in results["rows"].items():
+        figures = f"{row['wall_ms']:.2f} | {row['cpu_ms']:.2f} | {row['wall_ratio']:.1f}x | {row['cpu_ratio']:.1f}x"
+        lines.append(f"| {name} | {figures} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    results = {
+        "machine": machine(),
+        "versions": {"torch": torch.__version__, "svdcompress": svdc.__version__, "python": platform.python_version()},
+        "rounds": rounds,
+        "rows": measure(rounds),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "sampling.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "sampling.md").write_text(table(results))
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

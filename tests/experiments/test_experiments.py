@@ -1,0 +1,187 @@
+"""The experiments' claims, on reduced runs."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from svdcompress.errors import OutputError, RecipeError
+from svdcompress.experiments import Context, run, run_recipe
+from svdcompress.experiments import _leak as leak
+from svdcompress.experiments import _rotated_digit as rotated
+from svdcompress.experiments import _vae as vae
+from svdcompress.recipe import DataSection, load_recipe
+
+PLACES = (os.environ.get("SVDC_MNIST", ""), "data/mnist", "../shared/data/mnist")
+MNIST = next((Path(place) for place in PLACES if place and (Path(place) / "raw").is_dir()), None)
+needs_mnist = pytest.mark.skipif(MNIST is None, reason="MNIST is not here")
+
+
+def ran(name, settings, folder, **context):
+    results = run(name, settings, Context(folder / name, **context))
+    assert json.loads((folder / name / "report.json").read_text()) == results
+    for file in results["plots"]:
+        assert (folder / name / file).read_bytes().startswith(b"\x89PNG")
+    return results
+
+
+@pytest.mark.slow
+def test_the_variational_posterior_is_the_exact_one(tmp_path):
+    results = ran("bayes-linear", {"epochs": 900}, tmp_path)
+    design = {key: torch.tensor(value) for key, value in results["designs"]["orthogonal"].items()}
+    std = design["exact_variance"].sqrt()
+    assert ((design["mean"] - design["exact_mean"]).abs() < 0.25 * std).all()
+    assert (design["variance"] / design["exact_variance"] - 1).abs().max() < 0.25
+    # The closed form of the optimum, where there is one to speak of.
+    plain = design["z2"] > 2
+    assert plain.sum() >= 5
+    assert ((design["mean"] - design["best_mean"]).abs() < 0.25 * std)[plain].all()
+    assert (design["variance"] / design["best_variance"] - 1).abs()[plain].max() < 0.25
+    assert (design["log_alpha"] + (design["z2"] - 1).log()).abs()[plain].max() < 0.6
+    assert design["kept"].tolist()[:5] == [True] * 5 and not any(design["kept"][design["z2"] < 0.9])
+    # A correlated design: the means are the exact ones, the variances those of a weight with the others known.
+    design = {key: torch.tensor(value) for key, value in results["designs"]["correlated"].items()}
+    assert ((design["mean"] - design["exact_mean"]).abs() < 0.25 * design["exact_variance"].sqrt()).all()
+    assert (design["variance"] / design["conditional_variance"] - 1).abs().max() < 0.25
+    assert (design["variance"] < design["exact_variance"])[:5].all()
+
+
+@pytest.mark.slow
+def test_bands_widen_away_from_the_data(tmp_path):
+    pytest.importorskip("statsmodels")
+    settings = {"width": 64, "layers": 2, "epochs": 400, "sparse_epochs": 500, "years": 8, "scale": 6.0, "samples": 100}
+    results = ran("co2", settings, tmp_path)
+    nets = results["nets"]
+    assert len(nets) == 6 and nets["dense, ReLU"]["band_beyond_ppm"] == 0
+    for name in ("MC dropout 0.1, ReLU", "MC dropout 0.2, ReLU", "sparse variational, ReLU"):
+        assert nets[name]["band_beyond_ppm"] > 1.3 * nets[name]["band_known_ppm"] > 0, name
+    assert results["sparsity"]["compression"] > 3
+
+
+@pytest.mark.slow
+def test_leaks_are_found_the_larger_the_surer(tmp_path):
+    results = ran("leak", {"series": 1500, "epochs": 5, "sparse_epochs": 8, "samples": 20}, tmp_path)
+    for name, figures in results["nets"].items():
+        scores = [figures["tonnes"][size]["auroc"] for size in ("30", "300", "3000")]
+        assert scores == sorted(scores) and scores[0] > 0.6 and scores[-1] > 0.95, name
+        assert figures["tonnes"]["3000"]["probability"] > figures["tonnes"]["0"]["probability"] + 0.3
+        assert figures["tonnes"]["3000"]["std"] < figures["tonnes"]["30"]["std"]  # surer of what is plain
+        onset = results["onset"][name]["3000"]
+        assert onset["after"] > onset["before"] + 0.2
+
+
+def test_simulated_series_are_what_they_say():
+    generator = torch.Generator().manual_seed(0)
+    tonnes = torch.tensor([0.0, 30.0, 3000.0]).repeat_interleave(200)
+    series = leak.simulate(600, 97, tonnes, 48, generator)
+    assert series.shape == (600, 3, 97) and series.isfinite().all()
+    late = series[:, 0, 72:].var(1).view(3, 200).mean(1)
+    early = series[:, 0, :48].var(1).view(3, 200).mean(1)
+    assert late[2] > 5 * late[0] and (early / early[0] - 1).abs().max() < 0.2  # plumes show after their onset alone
+    noise = leak._autocorrelated(4000, 3, 0.9, generator)
+    assert noise.var(0) == pytest.approx(torch.ones(3), abs=0.1)
+    assert float((noise[:, 0] * noise[:, 1]).mean()) == pytest.approx(0.9, abs=0.08)
+    changed = leak.difference(series)
+    torch.testing.assert_close(changed[:, 0], series[:, 0, 1:] - series[:, 0, :-1])
+    torch.testing.assert_close(changed[:, 2], series[:, 2, 1:])
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_the_turned_digit_is_doubted(tmp_path):
+    settings = {"digits": 2000, "epochs": 3, "sparse_epochs": 4, "samples": 30, "angles": 7}
+    data = DataSection(name=f"mnist:{MNIST}", limit=2000)
+    results = ran("rotated-digit", settings, tmp_path, data=data)
+    turned = results["turned"]
+    for name in ("MC dropout", "sparse variational"):
+        information = turned[name]["mutual_information"]
+        assert turned[name]["label"][0] == 1
+        assert max(information[1:]) > 3 * information[0], name
+        assert all(mi <= entropy + 1e-12 for mi, entropy in zip(information, turned[name]["entropy"], strict=True))
+    assert set(results["calibration"]) == {
+        "dense", "dense, temperature", "sparse, mean", "sparse, samples", "trained with dropout",
+    }  # fmt: skip
+
+
+def test_rotation_turns_anticlockwise():
+    image = torch.zeros(1, 5, 5)
+    image[0, 2, 4] = 1  # at three o'clock
+    quarter, half = rotated.rotate(image, torch.tensor([90.0, 180.0]))
+    assert quarter[0, 0, 2] == pytest.approx(1, abs=1e-5) and half[0, 2, 0] == pytest.approx(1, abs=1e-5)
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_digits_come_back(tmp_path):
+    settings = {"digits": 2000, "epochs": 5, "sparse_epochs": 6, "samples": 10, "pixels": 80}
+    results = ran("vae", settings, tmp_path, data=DataSection(name=f"mnist:{MNIST}", limit=3000))
+    dense, sparse = results["models"]["dense"], results["models"]["sparse"]
+    for figures in (dense, sparse):
+        assert figures["mse"] < 0.045 and figures["mse"] < figures["few_mse"] < 0.075
+        assert figures["few_std"] > 0.01
+    assert sparse["bound"] < 1.15 * dense["bound"]
+    assert results["sparsity"]["compression"] > 1.5
+    assert any(name.startswith("decoder") for name in results["layers"])
+
+
+def test_the_latent_kl_is_torchs():
+    generator = torch.Generator().manual_seed(0)
+    q, p = torch.randn(2, 5, 6, generator=generator)
+    want = kl_divergence(Normal(q[:, :3], (0.5 * q[:, 3:]).exp()), Normal(p[:, :3], (0.5 * p[:, 3:]).exp())).sum(1)
+    torch.testing.assert_close(vae.latent_kl(q, p), want)
+
+
+def test_few_pixels_are_the_same_ones_in_eval():
+    model = vae.Vae(4, 10)
+    x = torch.rand(3, 1, 28, 28)
+    first, again = model.eval().measure(x), model.measure(x)
+    assert torch.equal(first, again) and first[:, 1].flatten(1).sum(1).tolist() == [10] * 3
+    assert torch.equal(first[:, 0], x[:, 0] * first[:, 1])
+    assert not torch.equal(model.train().measure(x), first)
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("co3", {}, "unknown 'co3'"),
+        ("co2", {"epoch": 3}, "did you mean epochs"),
+        ("co2", {"epochs": "many"}, "whole number"),
+        ("co2", {"epochs": -1}, "whole number"),
+        ("leak", {"p": "0.1"}, "number like"),
+    ],
+)
+def test_settings_that_do_not_do(tmp_path, name, settings, message):
+    with pytest.raises(RecipeError, match=message):
+        run(name, settings, Context(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(OutputError, match="holds something"):
+        run("bayes-linear", {"epochs": 1}, Context(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["bayes-linear", "co2", "leak", "rotated-digit", "vae"])
+def test_each_has_a_recipe_with_settings_that_it_knows(name):
+    import importlib
+
+    from svdcompress.experiments._common import read_settings
+    from svdcompress.experiments._run import EXPERIMENTS
+
+    recipe = load_recipe(name)
+    assert recipe.experiment.name == name
+    module = importlib.import_module(f"svdcompress.experiments.{EXPERIMENTS[name]}")
+    read_settings(module.Settings, recipe.experiment.settings, name)
+
+
+def test_a_recipes_settings_can_be_set_and_its_folder_holds_it(tmp_path):
+    recipe = load_recipe("bayes-linear", ["experiment.settings.epochs=3", "seed=5"])
+    lines = []
+    results = run_recipe(recipe, tmp_path / "run", lines.append)
+    assert results["settings"]["epochs"] == 3 and results["seed"] == 5 and lines
+    assert load_recipe(tmp_path / "run").experiment == recipe.experiment
