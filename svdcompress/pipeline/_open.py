@@ -12,6 +12,7 @@ from torch import nn
 from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, OutputError
 from svdcompress.pipeline._folder import STATE, stored_recipe
+from svdcompress.pipeline._select import whole
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, load_weights, make_model, open_data
 
@@ -26,7 +27,8 @@ class OpenRun:
     @cached_property
     def model(self) -> nn.Module:
         """The sparse variational model, in `eval()`."""
-        return checkpoint.load(self.folder / "model.safetensors", make_model(self.recipe.model)).eval()
+        loaded = checkpoint.load(self.folder / "model.safetensors", make_model(self.recipe.model))
+        return whole(loaded, self._extra.get("inputs") or {}).eval()
 
     @cached_property
     def dense(self) -> nn.Module:
@@ -46,20 +48,21 @@ class OpenRun:
     @cached_property
     def preprocessing(self) -> dict[str, Any]:
         """How the run's inputs were prepared, for `svdcompress.sources.preprocess`; read without the data."""
-        extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
-        return extra.get("preprocessing", {})
+        return self._extra.get("preprocessing", {})
 
     @cached_property
     def classes(self) -> list[str] | None:
         """Names of the classes, where there are any."""
-        extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
-        return extra.get("classes")
+        return self._extra.get("classes")
 
     @cached_property
     def tau(self) -> float | None:
         """For a regression with constant noise, its precision on the validation data, in the units of the loss."""
-        extra = checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
-        return extra.get("tau")
+        return self._extra.get("tau")
+
+    @cached_property
+    def _extra(self) -> dict[str, Any]:
+        return checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
 
 
 def open_run(folder: str | Path) -> OpenRun:

@@ -21,6 +21,7 @@ from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, Linear
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._folder import RunState, Stop
+from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
 from svdcompress.recipe import BetaSchedule, Recipe, Training, dump_recipe, in_epochs
 from svdcompress.relevance import Masks
@@ -210,7 +211,7 @@ class Stages:
         file = self.state.folder / "pruned.safetensors"
         if self.place.first and not (file.exists() and "pruning" in self.state.facts):
             settings = self.recipe.prune
-            self.small = prune(
+            small = prune(
                 self.model,
                 self.inputs,
                 masks=self.masks,
@@ -219,11 +220,12 @@ class Stages:
                 protect=settings.protect,
                 time_budget=settings.time_budget,
             )
-            checkpoint.save(self.small, file)
-            self.state.put(pruning=report.plain(self.small.pruning.to_dict()))
+            checkpoint.save(small, file)
+            self.state.put(pruning=report.plain(small.pruning.to_dict()))
         wait()
-        self.small = checkpoint.load(file, make_model(self.recipe.model))
-        self.results["pruning"] = self.state.facts.get("pruning", {})
+        facts = RunState(self.out, writer=False).facts["pruning"]  # the first process's
+        self.small = whole(checkpoint.load(file, make_model(self.recipe.model)), facts)
+        self.results["pruning"] = facts
 
     def _recover(self) -> None:
         recover = self.recipe.recover
@@ -238,10 +240,15 @@ class Stages:
                 distill=recover.distill,
             ).history
         if self.place.first:
-            extra = {"recipe": self.recipe.model_dump(mode="json"), "preprocessing": self.data.preprocessing}
-            extra["classes"] = self.data.classes
-            extra["tau"] = _figures.noise_precision(self.small, self.data)
-            write_atomically(self.out / "model.safetensors", lambda path: checkpoint.save(self.small, path, extra=extra))
+            pruning = self.results["pruning"]
+            extra = {
+                "recipe": self.recipe.model_dump(mode="json"),
+                "preprocessing": self.data.preprocessing,
+                "classes": self.data.classes,
+                "tau": _figures.noise_precision(self.small, self.data),
+                "inputs": {name: pruning.get(name) for name in ("inputs_kept", "inputs_dim")},
+            }
+            checkpoint.save(bare(self.small), self.out / "model.safetensors", extra=extra)
 
     # Figures and files
 
@@ -255,7 +262,7 @@ class Stages:
                 "validation": self._validate(model),
                 **measured,
             }
-        results["layers"] = _figures.layer_rows(self.shapes, self.masks, self.small)
+        results["layers"] = _figures.layer_rows(self.shapes, self.masks, bare(self.small))
         results["filters"] = report.first_filters(self.dense, self._masked())
         if samples := self.recipe.uncertainty.samples:
             figures, diagrams = _figures.uncertainty(self.dense, self.small, data, samples, self.recipe.seed)

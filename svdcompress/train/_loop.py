@@ -40,6 +40,10 @@ class Fit:
     seconds: float = 0.0
 
 
+class _Late(Exception):
+    """A loss that is not finite, seen after some more steps."""
+
+
 @dataclass
 class _Best:
     score: tuple[float, float] = (math.inf, math.inf)
@@ -155,10 +159,18 @@ class _Loop:
         self.synced = wrapped
         if self.bars is not None:
             self.bars.start(self.stage, epochs, first)
+        self.look_each_step, self.saves = self.device.type == "cpu", file.path is not None
         try:
-            for epoch in range(first, epochs):
+            epoch = first
+            while epoch < epochs:
                 self._mode(noise)
-                row = self._epoch(epoch)
+                try:
+                    row = self._epoch(epoch)
+                except _Late:  # go back and look at each step, so that step and layer are the right ones
+                    self.look_each_step = True
+                    result.history.clear()
+                    epoch = self._restore(file.load(), result, best)
+                    continue
                 model.eval()
                 self._figures(row, validate, best)
                 result.history.append(row)
@@ -168,6 +180,7 @@ class _Loop:
                     self.bars.epoch(row)
                 if self.rank == 0 and (epoch + 1 == epochs or file.due()):
                     file.save(self._state(epoch + 1, result, best))
+                epoch += 1
         finally:
             self._unwrap()
             model.eval()
@@ -191,7 +204,6 @@ class _Loop:
         losses, nlls, kls = [], [], []
         per_step = settings.batch_size * self.world
         batches = max(1, math.ceil(len(self.examples) / per_step))
-        eager_check = device.type == "cpu"
         pending = 0
         for index, (x, y) in enumerate(
             self.examples.batches(settings.batch_size, shuffle=order, rank=self.rank, world=self.world, device=device)
@@ -199,9 +211,8 @@ class _Loop:
             where = epoch + index / batches
             last = (index + 1) % settings.accumulate == 0 or index + 1 == batches
             loss, nll, kl = self._forward(x, y, where)
-            value = loss.item() if eager_check else 0.0
-            if not math.isfinite(value) or (not eager_check and index % CHECK_EVERY == 0 and not torch.isfinite(loss)):
-                raise explain(self.model, x, self.stage, self.steps, epoch, loss.item(), self.kept)
+            if (self.look_each_step or index % CHECK_EVERY == 0) and not math.isfinite(value := loss.item()):
+                raise self._not_finite(x, epoch, value)
             pending += 1
             self._backward(loss / settings.accumulate if settings.accumulate > 1 else loss, last)
             if last:
@@ -223,7 +234,7 @@ class _Loop:
         mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
         loss_mean, nll_mean = (_mean_of_ranks(mean) if self.world > 1 else mean).tolist()
         if not math.isfinite(loss_mean):
-            raise explain(self.model, x, self.stage, self.steps, epoch, loss_mean, self.kept)
+            raise self._not_finite(x, epoch, loss_mean)
         return {
             "stage": self.stage,
             "epoch": epoch + 1,
@@ -233,6 +244,11 @@ class _Loop:
             "beta": self.elbo.beta if self.elbo is not None else None,
             "lr": self.optimizer.param_groups[0]["lr"],
         }
+
+    def _not_finite(self, x: Any, epoch: int, value: float) -> Exception:
+        if not self.look_each_step and self.saves and self.world == 1:
+            return _Late()
+        return explain(self.model, x, self.stage, self.steps, epoch, value, self.kept)
 
     def _forward(self, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
         """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""

@@ -150,6 +150,27 @@ def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_state(tmp_
     assert torch.load(tmp_path / "fit.pt", weights_only=True)["epoch"] <= 1
 
 
+def test_a_bad_loss_seen_late_is_traced_to_its_step(tmp_path, monkeypatch):
+    """As on an accelerator, where not each step is looked at."""
+    from svdcompress.train import _loop
+
+    class Late(_loop._Loop):
+        def __setattr__(self, name, value):
+            looks = getattr(self, "looks", 0)
+            if name == "look_each_step":
+                object.__setattr__(self, "looks", looks + 1)
+                value = value and looks > 0
+            object.__setattr__(self, name, value)
+
+    monkeypatch.setattr(_loop, "_Loop", Late)
+    data = examples()
+    data.inputs[:, 3] *= 1e30
+    with pytest.raises(TrainingError) as error:
+        fit(net(), data, LOSS, settings(lr=1e6, optimizer="sgd"), device="cpu", state=tmp_path / "fit.pt")
+    assert "at step 1 (epoch 1)" in str(error.value)
+    assert "layer '0'" in str(error.value)
+
+
 def test_the_first_layer_with_bad_values_is_named():
     from svdcompress.train._nonfinite import first_nonfinite
 
