@@ -97,7 +97,7 @@ def convert(
             module, prior=prior, share=share, log_sigma2=start, threshold=threshold, variance_dtype=variance_dtype
         )
         shared[id(layer.weight)] = layer.log_sigma2
-    _leave_fused_paths(model)
+    leave_fused_paths(model)
     return model
 
 
@@ -135,7 +135,7 @@ def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer
     return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))
 
 
-def _leave_fused_paths(model: nn.Module) -> None:
+def leave_fused_paths(model: nn.Module) -> None:
     """Keep torch's transformer encoder from its fused inference path, which reads the weights past our layers."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
