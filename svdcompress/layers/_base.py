@@ -14,7 +14,7 @@ from svdcompress.layers._cache import Cache
 from svdcompress.layers._divergence import divergence
 from svdcompress.layers._maps import Map, apply
 from svdcompress.layers._precision import check_variance_dtype, variance_dtype
-from svdcompress.layers._reparam import TINY, Draw, Noise, draw, normal_like, without_autocast
+from svdcompress.layers._reparam import TINY, Draw, Noise, autocast, draw, normal_like, variances, without_autocast
 from svdcompress.layers._sampling import StochasticLayer
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
@@ -182,12 +182,12 @@ class VariationalLayer(StochasticLayer):
         """The same map as data, and its input: padded where the map cannot, and with a batch dimension."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.draws:
-            return self._transform(x, self._effective("weight"), self.bias, *args)
+            return self._transform(x, self._effective("weight"), self.bias, *args, **kwargs)
         if self.sampler is not None and self.sampler.members:
-            return self._transform(x, *self._member(), *args)
-        batch, map = self._as_map(_autocast(x), *args)
+            return self._transform(x, *self._member(), *args, **kwargs)
+        batch, map = self._as_map(autocast(x), *args, **kwargs)
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
         noise = None if self.sampler is None else self.sampler.normal
         if torch.is_grad_enabled():
@@ -214,7 +214,7 @@ class VariationalLayer(StochasticLayer):
 
         def make(relevant: Callable[[], Tensor]) -> Tensor:
             keep = self.mask if self.training else relevant()
-            value = self.weight if name == "weight" else self.log_sigma2.exp().to(dtype or self.weight.dtype)
+            value = self.weight if name == "weight" else variances(self.log_sigma2).to(dtype or self.weight.dtype)
             return value if keep is None else value * keep
 
         if self.sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
@@ -261,11 +261,3 @@ class VariationalLayer(StochasticLayer):
         share = "+".join(name if part == 1 else f"{part:.3g} {name}" for name, part in self.share.items())
         limits = ", ".join(f"{self.threshold[name]:g}" for name in self.share)
         return f"{super().extra_repr()}, prior={self.prior}, share={share}, threshold={limits}"
-
-
-def _autocast(x: Tensor) -> Tensor:
-    """x as torch's autocast would give it to a matrix product: cast where autocast is on, float64 left alone."""
-    device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(device))

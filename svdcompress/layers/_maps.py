@@ -52,7 +52,7 @@ def gradients(
 
 def bias_gradient(map: Map, grad: Tensor) -> Tensor:
     """Gradient of a bias: the sum over everything but the output units."""
-    return grad.sum(dim=tuple(range(grad.dim() - 1)) if map is None else (0, *range(2, grad.dim())))
+    return grad.reshape(-1, grad.shape[-1]).sum(0) if map is None else grad.sum((0, *range(2, grad.dim())))
 
 
 def rows(map: Map, x: Tensor, weight: Tensor) -> tuple[int, int, int]:

@@ -42,7 +42,17 @@ def draw(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """The casts of a draw are explicit: autocast would push a float32 variance into float16, whose range it leaves."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+    return torch.autocast(device_type, enabled=False) if _autocast_on(device_type) else nullcontext()
+
+
+def autocast(x: Tensor) -> Tensor:
+    """x as torch's autocast would give it to a matrix product: cast where autocast is on, float64 left alone."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if _autocast_on(device) and x.dtype != torch.float64 else x
+
+
+def _autocast_on(device_type: str) -> bool:
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 class Draw(torch.autograd.Function):
@@ -109,9 +119,14 @@ def _square(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x * x if x.dtype == dtype else x.to(dtype).square_()
 
 
+def variances(log_sigma2: Tensor) -> Tensor:
+    """exp(log_sigma2) in at least float32: float16 has no room for exp(-15)."""
+    return log_sigma2.to(torch.promote_types(log_sigma2.dtype, torch.float32)).exp()
+
+
 def _sigma2(log_sigma2: Tensor, keep: Tensor | None) -> Tensor:
-    """The variances, in a tensor of their own, in at least float32 (float16 has no room for exp(-15))."""
-    sigma2 = log_sigma2.to(torch.promote_types(log_sigma2.dtype, torch.float32)).exp()
+    """The variances that count, in a tensor of their own."""
+    sigma2 = variances(log_sigma2)
     return sigma2 if keep is None else sigma2.mul_(keep)
 
 
