@@ -15,7 +15,7 @@ from svdcompress.export import _parity
 from svdcompress.export._copies import eval_copy
 from svdcompress.export._inputs import Signature
 from svdcompress.export._outputs import Positional
-from svdcompress.export._trace import TRACE_BATCH, trace
+from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -28,22 +28,24 @@ class Deterministic:
     def __init__(self, reference: nn.Module, signature: Signature) -> None:
         self.reference, self.signature = reference, signature
         self.metadata: dict[str, Any] = {"kind": "deterministic"}
+        self.parities: dict[int, float] = {}
 
-    def graph(self, opset: int) -> ir.Model:
+    def graph(self, opset: int, verify: bool) -> ir.Model:
         """The graph to save."""
         module = Positional(to_dense(eval_copy(self.reference)), self.signature, self.signature.resized(TRACE_BATCH))
         inputs = len(self.signature.names)
-        return trace(module, self.signature.resized, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+        graph = trace(module, self.signature.resized, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+        strip_shapes(graph)
+        return graph
 
-    def save(self, graph: ir.Model, path: Path, verify: bool) -> tuple[int, dict[int, float]]:
-        """Bytes written, and the largest difference from PyTorch for each batch size (if verified)."""
-        parities: dict[int, float] = {}
+    def save(self, graph: ir.Model, path: Path, verify: bool) -> int:
+        """Bytes written; `parities` then has the largest difference from PyTorch for each batch size (verify)."""
 
         def check(file: Path) -> None:
             if verify:
-                parities.update(compare(file, self.reference, self.signature))
+                self.parities.update(compare(file, self.reference, self.signature))
 
-        return write(graph, path, check), parities
+        return write(graph, path, check)
 
 
 def compare(path: Path, model: nn.Module, signature: Signature, batches: Sequence[int] = _parity.BATCHES) -> dict[int, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,14 +31,19 @@ class Draw(nn.Module):
         self.source, self.signature, self.statistics = source, signature, statistics
         self.calls: list[Call] = []
         self.sums: list[tuple[int, ...]] = []
+        self.widest = 1  # numbers in the widest activation, for one row of the batch
 
     def probe(self) -> None:
         """Find out about the calls of the layers, and the shapes of the sums for one row of the batch."""
         shapes: list[list[torch.Size]] = []
 
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                self.widest = max(self.widest, output.numel() // TRACE_BATCH)
+
         def run(batch: int) -> None:
             tensors = self.signature.resized(batch)
-            with running(self.model, self.signature.names, tensors):
+            with running(self.model, self.signature.names, tensors), _hooked(self.model, look):
                 sums = self.statistics.of_draw(self.signature.call(self.model, tensors))
             if any(total.shape[:1] != (batch,) for total in sums):
                 raise ExportError(
@@ -52,6 +58,10 @@ class Draw(nn.Module):
             raise ExportError("monte_carlo: the shape of the output depends on the batch size beyond its first dimension")
         self.sums = [tuple(shape) for shape in shapes[0]]
 
+    def may_repeat(self) -> bool:
+        """Whether a round of the loop may make several draws: by the noise's shapes, the batch goes first everywhere."""
+        return all(call.shape[:1] == (None,) and None not in call.shape[1:] and not call.fixed for call in self.calls)
+
     def size(self, batch: Any) -> Any:
         """Numbers that one draw takes at a batch size."""
         return sum(call.size(batch) for call in self.calls)
@@ -61,6 +71,16 @@ class Draw(nn.Module):
         batch = tensors[0].shape[0]
         self.source.give(noise.split([call.size(batch) for call in self.calls]))
         return self.statistics.of_draw(self.signature.call(self.model, tensors))
+
+
+@contextmanager
+def _hooked(model: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Traced(nn.Module):

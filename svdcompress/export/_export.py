@@ -108,9 +108,10 @@ def export_onnx(
     work = MonteCarlo(reference, signature, options) if monte_carlo else Deterministic(reference, signature)
     props = {**(metadata or {}), **_versions(), **work.metadata}
     encoded = encode(props)
-    graph = work.graph(opset)
+    graph = work.graph(opset, verify)
     _sign(graph, encoded, type(reference).__name__)
-    size, parities = work.save(graph, path, verify)
+    size = work.save(graph, path, verify)
+    parities = work.parities
     inputs, outputs = ([str(value.name) for value in values] for values in (graph.graph.inputs, graph.graph.outputs))
     parity = max(parities.values()) if verify else None
     return Exported(path, size, inputs, outputs, parity, parities, props, time.perf_counter() - start)

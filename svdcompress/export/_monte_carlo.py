@@ -16,8 +16,9 @@ from svdcompress.export._copies import eval_copy
 from svdcompress.export._draw import NOISE, SAMPLES, Draw, Traced, oracle
 from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
+from svdcompress.export._rows import RowsError
 from svdcompress.export._statistics import TASKS
-from svdcompress.export._trace import trace
+from svdcompress.export._trace import strip_shapes, trace
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -55,36 +56,47 @@ class MonteCarlo:
         self._frozen.probe()
         layout = [{"layer": call.layer, "shape": list(call.shape)} for call in self._frozen.calls]
         self.metadata: dict[str, Any] = {"kind": "monte_carlo", "task": options.task, "noise": layout}
+        self.parities: dict[int, float] = {}
 
-    def graph(self, opset: int) -> ir.Model:
-        """The graph with the noise as an input; `save` turns it into the form that is asked for."""
-        module = Traced(self._frozen)
-        graph = trace(module, module.examples, module.argument_names(), module.dynamic, opset)
-        _loop.add_loop(graph, self._frozen.sums)
+    def graph(self, opset: int, verify: bool) -> ir.Model:
+        """The graph to save, and (verify) the parities of the form with the noise as an input, from which the other differs
+        in the source of its noise alone.
+
+        A round of the loop makes several draws where that is possible and, as PyTorch bears out in any case, right.
+        """
+        for several in (True, False) if self._frozen.may_repeat() else (False,):
+            graph = self._traced(opset)
+            try:
+                _loop.add_loop(graph, self._frozen, several)
+                strip_shapes(graph)
+                if several or verify:
+                    self._verify(graph)
+                break
+            except (RowsError, ExportError):
+                if not several:
+                    raise
+        if not verify:
+            self.parities.clear()
+        if self.options.noise == "random":
+            _loop.draw_inside(graph)
+        _loop.finish(graph)
         return graph
 
-    def save(self, graph: ir.Model, path: Path, verify: bool) -> tuple[int, dict[int, float]]:
-        """Bytes written, and the largest difference from PyTorch for each batch size (if verified).
+    def save(self, graph: ir.Model, path: Path, verify: bool) -> int:
+        """Bytes written."""
+        return write(graph, path, self._try if verify else lambda file: None)
 
-        Parity is that of the form with the noise as inputs; the other differs from it in the source of the noise alone.
-        """
-        parities: dict[int, float] = {}
+    def _traced(self, opset: int) -> ir.Model:
+        module = Traced(self._frozen)
+        return trace(module, module.examples, module.argument_names(), module.dynamic, opset)
 
-        def check(file: Path) -> None:
-            if verify:
-                parities.update(self._compare(file))
-
-        if self.options.noise == "input":
-            return write(graph, path, check), parities
+    def _verify(self, graph: ir.Model) -> None:
         with tempfile.TemporaryDirectory(prefix="svdcompress") as folder:
-            write(graph, Path(folder) / path.name, check)
-        calls = self._frozen.calls
-        _loop.draw_inside(graph, sum(call.per_row for call in calls), sum(call.fixed for call in calls))
-        return write(graph, path, self._try if verify else lambda file: None), parities
+            write(graph, Path(folder) / "model.onnx", self._compare)
 
-    def _compare(self, file: Path) -> dict[int, float]:
+    def _compare(self, file: Path) -> None:
         session = _parity.session(file)
-        result = {}
+        self.parities.clear()
         for batch in _parity.BATCHES:
             tensors, where = self.signature.varied(batch), f"at batch {batch}"
             generator = torch.Generator().manual_seed(batch)
@@ -93,15 +105,17 @@ class MonteCarlo:
             feeds = {**self._feeds(session, tensors), NOISE: noise.numpy()}
             got = _parity.run(session, list(expected), feeds, where)
             pairs = zip(expected.items(), got, strict=True)
-            result[batch] = max(_parity.difference(name, ours, theirs.numpy(), where) for (name, theirs), ours in pairs)
-        return result
+            self.parities[batch] = max(_parity.difference(name, ours, theirs.numpy(), where) for (name, theirs), ours in pairs)
 
     def _try(self, file: Path) -> None:
-        """Run the form that draws: its outputs have the shapes of the batch."""
+        """Run the file itself: its outputs have the shapes of the batch."""
         session = _parity.session(file)
         names = [value.name for value in session.get_outputs()]
         for batch in _parity.BATCHES:
-            got = _parity.run(session, names, self._feeds(session, self.signature.varied(batch)), f"at batch {batch}")
+            feeds = self._feeds(session, self.signature.varied(batch))
+            if self.options.noise == "input":
+                feeds[NOISE] = torch.zeros(CHECKED_SAMPLES, self._reference.size(batch)).numpy()
+            got = _parity.run(session, names, feeds, f"at batch {batch}")
             if any(array.shape[:1] != (batch,) for array in got):
                 raise ExportError(f"outputs have the shapes {[array.shape for array in got]} at batch {batch}")
 

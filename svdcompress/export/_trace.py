@@ -114,13 +114,14 @@ def _rename_batch(model: ir.Model) -> None:
     pattern = re.compile(rf"\b{re.escape(symbol)}\b")
     import onnx_ir as ir
 
-    for value in (*model.graph.inputs, *model.graph.outputs):
+    inner = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in (*model.graph.inputs, *model.graph.outputs, *inner):
         if value.shape is not None:
             value.shape = ir.Shape([d if isinstance(d, int) else pattern.sub("batch", str(d)) for d in value.shape])
 
 
 def _clean(model: ir.Model) -> None:
-    """Take out what names the machine (stack traces with paths) or weighs without use (shapes of inner values)."""
+    """Take out what names the machine (stack traces with paths), and names that clash with those of the file."""
     import onnx_ir.passes.common as passes
 
     passes.ClearMetadataAndDocStringPass()(model)
@@ -132,11 +133,17 @@ def _clean(model: ir.Model) -> None:
     inner = [value for node in model.graph.all_nodes() for value in node.outputs if value not in outer]
     for value in (*inner, *list(model.graph.initializers.values())):
         value.metadata_props.clear()
-        value.shape = value.type = None
         name = re.sub(r"^(draw\.)?model\.", "", str(value.name))
-        value.name = (
-            f"inner_{name}" if name in taken or name.startswith(OWN) else name
-        )  # x.mean() is called "mean", as an output may be
+        # x.mean() is called "mean", as an output may be
+        value.name = f"inner_{name}" if name in taken or name.startswith(OWN) else name
+
+
+def strip_shapes(model: ir.Model) -> None:
+    """Forget the shapes of inner values and constants, which are in the file for nobody's use."""
+    constants = model.graph.initializers.values()
+    for value in (*constants, *(value for node in model.graph.all_nodes() for value in node.outputs)):
+        if not value.is_graph_output():
+            value.shape = value.type = None
 
 
 @contextlib.contextmanager
