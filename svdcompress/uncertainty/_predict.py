@@ -20,7 +20,7 @@ from svdcompress.uncertainty._prediction import TASKS, Prediction
 from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
 
 PROBE = 8  # inputs of a first pass, which shows whether the model takes them, and how wide it is
-BUDGET = {"cpu": 2**19}  # numbers in a pass's widest activation: larger ones leave a CPU's caches, smaller ones cost overhead
+BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
 
 
