@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from svdcompress.convert import leave_fused_paths
 from svdcompress.errors import CheckpointError, OutputError, UsageError
 from svdcompress.layers import DROPOUT_CLASSES, VARIATIONAL_CLASSES, BernoulliDropout, GaussianDropout, VariationalLayer
 
@@ -25,6 +26,7 @@ FORMAT = 1
 KEY = "svdcompress"
 _OPTIONAL = ("mask", "bias_sigma2")
 _FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
+_SETTINGS = ("prior", "share", "threshold", "variance_dtype")
 _NOISE = {"BernoulliDropout": BernoulliDropout, "GaussianDropout": GaussianDropout}
 
 
@@ -69,7 +71,7 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
     layers, dropout = {}, {}
     for name, module in model.named_modules():
         if isinstance(module, VariationalLayer):
-            own = {"prior": module.prior, "share": module.share, "threshold": module.threshold}
+            own = {key: getattr(module, key) for key in _SETTINGS}
             layers[name] = {"class": type(module).__name__, **own}
         elif isinstance(module, BernoulliDropout | GaussianDropout):
             dropout[name] = {"class": type(module).__name__, "p": module.p, "channels": module.channels}
@@ -157,6 +159,7 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
             for key in _OPTIONAL:
                 if f"{name}.{key}".lstrip(".") not in tensors:
                     setattr(module, key, None)
+            module.train(module.training)  # forget what it derived from its old weights
     model.surgery = manifest["surgery"]
     return model
 
@@ -227,19 +230,23 @@ def _tensor_problem(name: str, own: Any, stored: Tensor, shapes: Mapping[str, An
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and a.dtype == b.dtype and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes())
+    return a is b or (
+        a.shape == b.shape and a.dtype == b.dtype and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
+    )
 
 
 def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
     shared: dict[int, nn.Parameter] = {}
     for name, layer in manifest["layers"].items():
         module = model.get_submodule(name)
-        own = {key: layer[key] for key in ("prior", "share", "threshold")}
+        own = {key: layer[key] for key in _SETTINGS}
         if not isinstance(module, VariationalLayer):
             start = shared.get(id(module.weight), 0.0)
             module = VARIATIONAL_CLASSES[type(module)].from_dense(module, log_sigma2=start, **own)
-        module.prior, module.share, module.threshold = own["prior"], dict(own["share"]), dict(own["threshold"])
+        for key, value in own.items():
+            setattr(module, key, value)
         shared[id(module.weight)] = module.log_sigma2
+    leave_fused_paths(model)
     for name, layer in manifest["dropout"].items():
         old = model.get_submodule(name)
         if type(old).__name__ != layer["class"]:

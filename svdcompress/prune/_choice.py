@@ -19,8 +19,9 @@ ZERO, BIAS, CARRIER, NEVER = 0, 1, 2, 3
 class Consumer:
     """All uses of one weight, seen as one.
 
-    ins, outs: slots, (groups, per group). alive: (groups, outputs per group, inputs per group). values: (inputs,
-    positions), NaN where an input is not constant. read: (groups, inputs per group), whether any output reads it. how: per input, one of ZERO, BIAS, CARRIER, NEVER. owner: the module.
+    ins, outs: slots, (groups, per group). alive: (groups, outputs per group, inputs per group). read: (groups, inputs per
+    group), whether any output reads it. values: (inputs, positions), NaN where an input is not constant. how: per input,
+    one of ZERO, BIAS, CARRIER, NEVER. owner: the module.
     """
 
     parameter: Parameter
@@ -267,4 +268,3 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
         values=values,
         how=how,
     )
-

@@ -123,11 +123,13 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
                 surgery["shapes"][f"{name}.{key}" if name else key] = list(tensor.shape)
             if key == "weight":
                 shape = None if old is None else tuple(old.shape)
-                sparsity = 1 - float(other.mask.float().mean()) if isinstance(other, VariationalLayer) else 0.0
+                held = other.mask if isinstance(other, VariationalLayer) else None
+                sparsity = 0.0 if held is None else 1 - float(held.float().mean())
                 report.layers.append(LayerShape(name, shape or (), tuple(tensor.shape), sparsity))
     if report.inputs_kept is not None:
         surgery["inputs"] = {"kept": report.inputs_kept, "dim": report.inputs_dim}
-    small.surgery = report.surgery = surgery
+    report.surgery = surgery
+    object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = _count(model), _count(small)
     if masks and not any(mask.any() for mask in masks.values()):
         report.notes.append("every weight is masked: one unit stays in each layer, and the model's output is a constant")

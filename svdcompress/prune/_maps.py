@@ -173,7 +173,7 @@ def product(
     elif right.parameter is None and left.parameter is not None:
         turned = (right.move(lambda t: t.transpose(1, 2)), left.move(lambda t: t.transpose(1, 2)))
         result = _by_weight(trace, b.transpose(1, 2), *turned, 2).move(lambda t: t.transpose(1, 2))
-    elif left.parameter is not None:
+    elif left.parameter is not None and right.parameter is not None:
         trace.seal(left.parameter, "multiplied with another parameter")
         trace.seal(right.parameter, "multiplied with another parameter")
         result = Shadow(None, flat(False, (a.shape[0], a.shape[1], b.shape[2])))
@@ -184,7 +184,7 @@ def product(
 
 def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -> Shadow:
     """x: (B, M, K) times a view (B, K, N) of a parameter; labels of the result vary along N alone."""
-    parameter = own.parameter
+    parameter: Any = own.parameter
     along_k = [axis for axis, place in enumerate(own.places) if 1 in varying(place)]
     along_n = [axis for axis, place in enumerate(own.places) if 2 in varying(place)]
     if len(own.places) == 2 and not parameter.grouped:  # an axis of length 1 varies nowhere
@@ -215,7 +215,8 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -
 
 
 def _fill(own: Shadow, found: list[int], dim: int) -> list[int]:
-    lone = [axis for axis, size in enumerate(own.parameter.sizes) if size == 1]
+    parameter: Any = own.parameter
+    lone = [axis for axis, size in enumerate(parameter.sizes) if size == 1]
     return found if found or own.taint.shape[dim] != 1 or not lone else lone[:1]
 
 

@@ -63,13 +63,14 @@ def expand(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> N
 
 def pick(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     """select, unbind, roll, unfold: a place given as a number, so the dimension keeps its length."""
-    shadow = trace.of(args[0])
+    x = args[0]
+    shadow = trace.of(x)
     dims = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if name == "roll":
-        dims = args[2] if len(args) > 2 and args[2] else list(range(args[0].dim()))
+        dims = args[2] if len(args) > 2 and args[2] else list(range(x.dim()))
     if name == "unbind":
         dims = args[1] if len(args) > 1 else 0
-    dims = [d % args[0].dim() for d in (dims if isinstance(dims, list | tuple) else [dims])]
+    dims = [d % x.dim() for d in (dims if isinstance(dims, list | tuple) else [dims])]
     trace.fix(shadow.labels, dims, f"{name} takes channels by number")
     _all(trace, shadow, _bound(trace, name, args, kwargs), out)
 
@@ -269,15 +270,16 @@ def batch_norm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> 
 
 def glu(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """A half times the sigmoid of the other half: a split and a product."""
-    dim = (args[1] if len(args) > 1 else -1) % args[0].dim()
-    half = args[0].shape[dim] // 2
-    shadow = trace.of(args[0])
+    x = args[0]
+    dim = (args[1] if len(args) > 1 else -1) % x.dim()
+    half = x.shape[dim] // 2
+    shadow = trace.of(x)
     if varying(shadow.labels) == [dim]:
         note_pieces(trace, small(shadow.labels).reshape(-1, half), half)
     else:
         trace.fix(shadow.labels, [dim], "halved")
     parts = [shadow.move(lambda t, i=i: t.narrow(dim, i * half, half)) for i in range(2)]
-    values = args[0].chunk(2, dim)
+    values = x.chunk(2, dim)
     taint = mixed_taint("mul", list(zip((values[0], values[1].sigmoid()), parts, strict=True)), args, out.shape)
     trace.put(out, combine(trace, parts, out.shape, taint))
 
@@ -340,7 +342,8 @@ MOVES: dict[str, Handler] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort"), along),
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "_fused_rms_norm"), normalise),
     **dict.fromkeys(
-        ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "_native_batch_norm_legit"), batch_norm
+        ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "_native_batch_norm_legit"),
+        batch_norm,
     ),
     "glu": glu,
     **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), shuffle),

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from svdcompress.prune._trace import Trace
 
 POINTWISE = {
-    *("hardswish", "_prelu_kernel", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "celu", "selu", "mish", "softplus", "relu6"),
+    *(
+        "hardswish",
+        "_prelu_kernel",
+        "hardsigmoid",
+        "hardtanh",
+        "leaky_relu",
+        "elu",
+        "celu",
+        "selu",
+        "mish",
+        "softplus",
+        "relu6",
+    ),
     *("log_sigmoid_forward", "threshold", "softshrink", "hardshrink", "rrelu", "nan_to_num", "clamp", "where", "copy", "lerp"),
     *("addcmul", "addcdiv", "masked_fill", "native_dropout", "bernoulli_p"),
 }
@@ -28,10 +40,8 @@ def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
     operands = tensors_in((args, kwargs))
     shape = tensors_in(out)[0].shape
     pairs = [(tensor, trace.of(tensor)) for tensor in operands]
-    if name == "copy":  # what was there before is gone
-        taint = pairs[1][1].taint.expand(shape)
-    else:
-        taint = mixed_taint(name, pairs, args, shape)
+    # a copy leaves nothing of what was there before
+    taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
     shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
     for result in tensors_in(out):
         trace.put(result, shadow)
@@ -69,7 +79,7 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
         return Shadow(one.labels, taint, one.parameter, one.places)
     aligned = [_align(shadow, len(shape)) for shadow in shadows]
     labelled = [shadow for shadow in aligned if shadow.labels is not None]
-    parameters = [shadow for shadow in aligned if shadow.parameter is not None]
+    parameters: list[Any] = [shadow for shadow in aligned if shadow.parameter is not None]
     if not labelled:
         if len(parameters) == 1:
             places = tuple(place.expand(shape) for place in parameters[0].places)
@@ -77,7 +87,7 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
         for shadow in parameters:
             trace.seal(shadow.parameter, "computed with before use")
         return Shadow(None, taint)
-    labels = _meet(trace, [shadow.labels for shadow in labelled], shape)
+    labels = _meet(trace, [shadow.labels for shadow in labelled if shadow.labels is not None], shape)
     for shadow in aligned:
         if shadow.labels is not None:
             continue

@@ -72,7 +72,7 @@ def prune(
     analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report)
     small = attempt.result(analysis, verify)
     report.seconds = time.perf_counter() - start
-    small.pruning = report
+    object.__setattr__(small, "pruning", report)
     return small
 
 

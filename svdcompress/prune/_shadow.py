@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def flat(value: int | bool, shape: Sequence[int]) -> Tensor:
     return torch.full((), value, dtype=dtype).expand(tuple(shape))
 
 
-def small(tensor: Tensor) -> Tensor:
+def small(tensor: Any) -> Tensor:
     """The tensor with the dimensions along which it does not vary cut to length 1."""
     for d, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride == 0:

@@ -75,9 +75,7 @@ def oriented(consumer: Consumer, tensor: Tensor) -> Tensor:
     return parameter.canonical(tensor)
 
 
-def fold(
-    model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[int, tuple[int, float]]
-) -> nn.Module | None:
+def fold(model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[int, tuple[int, float]]) -> nn.Module | None:
     """Put the constants of removed inputs into the bias of a consumer, or on the inputs that carry them.
 
     Returns the module if it had to be given a bias.
@@ -107,7 +105,7 @@ def _moments(module: nn.Module, key: str, consumer: Consumer, group: int, at: Te
     return mean * keep, oriented(consumer, module.log_sigma2.detach())[group][:, at].double().exp() * keep
 
 
-def _into_bias(module: nn.Module, key: str, consumer: Consumer, constants: Tensor) -> None:
+def _into_bias(module: Any, key: str, consumer: Consumer, constants: Tensor) -> None:
     weight = getattr(module, key)
     shift = torch.zeros(consumer.outs.shape, dtype=torch.float64, device=weight.device)
     spread = torch.zeros_like(shift)
@@ -125,7 +123,7 @@ def _into_bias(module: nn.Module, key: str, consumer: Consumer, constants: Tenso
         module.bias_sigma2 = (before + spread.reshape(-1)).to(module.bias.dtype)
 
 
-def _onto_carriers(module: nn.Module, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]]) -> None:
+def _onto_carriers(module: Any, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]]) -> None:
     by_carrier: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for j, (c, ratio) in carriers.items():
         group, place = _place(consumer, c)
@@ -218,6 +216,7 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
 
 
 # Numbers in code
+
 
 def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) -> list[tuple[str, str, Any]]:
     """(module, attribute, value) for integer attributes that name a length which became shorter in a view of theirs."""

@@ -62,7 +62,9 @@ class View:
 class Trace(TorchDispatchMode):
     """Watches `model` while it runs. `units`, `uses`, `views` and `splits` hold what was seen."""
 
-    def __init__(self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: Mapping[str, str]
+    ) -> None:
         super().__init__()
         self.model = model
         self.units = Units()
@@ -191,7 +193,7 @@ class Trace(TorchDispatchMode):
             labels = None
             if tensor.is_floating_point() and tensor.dim() > 0:
                 labels = flat(whole, tensor.shape)
-                if remove_inputs and 1 < tensor.dim() and tensor[0].numel() <= 1_000_000:
+                if remove_inputs and tensor.dim() > 1 and tensor[0].numel() <= 1_000_000:
                     first = self.units.new(tensor[0].numel())
                     own = torch.arange(first, self.units.count).view(tensor.shape[1:])
                     self.inputs[name], labels = own, own.expand(tensor.shape)
@@ -265,7 +267,11 @@ def tensors_in(value: Any) -> list[Tensor]:
         if isinstance(item, Tensor):
             found[id(item)] = item
             return
-        if isinstance(item, str | bytes | int | float | complex | bool | nn.Module | type(None)) or id(item) in seen or depth > 8:
+        if (
+            isinstance(item, str | bytes | int | float | complex | bool | nn.Module | type(None))
+            or id(item) in seen
+            or depth > 8
+        ):
             return
         seen.add(id(item))
         if isinstance(item, Mapping):

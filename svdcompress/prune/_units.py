@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class Units:
         first, self.count = self.count, self.count + number
         return first
 
-    def add(self, tensor: Tensor, names: list[str], module: nn.Module, alive: Tensor | None) -> Parameter:
+    def add(self, tensor: Tensor, names: list[str], module: Any, alive: Tensor | None) -> Parameter:
         """Slots for a parameter's axes."""
         groups = int(getattr(module, "groups", 1)) if isinstance(module, nn.modules.conv._ConvNd) else 1
         transposed = bool(getattr(module, "transposed", False)) and tensor.dim() > 1

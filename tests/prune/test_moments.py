@@ -1,0 +1,150 @@
+"""The pruned model's draws have the masked model's mean and variance: z-tests, and exact sums where there is one layer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from masking import masked, shake
+from torch import Tensor, nn
+
+from svdcompress.convert import convert, convert_dropout, variational_layers
+from svdcompress.layers import sampling
+from svdcompress.prune import prune
+
+DRAWS = 4000
+
+
+def draws(model: nn.Module, x: Tensor, members: bool) -> Tensor:
+    """(draws, examples, outputs) in double precision; one pass for all where draws are independent per example."""
+    with torch.no_grad(), sampling(model.eval(), generator=torch.Generator().manual_seed(3), members=members) as sampler:
+        if not members:
+            return model(x.repeat(DRAWS, *[1] * (x.dim() - 1))).view(DRAWS, len(x), -1).double()
+        out = []
+        for _ in range(DRAWS // 4):
+            sampler.resample()
+            out.append(model(x).flatten(1))
+        return torch.stack(out).double()
+
+
+def z_scores(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Largest |z| of the differences of means and of variances."""
+    n = len(a)
+    mean = (a.mean(0) - b.mean(0)) / ((a.var(0) + b.var(0)) / n).sqrt().clamp_min(1e-12)
+    spread = []
+    for t in (a, b):
+        centred = t - t.mean(0)
+        spread.append((centred.pow(4).mean(0) - centred.square().mean(0).square()) / n)
+    variance = (a.var(0) - b.var(0)) / (spread[0] + spread[1]).sqrt().clamp_min(1e-12)
+    return float(mean.abs().max()), float(variance.abs().max())
+
+
+def noisy_dead_masks(model: nn.Module) -> dict[str, Tensor]:
+    """Half of the hidden units dead by their rows, with loud constants and noisy weights behind them."""
+    masks = {}
+    layers = list(variational_layers(model))
+    for i, (name, layer) in enumerate(layers):
+        mask = torch.rand(layer.weight.shape) > 0.2
+        if i < len(layers) - 1:
+            keep = torch.rand((*layer.canonical(layer.weight).shape[:2], 1, 1)) > 0.5
+            layer.canonical(mask).logical_and_(keep)
+        with torch.no_grad():
+            layer.log_sigma2.fill_(math.log(0.02 / layer.weight[0].numel()))
+            if layer.bias is not None:
+                layer.bias.add_(1.0)
+        masks[name] = mask
+    return masks
+
+
+NETS = {
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16, bias=False), nn.Tanh(), nn.Linear(16, 2)),
+        (6,),
+    ),
+    "convolution without padding": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 3), nn.Flatten(), nn.Linear(12, 2)
+        ),
+        (2, 6, 6),
+    ),
+    "zero padding, with a carrier": (
+        lambda: nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1), nn.AvgPool2d(2)),
+        (2, 4, 4),
+    ),
+    "replicate padding": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 3, 3, padding=1, padding_mode="replicate"), nn.AvgPool1d(2)
+        ),
+        (2, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("members", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_mean_and_variance_stay(name: str, members: bool) -> None:
+    torch.manual_seed(5)
+    factory, shape = NETS[name]
+    model = convert(shake(factory()))
+    masks = noisy_dead_masks(model)
+    x = torch.randn(3, *shape)
+    small = prune(model, x, masks=masks)
+    assert small.pruning.removed > 0
+    assert any(layer.bias_sigma2 is not None for _, layer in variational_layers(small)) or "carrier" in name
+    a, b = draws(small, x, members), draws(masked(model, masks), x, members)
+    assert a.var(0).min() > 1e-4
+    mean, variance = z_scores(a, b)
+    assert mean < 4.5 and variance < 4.5, (mean, variance)
+
+
+def test_variance_of_one_layer_exactly() -> None:
+    """A dead unit's constant k adds k^2 sigma2 to the variance of what reads it."""
+    torch.manual_seed(0)
+    model = convert(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    with torch.no_grad():
+        model[0].bias.fill_(0.7)
+        model[2].log_sigma2.copy_(torch.randn(3, 6))
+    masks = {"0": torch.ones(6, 4, dtype=torch.bool), "2": torch.rand(3, 6) > 0.3}
+    masks["0"][[1, 4]] = False
+    small = prune(model, torch.randn(2, 4), masks=masks)
+    assert small[0].out_features == 4
+    expected = (0.7**2 * model[2].log_sigma2.exp() * masks["2"])[:, [1, 4]].sum(1)
+    torch.testing.assert_close(small[2].bias_sigma2, expected)
+
+
+def test_prune_twice_keeps_the_noise_of_the_first_time() -> None:
+    """A row whose bias is noisy is no constant: what it feeds keeps its variance."""
+    torch.manual_seed(1)
+    model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)))
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.log_sigma2.fill_(-2)
+            layer.bias.fill_(1.0)
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    masks["0"][:3] = False
+    x = torch.randn(3, 4)
+    once = prune(model, x, masks=masks)
+    assert once[0].out_features == 5 and (once[2].bias_sigma2 > 0).all()
+    again = {name: layer.mask.clone() for name, layer in variational_layers(once)}
+    again["2"][0] = False
+    twice = prune(once, x, masks=again)
+    mean, variance = z_scores(draws(twice, x, False), draws(masked(once, again), x, False))
+    assert mean < 4.5 and variance < 4.5
+    assert twice[2].out_features == once[2].out_features
+
+
+def test_noise_of_dropout_is_no_constant() -> None:
+    """MC dropout after a dead unit makes noise of its constant: the unit stays unless the constant is 0."""
+    torch.manual_seed(2)
+    model = convert_dropout(convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2))))
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([1.0, -1.0] * 4))
+    mask = torch.ones(8, 4, dtype=torch.bool)
+    mask[:4] = False
+    small = prune(model, torch.randn(2, 4), masks={"0": mask, "3": torch.ones(2, 8, dtype=torch.bool)})
+    assert small[0].out_features == 6  # the two with relu(-1) = 0 go
+    x = torch.randn(3, 4)
+    oracle = masked(model, {"0": mask, "3": torch.ones(2, 8, dtype=torch.bool)})
+    mean, variance = z_scores(draws(small, x, False), draws(oracle, x, False))
+    assert mean < 4.5 and variance < 4.5
