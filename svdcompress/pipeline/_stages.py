@@ -6,6 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ class Stages:
         if self.stop():
             raise Interrupted(f"stopped by {self.stop.signal} before the stage {name}.")
         started = time.monotonic()
-        work()
+        with nullcontext() if name in ("dense", "train", "recover") else self.bars.working(name):
+            work()
         seconds = self.results["seconds"]
         seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
         self.state.put(seconds=seconds)
@@ -241,7 +243,7 @@ class Stages:
             ).history
         if self.place.first:
             pruning = self.results["pruning"]
-            extra = {
+            extra: dict[str, Any] = {
                 "recipe": self.recipe.model_dump(mode="json"),
                 "preprocessing": self.data.preprocessing,
                 "classes": self.data.classes,

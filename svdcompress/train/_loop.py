@@ -169,7 +169,9 @@ class _Loop:
                 except _Late:  # go back and look at each step, so that step and layer are the right ones
                     self.look_each_step = True
                     result.history.clear()
-                    epoch = self._restore(file.load(), result, best)
+                    saved = file.load()
+                    assert saved is not None  # each epoch is saved where steps are looked at late
+                    epoch = self._restore(saved, result, best)
                     continue
                 model.eval()
                 self._figures(row, validate, best)

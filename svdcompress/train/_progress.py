@@ -1,8 +1,10 @@
-"""Progress bars of a terminal: epoch, loss, NLL, KL, beta, sparsity; nothing at all without one."""
+"""Progress bars of a terminal: epoch, loss, NLL, KL, beta, sparsity, validation error; nothing at all without one."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -11,53 +13,71 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 EVERY = 0.2
 """Seconds between updates within an epoch."""
 
+WIDE, NARROW = 100, 86
+"""Columns of a terminal from which a bar fits beside the figures, and below which the loss has to go."""
+
 
 class Bars:
     """One bar per stage on a console; used as a context. It stays silent where the console is no terminal."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         console = console or Console(stderr=True)
+        bar = [BarColumn(bar_width=10 if console.width < 130 else 24)] if console.width >= WIDE else []
+        self._narrow = console.width < NARROW
         self._progress = Progress(
             TextColumn("{task.description:<9}"),
-            BarColumn(bar_width=24),
-            TextColumn("epoch {task.fields[epoch]:>3.0f}/{task.fields[epochs]}"),
-            TextColumn("{task.fields[figures]}"),
+            *bar,
+            TextColumn("{task.fields[where]}{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             console=console,
             disable=quiet or not console.is_terminal,
         )
         self._task: Any = None
+        self._epochs = 0
         self._next = 0.0
 
     def __enter__(self) -> Bars:
         self._progress.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._progress.__exit__(*error)
 
     def start(self, stage: str, epochs: int, done: int = 0) -> None:
         """Begin the bar of a stage."""
-        self._task = self._progress.add_task(stage, total=epochs, completed=done, epoch=done, epochs=epochs, figures="")
+        self._epochs = epochs
+        self._task = self._progress.add_task(stage, total=epochs, completed=done, where=self._where(done), figures="")
 
     def step(self, epoch: float) -> None:
         """Where the stage stands, in epochs; cheap enough to call at each step."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY
-            self._progress.update(self._task, completed=epoch, epoch=int(epoch) + 1)
+            self._progress.update(self._task, completed=epoch, where=self._where(int(epoch) + 1))
 
     def epoch(self, row: dict[str, Any]) -> None:
         """The figures of a finished epoch."""
-        figures = [f"loss {row['loss']:.4f}", f"NLL {row['nll']:.4f}"]
+        figures = [] if self._narrow else [f"loss {row['loss']:.3f}"]  # it is NLL + beta KL / N
+        figures.append(f"NLL {row['nll']:.4f}")
         if row.get("kl") is not None:
             figures.append(f"KL {row['kl']:,.0f}")
         if row.get("beta") is not None:
             figures.append(f"beta {row['beta']:.2f}")
         if row.get("sparsity") is not None:
-            figures.append(f"sparsity {100 * row['sparsity']:.1f}%")
+            figures.append(f"sparse {100 * row['sparsity']:.1f}%")
         if row.get("val_error") is not None:
-            figures.append(f"val. error {row['val_error']:.2f}%")
+            figures.append(f"val {row['val_error']:.2f}%")
         elif row.get("val_rmse") is not None:
-            figures.append(f"val. RMSE {row['val_rmse']:.4g}")
-        self._progress.update(self._task, completed=row["epoch"], epoch=row["epoch"], figures="  ".join(figures))
+            figures.append(f"val {row['val_rmse']:.4g}")
+        where = self._where(row["epoch"])
+        self._progress.update(self._task, completed=row["epoch"], where=where, figures=" ".join(figures))
+
+    @contextmanager
+    def working(self, stage: str) -> Iterator[None]:
+        """A bar without an end, while a stage that has no epochs goes on."""
+        task = self._progress.add_task(stage, total=None, where="", figures="")
+        yield
+        self._progress.update(task, total=1, completed=1)
+
+    def _where(self, epoch: int) -> str:
+        return f"{epoch:>3}/{self._epochs:<3} "
