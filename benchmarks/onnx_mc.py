@@ -4,7 +4,7 @@
 
 All of it on one thread and in one process, turn by turn in each round; medians over the rounds, of wall-clock and of the
 process's own CPU time (which other work on the machine disturbs less). Weights are random: the cost does not depend on them.
-Memory is the peak of a process that has onnxruntime alone (Linux). Results go to benchmarks/results/onnx_mc.json and onnx_mc.md.
+Memory is the peak of a process that has onnxruntime alone (Linux). Results go to benchmarks/results/onnx_mc.json and .md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,11 +38,11 @@ class Draw(nn.Module):
         """Find out about the calls of the layers, and the shapes of the sums for one row of the batch."""
         shapes: list[list[torch.Size]] = []
 
-        def look(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                self.widest = max(self.widest, output.numel() // TRACE_BATCH)
-
         def run(batch: int) -> None:
+            def look(module: nn.Module, args: Any, output: Any) -> None:
+                if isinstance(output, Tensor):
+                    self.widest = max(self.widest, math.ceil(output.numel() / batch))
+
             tensors = self.signature.resized(batch)
             with running(self.model, self.signature.names, tensors), _hooked(self.model, look):
                 sums = self.statistics.of_draw(self.signature.call(self.model, tensors))
