@@ -64,10 +64,9 @@ def _comparison(result: dict[str, Any]) -> Table:
     sets = list(dict.fromkeys(name for row in rows for name in (row["ood"] or {})))
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
+    headings = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
     for name in names:
-        table.add_column(
-            {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}.get(name, name), justify="right"
-        )
+        table.add_column(str(headings.get(name, name)), justify="right")
     for name in sets:
         table.add_column(f"AUROC, {name}", justify="right")
     for row in rows:
@@ -136,7 +135,7 @@ def bench(
     inputs = example_inputs(opened.data.train, 2)
     times = cost.latencies(paths, feed(opened.data, next(iter(paths.values()))), batch, threads=threads, seconds=seconds)
     models = {"dense": opened.dense, "sparse": opened.model}
-    found = {
+    found: dict[str, Any] = {
         name: {**cost.measure(models[name], inputs).to_dict(), "bytes": cost.file_bytes(path), "latency_ms": times[name]}
         for name, path in paths.items()
     }

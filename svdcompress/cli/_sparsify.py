@@ -56,7 +56,7 @@ def sparsify(
     from svdcompress import pipeline
 
     source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
-    if resume and source is None:
+    if resume and source is None and out is not None:
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
     made = s.settings(
         source,

@@ -72,7 +72,8 @@ def load(settings: Settings) -> Series:
         from statsmodels.datasets import co2
     except ImportError as error:
         raise DependencyError("experiment co2 needs the package statsmodels: pip install statsmodels") from error
-    monthly = co2.load_pandas().data["co2"].resample("MS").mean().interpolate()[-12 * settings.years :]
+    table: Any = co2.load_pandas().data
+    monthly = table["co2"].resample("MS").mean().interpolate()[-12 * settings.years :]
     count = len(monthly)
     known = count * 3 // 4
     month = 2 * settings.scale / known
@@ -125,7 +126,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.Sequential:
     """Time -> value, with dropout before each layer but the first."""
     widths = [1, *[settings.width] * settings.layers, 1]
-    layers: list[nn.Module] = []
+    layers: list[Any] = []
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
         layers += [activation()] if index else []
         layers += [nn.Dropout(p)] if index and p else []

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,13 @@ class Context:
     out: Path
     seed: int = 0
     device: str = "cpu"
-    data: DataSection = field(default_factory=DataSection)
+    data: DataSection = field(default_factory=lambda: DataSection())
     say: Callable[[str], None] = lambda line: None
 
 
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any], name: str) -> SettingsT:
     """Settings of an experiment from what the recipe says. Raises RecipeError for an unknown field or a wrong kind of value."""
-    known = {entry.name: entry for entry in dataclasses.fields(kind)}
+    known = {entry.name: entry for entry in dataclasses.fields(cast(Any, kind))}
     for key, value in given.items():
         where = f"experiment.settings.{key}"
         if key not in known:

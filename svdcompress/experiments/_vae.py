@@ -98,7 +98,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     dense = Vae(settings.latent, settings.pixels)
     train(dense, x, x, bound, context, stage="dense", epochs=settings.epochs, lr=2e-3)
     epochs = settings.sparse_epochs
-    sparse = train(
+    sparse: Any = train(
         convert(copy.deepcopy(dense), log_sigma2=-10.0),
         x,
         x,
@@ -123,7 +123,7 @@ def _images(examples: Any) -> Tensor:
     return examples.inputs.reshape(-1, 1, 28, 28).float().clamp(0, 1)
 
 
-def _kept(layer: nn.Module) -> dict[str, int]:
+def _kept(layer: Any) -> dict[str, int]:
     keep = layer.relevant()
     return {"weights": keep.numel(), "kept": int(keep.sum())}
 

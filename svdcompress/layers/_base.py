@@ -101,13 +101,14 @@ class VariationalLayer(StochasticLayer):
         """
         if type(layer) is not cls.dense_class:
             raise TypeError(f"{cls.__name__}.from_dense takes a {cls.dense_class.__name__}, not a {type(layer).__name__}")
-        layer.__class__ = cls
+        changed: Any = layer
+        changed.__class__ = cls
         try:
-            layer._become_variational(prior, share, log_sigma2, threshold, variance_dtype)
+            changed._become_variational(prior, share, log_sigma2, threshold, variance_dtype)
         except BaseException:
-            layer.__class__ = cls.dense_class
+            changed.__class__ = cls.dense_class
             raise
-        return layer
+        return changed
 
     def to_dense(self) -> nn.Module:
         """Turn this layer back into its torch.nn class in place: the mean, with irrelevant weights at 0."""
@@ -116,7 +117,8 @@ class VariationalLayer(StochasticLayer):
         del self.log_sigma2, self.mask, self.bias_sigma2, self.prior, self.share, self.threshold, self.variance_dtype
         for name in ("sampler", "_cache"):
             self.__dict__.pop(name, None)
-        self.__class__ = self.dense_class
+        changed: Any = self
+        changed.__class__ = self.dense_class
         return self
 
     # Relevance
@@ -227,7 +229,7 @@ class VariationalLayer(StochasticLayer):
 
     def _member(self) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, kept by the sampler until it resamples."""
-        sampler = self.sampler
+        sampler: Any = self.sampler
         weight, sigma2 = self._effective("weight"), self._effective("sigma2")
         if self not in sampler.draws:
             noise = None if self.bias_sigma2 is None else sampler.normal(self.bias_sigma2)

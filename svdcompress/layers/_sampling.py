@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ class Sampler:
         self.generator = generator
         self.members = members
         self.sign: Tensor | None = None
-        self.draws: dict[nn.Module, object] = {}
+        self.draws: dict[nn.Module, Any] = {}
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal noise of a tensor's shape, dtype and device."""
@@ -49,6 +50,10 @@ class StochasticLayer(nn.Module):
 
     sampler: Sampler | None = None
     _cache: Cache | None = None
+
+    if TYPE_CHECKING:  # torch says that any attribute of a module is a Tensor or a Module
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def draws(self) -> bool:

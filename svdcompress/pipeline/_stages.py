@@ -227,7 +227,7 @@ class Stages:
         wait()
         facts = RunState(self.out, writer=False).facts["pruning"]  # the first process's
         self.small = whole(checkpoint.load(file, make_model(self.recipe.model)), facts)
-        self.results["pruning"] = facts
+        self.results["pruning"] = {name: value for name, value in facts.items() if name != "surgery"}
 
     def _recover(self) -> None:
         recover = self.recipe.recover

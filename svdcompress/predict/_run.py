@@ -114,7 +114,7 @@ def _by_onnx(opened: OpenRun, x: Any, samples: int) -> Iterator[dict[str, np.nda
         raise UsageError(f"samples: {samples!r}; a whole number of at least 1 is needed")
     read_metadata(path)  # names the file where it is damaged
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = [NAMES.get(output.name, output.name) for output in session.get_outputs()]
+    outputs: list[str] = [NAMES.get(output.name, output.name) for output in session.get_outputs()]
     expected = [value for value in session.get_inputs() if value.name != "samples"]
     for batch in _batches(x):
         feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}

@@ -61,7 +61,7 @@ def columns(
     """The columns of a table of predictions, by name."""
     flat = {name: array.reshape(len(names), -1) for name, array in arrays.items()}
     mean = flat["mean"]
-    table: dict[str, Sequence[Any]] = {"name": list(names)}
+    table: dict[str, Any] = {"name": list(names)}
     if task == "classification":
         labels = [str(k) for k in range(mean.shape[1])] if classes is None else [str(name) for name in classes]
         if len(labels) != mean.shape[1]:  # maps of classes, say

@@ -82,7 +82,7 @@ def _parse(override: str) -> tuple[str, Any]:
 
 def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
     *sections, last = field.split(".")
-    place = content
+    place: Any = content
     model: Any = Recipe
     for depth, section in enumerate(sections):
         inner = place.setdefault(section, {})

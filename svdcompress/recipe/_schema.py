@@ -65,7 +65,7 @@ class DataSection(Section):
     target: str | None = None  # column to predict, for tables
     features: list[str] | None = None  # columns to use, for tables; all others by default
     test: str | None = None  # another source for the test set
-    test_share: float = Field(0.2, gt=0, lt=1)  # held out for the test where a source has no test set of its own
+    test_share: float = Field(default=0.2, gt=0, lt=1)  # held out for the test where a source has no test set of its own
     validation: Annotated[float, Field(gt=0)] = 0.1  # of the training data: a share, or from 1 on a number of examples
     split: Literal["random", "tail"] = "random"  # who is held out: drawn with split_seed, or the last ones
     split_seed: int = 0
@@ -73,8 +73,8 @@ class DataSection(Section):
     augment: list[str | dict[str, Any]] = []  # for training examples, drawn anew each time
     target_scale: Literal["none", "standardize"] = "none"  # for regression; figures are in the target's own units
     image_size: tuple[int, int] | None = None  # height, width to which image files are resized
-    workers: int | None = Field(None, ge=0)  # loader processes, for data that do not fit in memory
-    limit: int | None = Field(None, ge=1)  # use at most so many examples of each split, for a trial
+    workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
+    limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
 
 
 TASKS = {"cross-entropy": "classification", "binary": "binary", "mse": "regression", "gaussian-nll": "gaussian"}
@@ -91,7 +91,7 @@ class LossSection(Section):
     """The negative log likelihood: cross-entropy, binary, mse, gaussian-nll, or `package.module:loss`."""
 
     name: Annotated[str, AfterValidator(_known_loss)] = "cross-entropy"
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     class_weights: list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
     # 1 / noise variance of a regression with mse; "auto": 1 / validation MSE of the dense model
     tau: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -103,7 +103,7 @@ class LrSchedule(Section):
 
     name: Literal["constant", "linear", "cosine"] = "linear"
     start: Moment = "50%"
-    end: float = Field(0.0, ge=0)
+    end: float = Field(default=0.0, ge=0)
     warmup: Moment = 0.0  # it rises from 0 in a line for so long
 
 
@@ -113,8 +113,8 @@ class BetaSchedule(Section):
     name: Literal["constant", "linear", "cosine", "additive"] = "linear"
     start: Moment = "5%"
     stop: Moment = "30%"
-    final: float = Field(1.0, ge=0)
-    step: float = Field(0.02, gt=0)  # additive: so much more each epoch
+    final: float = Field(default=1.0, ge=0)
+    step: float = Field(default=0.02, gt=0)  # additive: so much more each epoch
 
     @model_validator(mode="after")
     def _order(self) -> BetaSchedule:
@@ -127,22 +127,22 @@ class BetaSchedule(Section):
 class Distillation(Section):
     """Learning from the dense model's outputs: `weight` of its soft targets in the loss, at a temperature."""
 
-    weight: float = Field(0.0, ge=0, le=1)
-    temperature: float = Field(2.0, gt=0)
+    weight: float = Field(default=0.0, ge=0, le=1)
+    temperature: float = Field(default=2.0, gt=0)
 
 
 class Training(Section):
     """What all training loops share."""
 
-    epochs: int = Field(20, ge=0)
-    batch_size: int = Field(100, ge=1)
+    epochs: int = Field(default=20, ge=0)
+    batch_size: int = Field(default=100, ge=1)
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    momentum: float = Field(0.9, ge=0, lt=1)  # sgd
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # sgd
     schedule: Annotated[LrSchedule, _short("name")] = LrSchedule()
-    clip: float | None = Field(None, gt=0)  # largest norm of the gradient
-    accumulate: int = Field(1, ge=1)  # batches per step
+    clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
+    accumulate: int = Field(default=1, ge=1)  # batches per step
     precision: Literal["no", "bf16", "fp16"] = "no"
     keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
 
@@ -156,7 +156,7 @@ class DenseSection(Training):
 class TrainSection(Training):
     """Fine-tuning of the variational model with the annealed ELBO."""
 
-    lr_log_sigma2: float | None = Field(None, gt=0)  # None: as the means
+    lr_log_sigma2: float | None = Field(default=None, gt=0)  # None: as the means
     beta: Annotated[BetaSchedule, _short("name")] = BetaSchedule()
     distill: Distillation = Distillation()
     compile: bool = False
@@ -165,12 +165,12 @@ class TrainSection(Training):
 class RecoverSection(Training):
     """Training on with the masks held, after pruning."""
 
-    epochs: int = Field(5, ge=0)
-    lr: float = Field(5e-4, gt=0)
+    epochs: int = Field(default=5, ge=0)
+    lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[LrSchedule, _short("name")] = LrSchedule(start="0%")
     noise: bool = True  # False: train the mean alone, without noise and KL
-    beta: float = Field(1.0, ge=0)  # constant
-    lr_log_sigma2: float | None = Field(None, gt=0)
+    beta: float = Field(default=1.0, ge=0)  # constant
+    lr_log_sigma2: float | None = Field(default=None, gt=0)
     distill: Distillation = Distillation()
 
 
@@ -205,16 +205,18 @@ class RelevanceSection(Section):
 
     threshold: Threshold | None = None  # None: as in convert
     candidates: list[Threshold] = []
-    tolerance: float = Field(0.0, ge=0)  # by how much validation error (points; rmse: per cent) may exceed the best candidate's
+    tolerance: float = Field(
+        default=0.0, ge=0
+    )  # by how much validation error (points; rmse: per cent) may exceed the best candidate's
 
 
 class PruneSection(Section):
     """Physical removal of dead units."""
 
-    round_to: int = Field(1, ge=1)
+    round_to: int = Field(default=1, ge=1)
     remove_inputs: bool = False
     protect: list[str] = []
-    time_budget: float = Field(60.0, gt=0)
+    time_budget: float = Field(default=60.0, gt=0)
 
 
 class ExportSection(Section):
@@ -222,13 +224,13 @@ class ExportSection(Section):
 
     onnx: bool = True
     monte_carlo: bool = True
-    opset: int = Field(20, ge=18)
+    opset: int = Field(default=20, ge=18)
 
 
 class UncertaintySection(Section):
     """Samples for the figures of the predictive distribution; 0: none."""
 
-    samples: int = Field(100, ge=0)
+    samples: int = Field(default=100, ge=0)
 
 
 class ReportSection(Section):

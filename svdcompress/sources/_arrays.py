@@ -49,7 +49,7 @@ def read_idx(place: str, section: DataSection) -> Raw:
         )
     tables = {}
     for split in ("train", "test"):
-        files = [_idx_file(folder, split, part) for part in (0, 1)]
+        files: list[Any] = [_idx_file(folder, split, part) for part in (0, 1)]
         if None in files:
             raise DataError(f"data.name: {folder} lacks {_IDX_NAMES[split][files.index(None)]}[.gz]")
         images, labels = (read_idx_file(file) for file in files)
@@ -155,8 +155,9 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
         workers = part.num_workers if section.workers is None else workers
         return _dataset(part.dataset, name, part.collate_fn, workers)
     if isinstance(part, Dataset):
-        if hasattr(part, "tensors") and len(part.tensors) == 2:  # a TensorDataset: index it whole
-            return Table(name, part.tensors[0], part.tensors[1])
+        tensors = getattr(part, "tensors", ())
+        if len(tensors) == 2:  # a TensorDataset: index it whole
+            return Table(name, *tensors)
         return _dataset(part, name, None, workers)
     if isinstance(part, tuple | list) and len(part) == 2:
         inputs, targets = part

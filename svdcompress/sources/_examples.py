@@ -121,12 +121,12 @@ class FromDataset:
     ) -> None:
         if not hasattr(dataset, "__len__"):
             raise DataError(f"data: {type(dataset).__name__} has no length; a dataset with __len__ and __getitem__ is needed")
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.collate = collate
         self.workers = workers
         self.transform = transform
         self.augment = augment
-        self.indices = torch.arange(len(dataset)) if indices is None else indices
+        self.indices = torch.arange(len(self.dataset)) if indices is None else indices
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -64,7 +64,9 @@ def read_imagefolder(place: str, section: DataSection) -> Raw:
     root = Path(place)
     if not root.is_dir():
         raise DataError(f"data.name: {root}: no such folder")
-    split = {name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in _SPLITS.items()}
+    split: dict[str, Any] = {
+        name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in _SPLITS.items()
+    }
     if split["train"] is None:
         split = {"train": root, "validation": None, "test": None}
     train, classes = _folder(split["train"], None, section)
@@ -141,6 +143,11 @@ def _binary(path: Path) -> tuple[Tensor, Tensor]:
     return records[:, 1:].reshape(-1, 3, 32, 32).contiguous(), records[:, 0].long()
 
 
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
+
+
 def _archive(path: Path, classes: list[str] | None, section: DataSection) -> tuple[Table, list[str]]:
     """A tar archive of .../CLASS/image, read in memory: nothing is unpacked."""
     images: list[tuple[str, str, Any]] = []
@@ -150,9 +157,7 @@ def _archive(path: Path, classes: list[str] | None, section: DataSection) -> tup
                 parts = Path(member.name).parts
                 if member.isfile() and len(parts) > 1 and Path(member.name).suffix.lower() in SUFFIXES:
                     origin = f"{path}, {member.name}"
-                    images.append(
-                        (member.name, parts[-2], decode(archive.extractfile(member).read(), section.image_size, origin))
-                    )
+                    images.append((member.name, parts[-2], decode(_read(archive, member), section.image_size, origin)))
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(f"data: {path}: cannot be read, or truncated ({error})") from error
     if not images:

@@ -53,7 +53,7 @@ def _from_file(path: Path) -> Any:
     name = f"_svdc_{path.stem}_{zlib.crc32(str(path).encode()):x}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

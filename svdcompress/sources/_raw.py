@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from svdcompress.errors import DataError, DependencyError
 
@@ -22,8 +21,8 @@ class Table:
 
     origin: str
     inputs: Any = None
-    targets: Tensor | None = None
-    dataset: Dataset | None = None
+    targets: Any = None  # a tensor
+    dataset: Any = None  # or a Dataset with a length
     collate: Any = None
     workers: int = 0
 

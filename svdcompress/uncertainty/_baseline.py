@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -35,5 +36,5 @@ def _with_dropout(dense: nn.Module, rate: float) -> nn.Module:
     return model
 
 
-def _drop(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _drop(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return layer.mc_dropout(args[0]), *args[1:]

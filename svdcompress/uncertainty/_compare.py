@@ -165,7 +165,7 @@ def _scores(prediction: Prediction) -> dict[str, Tensor]:
     p = prediction.mean
     confidence = p.amax(1) if prediction.task == "classification" else torch.maximum(p, 1 - p)
     scores = {"softmax": _per_input(1 - confidence), "entropy": _per_input(prediction.entropy)}
-    if prediction.samples > 1:
+    if prediction.samples > 1 and prediction.mutual_information is not None:
         scores["mutual_information"] = _per_input(prediction.mutual_information)
     return scores
 

@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svdcompress.errors import DataError, ModelError, SvdcError
-from svdcompress.layers import StochasticLayer, VariationalLayer
+from svdcompress.layers import BernoulliDropout, GaussianDropout, StochasticLayer, VariationalLayer
 from svdcompress.sources import main_output
 from svdcompress.uncertainty._prediction import Prediction
 from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
@@ -95,7 +95,8 @@ class _Follow(fx.Interpreter):
     """Runs the graph on Moments; what no noise has reached runs as it is."""
 
     def follow(self, x: Any) -> Any:
-        nodes = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        module: Any = self.module
+        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
         if isinstance(x, Mapping):
             given = dict(x)
         else:
@@ -104,11 +105,11 @@ class _Follow(fx.Interpreter):
         return self.run(*[given[node.target] if node.target in given else (*node.args, None)[0] for node in nodes])
 
     def call_module(self, target: str, args: tuple, kwargs: dict) -> Any:
-        module = self.fetch_attr(target)
+        module: Any = self.fetch_attr(target)
         noisy = any(isinstance(arg, Moments) for arg in args)
         if isinstance(module, VariationalLayer):
             return variational(module, *args)
-        if isinstance(module, StochasticLayer) and module.p > 0:
+        if isinstance(module, BernoulliDropout | GaussianDropout) and module.p > 0:
             return dropout(module, *args)
         if not noisy:
             return module(*args, **kwargs)

@@ -29,7 +29,8 @@ class Draws:
     """
 
     def __init__(self, run: Run, sampler: Sampler, antithetic: bool) -> None:
-        self.run, self.sampler, self.antithetic = run, sampler, antithetic
+        self.run, self.antithetic = run, antithetic
+        self.sampler: Any = sampler  # one with a generator
         self.batched, self._proven = True, False
         self._noises: list[Tensor] | None = None  # the current members, drawn together
         self._kept: dict[int, dict] = {}  # the current members, drawn one by one

@@ -131,7 +131,7 @@ def avg_pool(
     if dims == 1:  # torch counts the numbers of a window from two dimensions on
         sizes = [(filler, *size) for filler, size in zip((1, 1, 0), sizes, strict=True)]
         x = Moments(x.mean.unsqueeze(2), x.variance.unsqueeze(2))
-    function = F.avg_pool3d if dims == 3 else F.avg_pool2d
+    function: Any = F.avg_pool3d if dims == 3 else F.avg_pool2d
 
     def pool(tensor: Tensor, divisor: int | None = divisor_override) -> Tensor:
         return function(tensor, *sizes, ceil_mode, count_include_pad, divisor)
