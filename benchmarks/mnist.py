@@ -169,7 +169,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks", help="where the runs' folders go")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where mnist.json and mnist.md go")
     options = parser.parse_args()
-    options.runs.mkdir(parents=True, exist_ok=True)
+    for folder in (options.runs, options.results):
+        folder.mkdir(parents=True, exist_ok=True)
     wanted = set(options.recipe or RECIPES)
     found: dict[str, list[dict[str, Any]]] = {}
     failed = []
