@@ -120,12 +120,24 @@ def _rename_batch(model: ir.Model) -> None:
             value.shape = ir.Shape([d if isinstance(d, int) else pattern.sub("batch", str(d)) for d in value.shape])
 
 
+def _contiguous(model: ir.Model) -> None:
+    """Transposed weights that were folded are views, which the pass that finds tied weights cannot hash."""
+    import numpy as np
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        array = value.const_value.numpy() if value.const_value is not None else None
+        if array is not None and not array.flags["C_CONTIGUOUS"]:
+            value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
+
+
 def _clean(model: ir.Model) -> None:
     """Take out what names the machine (stack traces with paths), and names that clash with those of the file."""
     import onnx_ir.passes.common as passes
 
     passes.ClearMetadataAndDocStringPass()(model)
-    passes.DeduplicateInitializersPass()(model)
+    _contiguous(model)
+    passes.DeduplicateHashedInitializersPass()(model)  # tied weights are in the file once
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     outer = {*model.graph.inputs, *model.graph.outputs}
