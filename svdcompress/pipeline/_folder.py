@@ -55,6 +55,16 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     return moved
 
 
+def discard(out: Path) -> None:
+    """Take back what `prepare` made of a folder whose run failed before it trained anything: the name is free again."""
+    if (out / "dense.safetensors").exists() or any((out / STATE).glob("*.pt")):
+        return
+    shutil.rmtree(out / STATE, ignore_errors=True)
+    (out / "recipe.yaml").unlink(missing_ok=True)
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
+
+
 def _occupied(out: Path) -> str:
     if not out.is_dir():
         return f"--out: {out} is a file; name a folder"

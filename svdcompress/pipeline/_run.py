@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from svdcompress.errors import Interrupted, OutputError, RecipeError
-from svdcompress.pipeline._folder import free_folder, prepare, signals, stored_recipe
+from svdcompress.pipeline._folder import discard, free_folder, prepare, signals, stored_recipe
 from svdcompress.pipeline._stages import Stages
 from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, find_place, wait
@@ -51,9 +51,13 @@ def run(
             raise Interrupted(f"{error} Go on with: svdc sparsify --resume --out {folder}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"stopped at once. Go on with: svdc sparsify --resume --out {folder}") from None
-        except OSError as error:
-            place_name = f"{error.filename}: " if error.filename else ""
-            raise OutputError(f"{place_name}{error.strerror or error}") from error
+        except Exception as error:
+            if place.first and not resume:
+                discard(folder)
+            if isinstance(error, OSError):
+                where = f"{error.filename}: " if error.filename else ""
+                raise OutputError(f"{where}{error.strerror or error}") from error
+            raise
 
 
 def _same(stored: Recipe, given: Recipe, folder: Path) -> None:

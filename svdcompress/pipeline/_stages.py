@@ -185,7 +185,8 @@ class Stages:
         if wanted is None:
             return None
         if wanted == "balanced":
-            targets = self.data.train.targets.long().flatten()
+            train: Any = self.data.train
+            targets = train.targets.long().flatten()
             counts = torch.bincount(targets, minlength=max(self.data.outputs, 2)).float().clamp_min(1)
             return counts[:1] / counts[1:2] if self.data.task == "binary" else counts.sum() / (len(counts) * counts)
         return torch.tensor(wanted)
@@ -213,7 +214,7 @@ class Stages:
         file = self.state.folder / "pruned.safetensors"
         if self.place.first and not (file.exists() and "pruning" in self.state.facts):
             settings = self.recipe.prune
-            small = prune(
+            small: Any = prune(
                 self.model,
                 self.inputs,
                 masks=self.masks,

@@ -116,8 +116,8 @@ def test_a_users_model_weights_and_data_to_an_onnx_file(place):
     trained = import_name("./model.py:make", errors.ModelError, "model")()
     torch.save({"state_dict": {f"module.{k}": v for k, v in trained.state_dict().items()}}, place / "trained.pt")
     result = svdc(
-        "sparsify", "--model", "./model.py:make", "--weights", "trained.pt", "--data", "npz:data.npz", "--epochs", 2, "--out", "small",
-        "--seed", 3, "--threshold", 4, "--json", "--set", "train.beta.final=0.01", "--set", "recover.epochs=1",
+        "sparsify", "--model", "./model.py:make", "--weights", "trained.pt", "--data", "npz:data.npz", "--epochs", 2,
+        "--out", "small", "--seed", 3, "--threshold", 4, "--json", "--set", "train.beta.final=0.01", "--set", "recover.epochs=1",
         "--set", "export.monte_carlo=false", "--set", "report.latency=false",
     )  # fmt: skip
     found = json.loads(result.stdout)
@@ -184,6 +184,7 @@ def test_bad_input_is_one_clear_error_with_a_code_of_its_own(place, name):
     assert result.stdout == ""
     assert {path: path.read_bytes() for path in before} == before
     assert not (place / "hacked").exists()
+    assert (place / "out").exists() == (code == 8)  # what failed before it trained leaves the name free
 
 
 def test_debug_shows_the_traceback():
