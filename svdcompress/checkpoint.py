@@ -46,7 +46,7 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
         text = json.dumps(manifest)
     except (TypeError, ValueError) as error:
         raise UsageError(f"extra: not JSON-able ({error})") from error
-    _write(Path(path), tensors, {KEY: text, "format": "pt"})
+    _write(Path(path), tensors, {KEY: text})  # one entry: safetensors writes several in any order
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -19,7 +19,7 @@ from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._groups import group_roots, tell_groups, tell_layers
 from svdcompress.prune._report import PruneReport
 from svdcompress.prune._surgery import foldable, operate
-from svdcompress.prune._trace import Trace
+from svdcompress.prune._trace import Trace, tensors_in
 from svdcompress.prune._verify import Judge, evaluating, resized
 from svdcompress.relevance import as_masks, hold, relevance
 from svdcompress.sources import call, first_tensor, map_tensors
@@ -108,7 +108,7 @@ def _plain(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """A dense copy in `eval()` with irrelevant weights at 0."""
     try:
         variances = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
-        plain = copy.deepcopy(model, variances)  # these are dropped at once, so they need no copy
+        plain = _copy(model, variances)  # these are dropped at once, so they need no copy
     except Exception as error:
         raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
     if masks:
@@ -117,12 +117,24 @@ def _plain(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     return to_dense(plain).eval()
 
 
+def _copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy; what the model keeps of an earlier forward pass is copied without its gradient, which torch refuses to."""
+    memo = dict(memo or {})
+    for module in model.modules():
+        for key, value in vars(module).items():
+            for tensor in tensors_in(value) if key not in ("_parameters", "_modules", "_buffers") else ():
+                if not tensor.is_leaf:
+                    memo[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
 def _untie(plain: nn.Module) -> None:
     """Layers that share a weight under different masks compute with different weights: here each gets its own."""
     first: dict[int, VariationalLayer] = {}
     for _, layer in variational_layers(plain):
         other = first.setdefault(id(layer.weight), layer)
-        if other is not layer and not torch.equal(other.mask, layer.mask):
+        masks: Any = other.mask, layer.mask
+        if other is not layer and not torch.equal(*masks):
             layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
 
 
@@ -221,11 +233,13 @@ class _Attempt:
             small = self._finish(analysis, choice, self.modes[0])
         if judge is not None:
             if judge.passed is not small and not self._passes(small, judge):
-                self.report.notes.append("left masked: the pruned model differs from the masked one")
+                self.report.notes.append(
+                    "left masked: the masked model does not compute what its layers do (it reads their weights past them, or "
+                    "draws at random in eval())"
+                )
                 choice = self._choice(analysis, roots, [])
                 small = self._finish(analysis, choice, "none")
-                judge.feed = lambda case: case
-                judge.agrees(small)
+                judge.worst = 0.0
             self.report.max_error = judge.worst
         reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
         self.report.groups = tell_groups(analysis, choice, reasons)
@@ -311,7 +325,7 @@ class _Attempt:
         return lambda case: map_tensors(case, select)
 
     def _finish(self, analysis: Analysis | None, choice: Choice | None, mode: str) -> nn.Module:
-        small = hold(copy.deepcopy(self.model), {name: mask.clone() for name, mask in self.masks.items()})
+        small = hold(_copy(self.model), {name: mask.clone() for name, mask in self.masks.items()})
         if analysis is not None and choice is not None:
             self._take_inputs(analysis, choice)
             operate(small, analysis, choice, mode)

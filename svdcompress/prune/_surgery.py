@@ -45,7 +45,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
                 _slice(model, parameter, keep, done)
         for module, part in made:
             for tensor in (module.bias, getattr(module, "bias_sigma2", None)):
-                if tensor is not None:
+                if isinstance(tensor, Tensor):
                     tensor.data = tensor.data[torch.from_numpy(part).to(tensor.device)]
     for name, attribute, value in adapted(model, analysis, choice, adapt):
         setattr(model.get_submodule(name), attribute, value)

@@ -23,7 +23,8 @@ def shake(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             nn.init.normal_(module.running_mean, std=0.3)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
+            if module.weight is not None:
+                nn.init.uniform_(module.weight, 0.5, 1.5)
     return model
 
 
