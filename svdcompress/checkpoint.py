@@ -236,7 +236,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
-    shared: dict[int, nn.Parameter] = {}
+    shared: dict[int, Any] = {}
     for name, layer in manifest["layers"].items():
         module = model.get_submodule(name)
         own = {key: layer[key] for key in _SETTINGS}
@@ -258,7 +258,7 @@ def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
 def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Put a tensor in its place; parameters keep their identity, ties, device and `requires_grad`."""
     prefix, _, key = name.rpartition(".")
-    module = model.get_submodule(prefix)
+    module: Any = model.get_submodule(prefix)
     old = getattr(module, key, None)
     if isinstance(old, Tensor):
         old.data = tensor.to(old.device, copy=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -248,7 +249,7 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
     unknown = np.isnan(values).any(1)
     largest = np.abs(np.where(np.isnan(values), 0, values)).max(1)
     uniform = np.abs(values - values[:, :1]).max(1) <= 1e-6 * largest
-    read = first.alive.numpy().any(1)
+    read: Any = first.alive.numpy().any(1)
     unread = ~read.reshape(-1)
     how = np.full(groups * ins, NEVER)
     if foldable is not None:

@@ -97,6 +97,13 @@ def groups(
     return report
 
 
+def analyse(model: nn.Module, example_inputs: Any) -> Analysis | None:
+    """The units of a model as it stands, all weights taken as alive; None where its graph cannot be followed."""
+    everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    plain = _plain(model, everything)
+    return _analyse(plain, model, everything, _few(plain, example_inputs), (), False, PruneReport())
+
+
 def _known(model: nn.Module, protect: Sequence[str]) -> None:
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in protect:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ widths = st.integers(1, 9)
 def linear_chain(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     sizes = draw(st.lists(widths, min_size=2, max_size=5))
     layers: list[nn.Module] = []
-    for inside, outside in zip(sizes, sizes[1:], strict=False):
+    for inside, outside in pairwise(sizes):
         layers.append(nn.Linear(inside, outside, bias=draw(st.booleans())))
         if draw(st.booleans()):
             layers.append(nn.BatchNorm1d(outside, affine=draw(st.booleans())))
@@ -52,7 +54,7 @@ def convolution_chain(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     dims = draw(st.sampled_from([1, 2, 2, 2, 3]))
     sizes = draw(st.lists(st.sampled_from([1, 2, 4, 6, 8]), min_size=2, max_size=4))
     layers: list[nn.Module] = []
-    for inside, outside in zip(sizes, sizes[1:], strict=False):
+    for inside, outside in pairwise(sizes):
         layers.append(draw(convolution(dims, inside, outside)))
         if draw(st.booleans()):
             layers.append(_norm(dims, outside, draw(st.booleans())))

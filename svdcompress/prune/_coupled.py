@@ -1,0 +1,106 @@
+"""Relevance of coupled units: what layers share (a residual stream, a gated product, a head) goes or stays as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import UsageError
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+from svdcompress.prune._choice import Analysis, Consumer
+from svdcompress.prune._prune import analyse
+from svdcompress.prune._surgery import holders, oriented
+from svdcompress.relevance import Masks, as_masks, relevance
+
+EPS = 1e-8
+"""As in the log alpha of a group: a unit whose weights are all 0 is irrelevant."""
+
+
+def coupled_relevance(
+    model: nn.Module, example_inputs: Any, *, threshold: Threshold | None = None, side: str = "input"
+) -> Masks:
+    """Masks in which each unit goes or stays with all the layers that share it.
+
+    The relevance of a unit is that of one group made of all weights that read it (side "input") or write it ("output"),
+    whatever layers they are in: `log(sum sigma2) - log(sum mu^2)`, irrelevant at or above the limit of that share. Weights
+    of units that stay are judged one by one where their layer's `share` has "weight"; units that may not go (see
+    `groups`), or that a layer without variances reads, are judged by each layer for itself, as `relevance` does.
+
+    example_inputs: as for `prune`. threshold: as for `relevance`.
+    Raises UsageError for another side or a model without variational layers, and what `prune` raises.
+    """
+    if side not in ("input", "output"):
+        raise UsageError(f"side: {side!r} is neither 'input' nor 'output'")
+    own = relevance(model, threshold)
+    analysis = analyse(model, example_inputs)
+    masks = {name: mask.clone() for name, mask in own.items()}
+    if analysis is None:
+        return as_masks(model, masks)
+    limits = None if threshold is None else parse_threshold(threshold)
+    alive = {id(layer): masks[name] for name, layer in variational_layers(model)}
+    scores, limit = _scores(model, analysis, side, limits)
+    for consumer in analysis.consumers:
+        for module, key in holders(model, consumer.parameter):
+            if isinstance(module, VariationalLayer) and key == "weight":
+                _decide(consumer, module, alive[id(module)], analysis, scores, limit, side, threshold)
+    return as_masks(model, masks)
+
+
+def _slots(consumer: Consumer, side: str) -> np.ndarray:
+    return consumer.ins if side == "input" else consumer.outs
+
+
+def _scores(model: nn.Module, analysis: Analysis, side: str, limits: dict[str, float] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Log alpha of each unit (NaN where it is not to be judged as one) and its limit, by root."""
+    noise, signal = np.zeros(analysis.count), np.zeros(analysis.count)
+    limit = np.full(analysis.count, np.inf)
+    judged = analysis.free.copy()
+    for consumer in analysis.consumers:
+        roots = analysis.root[_slots(consumer, side)]
+        modules = [m for m, key in holders(model, consumer.parameter) if isinstance(m, VariationalLayer) and key == "weight"]
+        if not modules:
+            judged[roots] = False
+            continue
+        layer = modules[0]
+        held = 1 if layer.mask is None else oriented(consumer, layer.mask)
+        dims = (1, 3) if side == "input" else (2, 3)
+        with torch.no_grad():
+            mean = (oriented(consumer, layer.weight).double().square() * held).sum(dims)
+            spread = (oriented(consumer, layer.log_sigma2).double().exp() * held).sum(dims)
+        np.add.at(noise, roots, spread.cpu().numpy())
+        np.add.at(signal, roots, mean.cpu().numpy())
+        np.minimum.at(limit, roots, (limits or layer.threshold)[side])
+    with np.errstate(divide="ignore"):
+        scores = np.log(noise) - np.log(signal + EPS)
+    scores[~judged] = np.nan
+    return scores, limit
+
+
+def _decide(
+    consumer: Consumer,
+    layer: VariationalLayer,
+    mask: Tensor,
+    analysis: Analysis,
+    scores: np.ndarray,
+    limit: np.ndarray,
+    side: str,
+    threshold: Threshold | None,
+) -> None:
+    """Write the decisions on units into a layer's mask."""
+    roots = analysis.root[_slots(consumer, side)]
+    judged = ~np.isnan(scores[roots])
+    if not judged.any():
+        return
+    stays = torch.from_numpy(scores[roots] < limit[roots])
+    alone = torch.ones_like(mask) if layer.mask is None else layer.mask.clone()
+    if "weight" in layer.share:
+        limits = layer.threshold if threshold is None else parse_threshold(threshold)
+        alone &= layer.log_alpha() < limits["weight"]
+    shape = (slice(None), None, slice(None), None) if side == "input" else (slice(None), slice(None), None, None)
+    decided = oriented(consumer, alone) & stays[shape].to(mask.device)
+    view = oriented(consumer, mask)
+    view.copy_(torch.where(torch.from_numpy(judged)[shape].to(mask.device), decided, view))

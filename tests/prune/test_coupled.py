@@ -1,0 +1,92 @@
+"""Units that several layers share are judged as one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from masking import gap, masked, outputs, shake
+from torch import Tensor, nn
+from zoo_models import ZOO
+
+from svdcompress.convert import convert, variational_layers
+from svdcompress.errors import UsageError
+from svdcompress.prune import coupled_relevance, prune
+from svdcompress.relevance import relevance
+
+
+class Residual(nn.Module):
+    """A stream of 6 units that three layers read: `inner`, `outer` and `head`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.outer, self.head = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        return self.head(x + self.outer(torch.tanh(self.inner(x))))
+
+
+def alpha(layers: list[nn.Module], column: int) -> float:
+    """The definition: log of the sum of variances over the sum of squared means of all that reads a unit."""
+    noise = sum(layer.log_sigma2[:, column].double().exp().sum().item() for layer in layers)
+    signal = sum(layer.weight[:, column].double().square().sum().item() for layer in layers)
+    return math.log(noise) - math.log(signal + 1e-8)
+
+
+def test_a_stream_goes_or_stays_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model = convert(shake(Residual()), share="input")
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.log_sigma2.fill_(-4)
+        model.inner.log_sigma2[:, 0] = 4.0  # `inner` finds unit 0 irrelevant, `head` needs it: it stays for both
+        model.head.weight[:, 0] = 40.0
+        for layer in (model.inner, model.head):  # both find unit 2 irrelevant
+            layer.log_sigma2[:, 2] = 5.0
+    own, masks = relevance(model), coupled_relevance(model, torch.randn(2, 4))
+    assert not own["inner"][:, 0].any() and own["head"][:, 0].all()
+    for unit in range(6):
+        lives = alpha([model.inner, model.head], unit) < 3
+        for name in ("inner", "head"):
+            assert bool(masks[name][:, unit].any()) is lives and bool(masks[name][:, unit].all()) is lives
+    assert masks["inner"][:, 0].all() and not masks["inner"][:, 2].any()
+    x = torch.randn(3, 4)
+    small = prune(model, x, masks=masks)
+    assert small.stem.out_features == small.outer.out_features == small.head.in_features == 5
+    assert gap(outputs(small.eval(), x), outputs(masked(model, dict(masks)), x)) <= 1e-5
+
+
+def test_single_weights_are_still_judged_in_units_that_stay() -> None:
+    torch.manual_seed(0)
+    model = convert(shake(Residual()), share=["weight", "input"])
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.log_sigma2.fill_(-12)
+        model.head.weight[1, 4] = 1e-4
+    masks = coupled_relevance(model, torch.randn(2, 4))
+    assert masks["head"].sum() == 17 and not masks["head"][1, 4]
+
+
+@pytest.mark.parametrize("name", ["resnet-basic", "mobilenet-v3", "gated-mlp", "timm-vit", "densenet", "resnext"])
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_units_of_real_networks_go_as_a_whole(name: str, side: str) -> None:
+    torch.manual_seed(1)
+    factory, inputs = ZOO[name]
+    model, x = convert(shake(factory()).eval(), share=side), inputs()
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.log_sigma2.copy_(torch.randn_like(layer.log_sigma2) * 0.5 + layer.weight.square().mean().log() + 2.9)
+    masks = coupled_relevance(model, x, side=side)
+    small = prune(model, x, masks=masks)
+    assert gap(outputs(small.eval(), x), outputs(masked(model, dict(masks)), x)) <= 1e-5
+    for layer in (layer for _, layer in variational_layers(small)):
+        groups = layer.canonical(layer.mask)
+        dims = (1, 3) if side == "input" else (2, 3)
+        assert torch.equal(groups.any(dims[1]).any(dims[0]), groups.all(dims[1]).all(dims[0]))
+
+
+def test_other_sides_are_refused() -> None:
+    with pytest.raises(UsageError, match="side"):
+        coupled_relevance(convert(Residual()), torch.randn(2, 4), side="both")
