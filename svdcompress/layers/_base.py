@@ -236,7 +236,7 @@ class VariationalLayer(StochasticLayer):
             sampler.draws[self] = (sampler.normal(weight), noise)
         noise, bias_noise = sampler.draws[self]
         weight = weight + sigma2.clamp_min(TINY).sqrt() * noise
-        if bias_noise is None:
+        if bias_noise is None or self.bias_sigma2 is None:
             return weight, self.bias
         return weight, self.bias + self.bias_sigma2.sqrt() * bias_noise
 

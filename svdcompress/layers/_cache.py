@@ -44,9 +44,12 @@ class Cache:
         return Cache, ()
 
 
+_core: Any = torch._C
+
+
 def _traceable(source: Tensor | None) -> bool:
     """Whether changes of a tensor can be seen: a plain one with storage and a version counter."""
     if source is None:
         return True
-    plain = type(source) in (Tensor, torch.nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(source)
+    plain = type(source) in (Tensor, torch.nn.Parameter) and not _core._functorch.is_functorch_wrapped_tensor(source)
     return plain and source.device.type != "meta" and not source.is_inference()

@@ -57,7 +57,7 @@ class ArdDivergence(torch.autograd.Function):
         total, moments = weight.new_zeros(()), []
         for dims, part in parts:
             if dims:
-                count = _count(keep, weight, dims)
+                count: Any = _count(keep, weight, dims)
                 shared = moment.sum(dims, keepdim=True).div_(count if keep is None else count.clamp_min(1)).add_(EPS)
                 groups = (shared.log() * count).sum()
                 spread = log_sigma2 if keep is None else log_sigma2 * keep
@@ -76,7 +76,7 @@ class ArdDivergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, log_sigma2, keep, *moments = ctx.saved_tensors
         half = grad * 0.5
-        precision = None  # half the gradient, over the prior's variance: summed over shares
+        precision: Any = None  # half the gradient, over the prior's variance: summed over shares
         for (_, part), shared in zip(ctx.parts, moments, strict=True):
             term = (half * part) / shared
             precision = term if precision is None else precision + term
@@ -95,7 +95,8 @@ class LogUniformDivergence(torch.autograd.Function):
         square = weight.square()
         total, saved = weight.new_zeros(()), []
         for dims, part in parts:
-            signal, noise, count = square, log_sigma2, 1 if keep is None else keep
+            count: Any = 1 if keep is None else keep
+            signal, noise = square, log_sigma2
             if dims:
                 signal = (square if keep is None else square * keep).sum(dims, keepdim=True)
                 noise = log_sigma2 if keep is None else log_sigma2.masked_fill(~keep, -torch.inf)
@@ -103,9 +104,9 @@ class LogUniformDivergence(torch.autograd.Function):
                 if keep is not None:
                     noise = torch.where(count > 0, noise, 0)
             signal = signal + EPS
-            log_alpha = noise - signal.log()
-            values = K1 * torch.sigmoid(-K2 - K3 * log_alpha) + 0.5 * F.softplus(-log_alpha)
-            total = total.add((values * count).sum(), alpha=part)
+            log_alpha = torch.log(signal).neg_().add_(noise)
+            values = F.logsigmoid(log_alpha).mul_(-0.5).add_(_gate(log_alpha), alpha=K1)
+            total = total.add((values if dims == () and keep is None else values * count).sum(), alpha=part)
             saved += [log_alpha, signal] if dims else [log_alpha]
         ctx.save_for_backward(weight, log_sigma2, keep, *saved)
         ctx.parts = parts
@@ -133,7 +134,13 @@ class LogUniformDivergence(torch.autograd.Function):
         return of_weight, of_log_sigma2, None, None
 
 
+def _gate(log_alpha: Tensor) -> Tensor:
+    """sigmoid(-(K2 + K3 log alpha)), in a tensor of its own."""
+    return (log_alpha * -K3).sub_(K2).sigmoid_()
+
+
 def _slope(log_alpha: Tensor) -> Tensor:
     """Derivative of the approximated KL by log alpha."""
-    gate = torch.sigmoid(-K2 - K3 * log_alpha)
-    return (gate.square() - gate).mul_(K1 * K3).sub_(torch.sigmoid(-log_alpha), alpha=0.5)
+    gate = _gate(log_alpha)
+    gate = torch.addcmul(gate, gate, gate, value=-1)
+    return gate.mul_(-K1 * K3).sub_(log_alpha.neg().sigmoid_(), alpha=0.5)

@@ -105,11 +105,12 @@ class Draw(torch.autograd.Function):
             if of_x or of_log_sigma2:
                 sigma2 = _sigma2(log_sigma2, keep)
                 dtype = slope.dtype
-                grad_square, grad_sigma2 = _maps.gradients(
+                spread: Any = _maps.gradients(
                     ctx.map, grad.to(dtype) * slope, _square(x, dtype), sigma2.to(dtype), of_x, of_log_sigma2
                 )
-                if of_x:
-                    grad_x.addcmul_(x, grad_square.to(x.dtype), value=2)
+                grad_square, grad_sigma2 = spread
+                if grad_x is not None:
+                    grad_x.addcmul_(x, grad_square, value=2)  # in the wider of the dtypes
                 if of_log_sigma2:
                     grad_log_sigma2 = sigma2.mul_(grad_sigma2)
         return grad_x, grad_weight, grad_log_sigma2, grad_bias, None, None, None, None, None
