@@ -98,6 +98,8 @@ class ELBO(nn.Module):
     After each call `last_nll` and `last_kl` hold the detached terms.
     """
 
+    model: nn.Module
+
     def __init__(
         self, model: nn.Module, nll: Callable[..., Tensor], num_examples: int, schedule: Schedule | float = 1.0
     ) -> None:

@@ -114,12 +114,12 @@ def _by_onnx(opened: OpenRun, x: Any, samples: int) -> Iterator[dict[str, np.nda
         raise UsageError(f"samples: {samples!r}; a whole number of at least 1 is needed")
     read_metadata(path)  # names the file where it is damaged
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs: list[str] = [NAMES.get(output.name, output.name) for output in session.get_outputs()]
+    outputs = [NAMES.get(str(output.name), str(output.name)) for output in session.get_outputs()]
     expected = [value for value in session.get_inputs() if value.name != "samples"]
     for batch in _batches(x):
         feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}
         try:
-            values = session.run(None, feed)
+            values: Any = session.run(None, feed)
         except Exception as error:  # onnxruntime has classes of its own, one for each status
             raise DataError(f"the inputs do not fit {path}: {error}") from error
         yield dict(zip(outputs, values, strict=True))

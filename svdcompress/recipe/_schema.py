@@ -205,9 +205,8 @@ class RelevanceSection(Section):
 
     threshold: Threshold | None = None  # None: as in convert
     candidates: list[Threshold] = []
-    tolerance: float = Field(
-        default=0.0, ge=0
-    )  # by how much validation error (points; rmse: per cent) may exceed the best candidate's
+    # By how much validation error (points; rmse: per cent) may exceed the best candidate's.
+    tolerance: float = Field(default=0.0, ge=0)
 
 
 class PruneSection(Section):

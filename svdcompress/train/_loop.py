@@ -122,8 +122,9 @@ class _Loop:
         stop: Callable[[], bool],
     ) -> None:
         self.model, self.examples, self.loss, self.settings, self.stage = model, examples, loss, settings, stage
-        self.teacher = teacher if distill is not None and distill.weight > 0 else None
-        self.distill, self.task, self.seed, self.bars, self.stop = distill, task, seed, bars, stop
+        self.teacher: Any = teacher if distill is not None and distill.weight > 0 else None
+        self.distill: Any = distill
+        self.task, self.seed, self.bars, self.stop = task, seed, bars, stop
 
     def run(
         self,
@@ -155,7 +156,7 @@ class _Loop:
             file.save(self._state(0, result, best))
         self.kept = f"The state before it is kept in {file.path}." if file.path else "The model has its last good weights."
         wrapped = accelerator.prepare_model(model) if self.world > 1 else model
-        self.network = torch.compile(wrapped) if compiled else wrapped
+        self.network: Any = torch.compile(wrapped) if compiled else wrapped
         self.synced = wrapped
         if self.bars is not None:
             self.bars.start(self.stage, epochs, first)
@@ -258,25 +259,13 @@ class _Loop:
             output = call(self.network, x)
             loss = self.loss(output, y)
             if self.teacher is not None:
-                loss = self._distilled(loss, output, x)
+                loss = distilled(loss, output, y_soft(self.teacher, x), self.loss, self.distill, self.task)
         nll = loss.detach()
         if self.elbo is None:
             return loss, nll, None
         self.elbo.set_epoch(where)
         loss = self.elbo(loss)
         return loss, nll, self.elbo.last_kl
-
-    def _distilled(self, loss: Tensor, output: object, x: Any) -> Tensor:
-        """Hinton et al. 2015: soft targets at a temperature, times its square; for regressions the teacher's outputs."""
-        with torch.no_grad():
-            soft = main_output(call(self.teacher, x))
-        own = main_output(output)
-        weight, temperature = self.distill.weight, self.distill.temperature
-        if self.task == "classification":
-            own, soft = F.log_softmax(own / temperature, 1), F.log_softmax(soft / temperature, 1)
-            soft_loss = F.kl_div(own, soft, reduction="batchmean", log_target=True)
-            return (1 - weight) * loss + weight * temperature**2 * soft_loss
-        return (1 - weight) * loss + weight * self.loss(output, soft.detach())
 
     def _backward(self, loss: Tensor, last: bool) -> None:
         with nullcontext() if last or self.world == 1 else self.accelerator.no_sync(self.synced):
