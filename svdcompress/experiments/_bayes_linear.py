@@ -73,8 +73,9 @@ def _fit(x: Tensor, y: Tensor, settings: Settings, context: Context, name: str) 
         lr_log_sigma2=0.05,
         beta=Constant(1.0),
     )
+    layer: Any = model
     with torch.no_grad():
-        mean, variance = model.weight[0].double(), model.log_sigma2[0].exp().double()
+        mean, variance = layer.weight[0].double(), layer.log_sigma2[0].exp().double()
     x, y = x.double(), y.double()
     precision = tau * x.T @ x + torch.diag(1 / (mean.square() + variance))
     exact = torch.linalg.inv(precision)
@@ -88,8 +89,8 @@ def _fit(x: Tensor, y: Tensor, settings: Settings, context: Context, name: str) 
         "exact_mean": (exact @ x.T @ y * tau).tolist(),
         "exact_variance": exact.diagonal().tolist(),
         "conditional_variance": (1 / precision.diagonal()).tolist(),
-        "log_alpha": model.log_alpha()[0].tolist(),
-        "kept": model.relevant()[0].tolist(),
+        "log_alpha": layer.log_alpha()[0].tolist(),
+        "kept": layer.relevant()[0].tolist(),
         "z2": z2.tolist(),
         "best_mean": (least_squares * r / (1 + r)).tolist(),  # for the orthogonal design
         "best_variance": (r / (1 + r) / (tau * settings.examples)).tolist(),

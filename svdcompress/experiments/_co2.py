@@ -38,6 +38,7 @@ class Settings:
     years: int = 16
     scale: float = 12.0  # the training months span -scale to scale
     weight_decay: float = 1e-6
+    noise_ppm: float = 0.4  # standard deviation of a month about what a season and a trend explain
     beta: float = 1.0
 
 
@@ -115,7 +116,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
             name = f"MC dropout {p}, {activation.__name__}"
             model = convert_dropout(fit(net(settings, activation, p), name))
             predictions[name] = _sampled(model, everywhere, settings, context)
-    sparse = sparse_net(dense, x, y, settings, context)
+    sparse = sparse_net(dense, x, y, (series.std / settings.noise_ppm) ** 2, settings, context)
     name = "sparse variational, ReLU"
     predictions[name] = _sampled(sparse, everywhere, settings, context)
     figures["sparsity"] = sparsity(sparse)
@@ -137,11 +138,9 @@ def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.S
     return nn.Sequential(*layers)
 
 
-def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, settings: Settings, context: Context) -> nn.Module:
-    """The dense net turned variational and trained on by the ELBO, with the noise that its own errors show."""
+def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, tau: float, settings: Settings, context: Context) -> nn.Module:
+    """The dense net turned variational and trained on by the ELBO; tau: precision of the months, in the net's units."""
     model = convert(copy.deepcopy(dense), log_sigma2=-10.0)
-    with torch.no_grad():
-        tau = min(1 / float((dense(x) - y).square().mean()), 200.0)
 
     def nll(output: Tensor, target: Tensor) -> Tensor:
         return 0.5 * tau * (output - target).square().mean()
@@ -176,7 +175,7 @@ def judge(prediction: Prediction, series: Series) -> dict[str, float]:
         "band_known_ppm": float(std[:known].mean()),
         "band_held_back_ppm": float(std[known:count].mean()),
         "band_beyond_ppm": float(std[count:].mean()),
-        "tau": tau,
+        "noise_ppm": tau**-0.5 * series.std,
     }
 
 
@@ -185,8 +184,9 @@ def _half_square(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _sampled(model: nn.Module, x: Tensor, settings: Settings, context: Context) -> Prediction:
+    # Members: each draw is one function of time, so that its curve is smooth.
     generator = torch.Generator().manual_seed(context.seed)
-    return mc_predict(model, x, settings.samples, task="regression", generator=generator)
+    return mc_predict(model, x, settings.samples, task="regression", generator=generator, members=True)
 
 
 def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> str:
@@ -206,7 +206,7 @@ def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         extra = f", {figures['sparsity']['compression']:.0f}x fewer weights" if name.startswith("sparse") else ""
         axis.set_title(name + extra, fontsize=10)
     low, high = measured.min(), measured.max()
-    axes[0, 0].set_ylim(low - 15, high + 1.6 * (high - low) + 15)
+    axes[0, 0].set_ylim(low - (high - low), high + 2 * (high - low))
     for axis in axes[:, 0]:
         axis.set_ylabel("CO2 (ppm)")
     for axis in axes[-1]:

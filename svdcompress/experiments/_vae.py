@@ -182,7 +182,7 @@ def _draw(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Conte
         top = 0.5 if "deviation" in name else 1.0
         for column, image in enumerate(images):
             axis = axes[row, column]
-            axis.imshow(image[0], cmap="magma" if "deviation" in name else "gray", vmin=0, vmax=top)
+            axis.imshow(image[0].numpy(), cmap="magma" if "deviation" in name else "gray", vmin=0, vmax=top)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
         axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)

@@ -22,8 +22,8 @@ Batches = Callable[[], Iterable[tuple[Any, Tensor]]]
 
 Predict = Callable[[Any], Prediction]
 
-FEW = 20
-"""Samples with which dropout rates are compared."""
+FEW, SOME = 20, 1000
+"""Samples and validation inputs with which dropout rates are compared."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def compare(
             contenders.append(("dense, temperature", partial(mean_predict, dense, task=task, temperature=temperature)))
         few = min(samples, FEW)
         dropped, rate, inserted = dropout_baseline(
-            dense, lambda model: _nll(_sampled(model, task, few, seed), validation, task)
+            dense, lambda model: _nll(_sampled(model, task, few, seed), head(validation, SOME), task)
         )
         dropout = {"rate": rate, "inserted": inserted}
         contenders.append(("dense, MC dropout", _sampled(dropped, task, samples, seed)))
@@ -179,6 +179,20 @@ def _wrong(gathered: Gathered) -> Tensor:
     mean = gathered.mean
     guess = mean.argmax(1) if mean.dim() == 2 else (mean > 0.5).long()
     return _per_input((guess != gathered.targets).double().view(len(gathered.scores["entropy"]), -1))
+
+
+def head(batches: Batches, count: int) -> Batches:
+    """The first batches, until they hold `count` targets or more."""
+
+    def first() -> Iterable[tuple[Any, Tensor]]:
+        seen = 0
+        for inputs, targets in batches():
+            yield inputs, targets
+            seen += len(targets)
+            if seen >= count:
+                return
+
+    return first
 
 
 def _nll(predict: Predict, batches: Batches, task: str) -> float:

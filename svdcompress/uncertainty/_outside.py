@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from svdcompress.sources import map_tensors
-from svdcompress.uncertainty._compare import Batches
+from svdcompress.uncertainty._compare import Batches, head
 
 
-def outside(test: Batches, seed: int = 0) -> dict[str, Batches]:
-    """Two sets as large as the test set: "shuffled", each input's own numbers in an order of its own, and "uniform",
-    uniform noise over the range of each batch. For inputs in floating point; whole numbers (such as tokens) stay.
+def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batches]:
+    """Two sets made of the test set's first batches, up to about `limit` inputs: "shuffled", each input's own numbers in an
+    order of its own, and "uniform", uniform noise over the range of each batch. For inputs in floating point; whole numbers
+    (such as tokens) stay.
 
     A shuffled input has the same mean, variance and share of zeros as before, so only its structure gives it away.
     """
@@ -29,7 +30,8 @@ def outside(test: Batches, seed: int = 0) -> dict[str, Batches]:
         noise = torch.rand(tensor.shape, generator=generator).to(tensor)
         return tensor.min() + (tensor.max() - tensor.min()) * noise
 
-    return {"shuffled": _changed(test, shuffle, seed), "uniform": _changed(test, uniform, seed)}
+    some = head(test, limit)
+    return {"shuffled": _changed(some, shuffle, seed), "uniform": _changed(some, uniform, seed)}
 
 
 def grey(test: Batches, size: tuple[int, int]) -> Batches:

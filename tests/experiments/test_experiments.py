@@ -52,12 +52,12 @@ def test_the_variational_posterior_is_the_exact_one(tmp_path):
 @pytest.mark.slow
 def test_bands_widen_away_from_the_data(tmp_path):
     pytest.importorskip("statsmodels")
-    settings = {"width": 64, "layers": 2, "epochs": 400, "sparse_epochs": 500, "years": 8, "scale": 6.0, "samples": 100}
+    settings = {"width": 64, "layers": 2, "epochs": 500, "sparse_epochs": 800, "years": 6, "scale": 5.0, "batch_size": 128}
     results = ran("co2", settings, tmp_path)
     nets = results["nets"]
     assert len(nets) == 6 and nets["dense, ReLU"]["band_beyond_ppm"] == 0
     for name in ("MC dropout 0.1, ReLU", "MC dropout 0.2, ReLU", "sparse variational, ReLU"):
-        assert nets[name]["band_beyond_ppm"] > 1.3 * nets[name]["band_known_ppm"] > 0, name
+        assert nets[name]["band_beyond_ppm"] > 2 * nets[name]["band_known_ppm"] > 0, name
     assert results["sparsity"]["compression"] > 3
 
 
@@ -92,7 +92,7 @@ def test_simulated_series_are_what_they_say():
 @needs_mnist
 @pytest.mark.slow
 def test_the_turned_digit_is_doubted(tmp_path):
-    settings = {"digits": 2000, "epochs": 3, "sparse_epochs": 4, "samples": 30, "angles": 7}
+    settings = {"digits": 2000, "epochs": 3, "sparse_epochs": 3, "samples": 30, "angles": 7, "beta": 0.02}
     data = DataSection(name=f"mnist:{MNIST}", limit=2000)
     results = ran("rotated-digit", settings, tmp_path, data=data)
     turned = results["turned"]
@@ -101,9 +101,8 @@ def test_the_turned_digit_is_doubted(tmp_path):
         assert turned[name]["label"][0] == 1
         assert max(information[1:]) > 3 * information[0], name
         assert all(mi <= entropy + 1e-12 for mi, entropy in zip(information, turned[name]["entropy"], strict=True))
-    assert set(results["calibration"]) == {
-        "dense", "dense, temperature", "sparse, mean", "sparse, samples", "trained with dropout",
-    }  # fmt: skip
+    assert list(results["calibration"]) == ["dense", "dense, temperature", "MC dropout", "sparse, mean", "sparse, samples"]
+    assert all(scores["error"] < 20 for scores in results["calibration"].values())
 
 
 def test_rotation_turns_anticlockwise():
@@ -116,13 +115,11 @@ def test_rotation_turns_anticlockwise():
 @needs_mnist
 @pytest.mark.slow
 def test_digits_come_back(tmp_path):
-    settings = {"digits": 2000, "epochs": 5, "sparse_epochs": 6, "samples": 10, "pixels": 80}
-    results = ran("vae", settings, tmp_path, data=DataSection(name=f"mnist:{MNIST}", limit=3000))
+    settings = {"digits": 3000, "epochs": 5, "sparse_epochs": 7, "samples": 10, "pixels": 80}
+    results = ran("vae", settings, tmp_path, data=DataSection(name=f"mnist:{MNIST}", limit=4000))
     dense, sparse = results["models"]["dense"], results["models"]["sparse"]
-    for figures in (dense, sparse):
-        assert figures["mse"] < 0.045 and figures["mse"] < figures["few_mse"] < 0.075
-        assert figures["few_std"] > 0.01
-    assert sparse["bound"] < 1.15 * dense["bound"]
+    assert sparse["mse"] < 0.055 and sparse["mse"] < sparse["few_mse"] < 0.067  # the mean digit: 0.067
+    assert sparse["few_std"] > 0.01 and sparse["bound"] < 1.05 * dense["bound"]
     assert results["sparsity"]["compression"] > 1.5
     assert any(name.startswith("decoder") for name in results["layers"])
 

@@ -172,6 +172,12 @@ def test_shuffled_and_uniform_inputs_keep_what_they_should():
     assert torch.equal(uniform, again)
 
 
+def test_sets_from_elsewhere_have_a_limit():
+    x = torch.rand(10, 3)
+    few = outside(batches_of(x, torch.zeros(10), 3), limit=4)
+    assert {name: sum(len(part) for part, _ in batches()) for name, batches in few.items()} == {"shuffled": 6, "uniform": 6}
+
+
 def test_the_mean_prediction_is_the_models_own():
     model, x = mlp(4, 6, 3).train(), torch.randn(7, 4)
     got = mean_predict(model, x, temperature=2.0)
