@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +19,8 @@ def eval_copy(model: nn.Module) -> nn.Module:
     """
     model = getattr(model, "_orig_mod", model)
     if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
-        model = model.module
+        wrapper: Any = model
+        model = wrapper.module
     samplers = [module.sampler for module in model.modules() if isinstance(module, StochasticLayer)]
     memo = {id(sampler): None for sampler in samplers if sampler is not None}
     try:
