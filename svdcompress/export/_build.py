@@ -25,16 +25,18 @@ class Builder:
         self.constants = graph if constants is None else constants
         self._names = (f"{OWN}{stem}{i}" for i in count())
 
-    def __call__(self, kind: str, *inputs: ir.Value, name: str | None = None, **attributes: Any) -> ir.Value:
+    def __call__(self, kind: str, *inputs: ir.Value | None, name: str | None = None, **attributes: Any) -> ir.Value:
         """The output of a new node. name: its name, or that of its output where it begins with OWN."""
         return self._add(kind, inputs, attributes, 1, name)[0]
 
-    def many(self, kind: str, outputs: int, *inputs: ir.Value, name: str | None = None, **attributes: Any) -> list[ir.Value]:
+    def many(
+        self, kind: str, outputs: int, *inputs: ir.Value | None, name: str | None = None, **attributes: Any
+    ) -> list[ir.Value]:
         """The outputs of a new node."""
         return self._add(kind, inputs, attributes, outputs, name)
 
     def _add(
-        self, kind: str, inputs: Sequence[ir.Value], attributes: dict[str, Any], outputs: int, name: str | None
+        self, kind: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], outputs: int, name: str | None
     ) -> list[ir.Value]:
         import onnx_ir as ir
 

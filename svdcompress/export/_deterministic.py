@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from svdcompress.convert import to_dense
 from svdcompress.errors import ExportError
 from svdcompress.export import _parity
 from svdcompress.export._copies import eval_copy
 from svdcompress.export._inputs import Signature
+from svdcompress.export._noise import freeze
 from svdcompress.export._outputs import Positional
 from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
 from svdcompress.export._write import write
@@ -32,9 +32,11 @@ class Deterministic:
 
     def graph(self, opset: int, verify: bool) -> ir.Model:
         """The graph to save."""
-        module = Positional(to_dense(eval_copy(self.reference)), self.signature, self.signature.resized(TRACE_BATCH))
+        plain = eval_copy(self.reference)
+        freeze(plain)
+        module = Positional(plain, self.signature, self.signature.resized(TRACE_BATCH))
         inputs = len(self.signature.names)
-        graph = trace(module, self.signature.resized, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+        graph = trace(module, self.signature.varied, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
         strip_shapes(graph)
         return graph
 

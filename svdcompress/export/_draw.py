@@ -107,7 +107,7 @@ class Traced(nn.Module):
     def examples(self, batch: int) -> list[Tensor]:
         """Arguments of a batch size."""
         noise = torch.linspace(-1, 1, self.draw.size(batch))
-        return [*self.draw.signature.resized(batch), noise, *self._example_sums(batch), torch.tensor(2)]
+        return [*self.draw.signature.varied(batch), noise, *self._example_sums(batch), torch.tensor(2)]
 
     def argument_names(self) -> list[str]:
         sums = [f"{SUM}{i}" for i in range(len(self.draw.sums))]

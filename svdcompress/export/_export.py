@@ -21,6 +21,7 @@ from svdcompress.export._monte_carlo import MonteCarlo, Options
 from svdcompress.export._statistics import TASKS
 
 OPSETS = range(18, 24)
+LAST_RANDOM_OPSET = 21  # onnxruntime has no generators of opset 22 yet
 NOISES = ("random", "input")
 
 
@@ -66,14 +67,16 @@ def export_onnx(
 ) -> Exported:
     """Write a model as ONNX; the model itself is left as it is.
 
-    Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output"; see
-    `named_outputs` for models with several. With `monte_carlo`: the predictive distribution over `samples` draws, as
-    `mc_predict` has it; see the notes below.
+    Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output"; others keep their
+    key, or are numbered from "output_1". With `monte_carlo`: the predictive distribution over `samples` draws, as `mc_predict`
+    has it; see the notes below.
 
     The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example.
     The file is checked by onnx.checker, and (`verify`) against PyTorch in onnxruntime at batches of 1, 3 and 7 rows, of which
-    only 3 was traced; it appears under `path` only once all of it has passed, and what was there before is lost only then.
-    Everything is in one file; weights above 2 GiB, which protobuf cannot hold, go to `<path>.data`. Numbers are float32.
+    only 3 was traced; a Monte-Carlo file through the form with the noise as an input, from which the one that draws differs in
+    the source of its noise alone. It appears under `path` only once all of it has passed, and what was there before is lost
+    only then. Everything is in one file; weights above 2 GiB, which protobuf cannot hold, go to `<path>.data`. Numbers are
+    float32.
 
     example_inputs: a tensor (its name in the file: "input"), a tuple of positional inputs or a dict of keyword inputs (names:
         those of the arguments), batch first; values that are not tensors are fixed in the graph.
@@ -87,13 +90,14 @@ def export_onnx(
     tau: precision of the observations, for regression. dim: the class dimension of the model's output.
     parts: outputs `aleatoric` and `epistemic` for classification and binary too.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added.
-    opset: 18 to 23.
+    opset: 18 to 23, or to 21 for a file that draws.
 
     A Monte-Carlo file computes what depends on no noise once, and loops over draws for the rest: its memory does not grow with
     `samples`. Sums are float64. The generator is onnxruntime's, seeded by the clock when a process first needs it: runs of a
     session differ, and so do processes; but two sessions of one process that load the same file draw the same noise, run by
-    run. Its period is about 2^31 numbers. `onnxruntime.set_seed` before the session is made gives the same noise again.
-    `samples` or a batch below 1 fail in a node whose name says so. NaN inputs give NaN outputs, in their rows.
+    run. `onnxruntime.set_seed` before the session is made gives the same noise again. The period is about 2^31 numbers, as
+    many as a small network takes in some thousand calls. `samples` or a batch below 1 fail in a node whose name says so. NaN
+    inputs give NaN outputs, in their rows.
 
     Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold, that has nothing to
     sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are unknown or do not go together;
@@ -129,6 +133,8 @@ def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> flo
 def _check_options(monte_carlo: bool, task: str, noise: str, tau: float | None, parts: bool, opset: int) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset: {opset} is not in {OPSETS.start} to {OPSETS.stop - 1}")
+    if monte_carlo and noise == "random" and opset > LAST_RANDOM_OPSET:
+        raise UsageError(f"opset: a file that draws can have {OPSETS.start} to {LAST_RANDOM_OPSET} (onnxruntime), not {opset}")
     if task not in TASKS:
         raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")
     if noise not in NOISES:

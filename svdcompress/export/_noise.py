@@ -95,25 +95,27 @@ def listen(model: nn.Module, active: Sequence[str]) -> Source:
     """Have the active layers of a copy draw from a source with their own forward pass: what the file is compared with."""
     source = Source()
     for name in active:
-        model.get_submodule(name).sampler = _FromSource(source, name)
+        layer: Any = model.get_submodule(name)
+        layer.sampler = _FromSource(source, name)
     return source
 
 
-def freeze(model: nn.Module, active: Sequence[str]) -> Source:
+def freeze(model: nn.Module, active: Sequence[str] = ()) -> Source:
     """As `listen`, for the copy to be traced: relevance and variances are computed here and not in the graph."""
     source = listen(model, active)
-    for name, layer in model.named_modules():
-        if isinstance(layer, VariationalLayer):
-            layer.forward = _frozen(layer, name in active)
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, VariationalLayer)]
+    # all of them ahead of any change: layers may share a weight, and yet keep different parts of it
+    relevant = [layer.relevant() for _, layer in layers]
+    for (name, layer), keep in zip(layers, relevant, strict=True):
+        layer.forward = _frozen(layer, keep, name in active)
     return source
 
 
 @torch.no_grad()
-def _frozen(layer: VariationalLayer, active: bool) -> Callable[..., Tensor]:
-    """The forward pass of a layer in `eval()` under `sampling`, as plain linear maps."""
-    keep = layer.relevant()
-    layer.register_buffer("sigma2", layer.log_sigma2.exp() * keep, persistent=False)
-    layer.weight.mul_(keep)
+def _frozen(layer: VariationalLayer, keep: Tensor, active: bool) -> Callable[..., Tensor]:
+    """The forward pass of a layer in `eval()`, under `sampling` where it is active, as plain linear maps."""
+    layer.weight = nn.Parameter(layer.weight * keep, requires_grad=False)
+    layer.register_buffer("sigma2", layer.log_sigma2.exp() * keep if active else None, persistent=False)
 
     def forward(x: Tensor, *args: Any) -> Tensor:
         mean = layer._transform(x, layer.weight, layer.bias, *args)
@@ -122,7 +124,8 @@ def _frozen(layer: VariationalLayer, active: bool) -> Callable[..., Tensor]:
         variance = layer._transform(x * x, layer.sigma2, layer.bias_sigma2, *args)
         if not isinstance(layer, nn.Linear):  # fast convolutions may come out below 0; a sum of products of squares does not
             variance = variance.clamp_min(0)
-        return mean + variance.sqrt() * layer.sampler.normal(mean)
+        sampler: Any = layer.sampler
+        return mean + variance.sqrt() * sampler.normal(mean)
 
     return forward
 

@@ -25,8 +25,12 @@ def named_outputs(output: Any) -> dict[str, Tensor]:
         main = main_output(output)
     except ModelError as error:
         raise ExportError(str(error)) from error
-    rest = {f"output_{name}" if name[0].isdigit() else name: tensor for name, tensor in found.items() if tensor is not main}
-    return {"output": main, **rest}
+    outputs = {"output": main}
+    for name, tensor in found.items():
+        if tensor is not main:
+            name = f"output_{name}" if name[0].isdigit() else name
+            outputs[f"{name}_" if name == "output" else name] = tensor
+    return outputs
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from svdcompress.export._build import Builder, dependent, read_by, replace
 
@@ -29,7 +29,6 @@ def repeat_rows(op: Builder, noisy: Sequence[ir.Node], data: Sequence[ir.Value],
     values = {output for node in dependent(quiet, data, through_shapes=False) for output in node.outputs} | set(data)
     shapes = {output for node in dependent(quiet, data) for output in node.outputs} - values
     made: dict[ir.Value, ir.Value] = {}
-    outputs = {output for node in noisy for output in node.outputs}
     for value in read_by(noisy):
         if value in values:
             new = _repeated(op, value, copies)
@@ -37,7 +36,7 @@ def repeat_rows(op: Builder, noisy: Sequence[ir.Node], data: Sequence[ir.Value],
             new = _recomputed(op, value, rows, values, shapes, made)
         else:
             continue
-        if new is not value and value not in outputs:
+        if new is not value:
             replace(noisy, value, new)
 
 
@@ -74,8 +73,9 @@ def _recomputed(
             and node.op_type != "Size"
             and not any(attr.type.name.startswith("GRAPH") for attr in node.attributes.values())
         ):
-            inputs = [item and _recomputed(op, item, rows, values, shapes, made) for item in node.inputs]
-            made[value] = op(node.op_type, *inputs, **node.attributes)
+            inputs = [i if i is None else _recomputed(op, i, rows, values, shapes, made) for i in node.inputs]
+            attributes: Any = node.attributes
+            made[value] = op(node.op_type, *inputs, **attributes)
         else:
             raise RowsError(f"{node.op_type} of a shape")
     return made[value]

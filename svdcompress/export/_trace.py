@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import re
@@ -54,7 +55,7 @@ def trace(
         program = _export(module, examples(TRACE_BATCH), dynamic(torch.export.Dim("batch")))
         _check_single_row(program, module, examples(1))
         try:
-            onnx_program = torch.onnx.export(
+            onnx_program: Any = torch.onnx.export(
                 program, (), dynamo=True, opset_version=opset, input_names=list(names), output_names=module.names, verbose=False
             )
         except Exception as error:
@@ -110,7 +111,8 @@ def _refuse_random(model: ir.Model) -> None:
 
 def _rename_batch(model: ir.Model) -> None:
     """torch.export calls the batch s0, s77 ...: call it "batch", within expressions too."""
-    symbol = str(model.graph.inputs[0].shape[0])
+    inputs: Any = model.graph.inputs
+    symbol = str(inputs[0].shape[0])
     pattern = re.compile(rf"\b{re.escape(symbol)}\b")
     import onnx_ir as ir
 
@@ -137,7 +139,7 @@ def _clean(model: ir.Model) -> None:
 
     passes.ClearMetadataAndDocStringPass()(model)
     _contiguous(model)
-    passes.DeduplicateHashedInitializersPass()(model)  # tied weights are in the file once
+    _merge_constants(model)
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     outer = {*model.graph.inputs, *model.graph.outputs}
@@ -148,6 +150,19 @@ def _clean(model: ir.Model) -> None:
         name = re.sub(r"^(draw\.)?model\.", "", str(value.name))
         # x.mean() is called "mean", as an output may be
         value.name = f"inner_{name}" if name in taken or name.startswith(OWN) else name
+
+
+def _merge_constants(model: ir.Model) -> None:
+    """Keep equal constants, tied weights above all, once."""
+    first: dict[tuple, ir.Value] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if value.const_value is None or value.is_graph_output():
+            continue
+        array = value.const_value.numpy()
+        key = (value.const_value.dtype, array.shape, hashlib.sha256(array.tobytes()).digest())
+        if first.setdefault(key, value) is not value:
+            value.replace_all_uses_with(first[key])
+            del model.graph.initializers[name]
 
 
 def strip_shapes(model: ir.Model) -> None:

@@ -157,6 +157,7 @@ class Mixing(nn.Module):
         return self.two(hidden - hidden.mean(0))
 
 
+@pytest.mark.slow
 def test_rows_that_look_at_each_other(tmp_path):
     model = zoo.varied(Mixing())
     exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input", verify=False)
@@ -182,6 +183,7 @@ class Positions(nn.Module):
         return self.head(hidden - hidden.mean(0) if self.mixing else hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", [True, False])
 def test_noise_without_a_batch_dimension(tmp_path, mixing):
     model = svdc.convert_dropout(zoo.varied(Positions(mixing)))
@@ -192,6 +194,7 @@ def test_noise_without_a_batch_dimension(tmp_path, mixing):
     agree(got, zoo.classification(zoo.draws(model, x, noise)))
 
 
+@pytest.mark.slow
 def test_layers_without_a_relevant_weight_draw_nothing(tmp_path):
     model = zoo.mlp()
     with torch.no_grad():
@@ -215,6 +218,7 @@ class Heads(nn.Module):
         return y.chunk(2, 1) if self.pair else y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [True, False])
 def test_gaussian(tmp_path, pair):
     model = zoo.varied(Heads(pair))
@@ -226,6 +230,7 @@ def test_gaussian(tmp_path, pair):
     agree(run(session(exported.path), 7, input=x.numpy(), noise=noise.numpy()), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("task", ["binary", "regression"])
 def test_binary_and_regression(tmp_path, task, flat):
@@ -246,6 +251,7 @@ def test_binary_and_regression(tmp_path, task, flat):
     assert not one["epistemic"].any()
 
 
+@pytest.mark.slow
 def test_certain_and_masked_classes_have_no_nan(tmp_path):
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -425,6 +431,7 @@ def test_nothing_to_sample(tmp_path):
     ("options", "text"),
     [
         ({"task": "ranking"}, "task"),
+        ({"opset": 22}, "opset"),
         ({"noise": "none"}, "noise"),
         ({"tau": 2.0}, "tau"),
         ({"task": "regression", "tau": -1.0}, "tau"),
