@@ -61,11 +61,8 @@ def megabytes(tensors: Any) -> float:
     return sum(storages.values()) / 1e6
 
 
-def memory(
-    made: tuple[nn.Module, Callable[[], Tensor] | None], x: Tensor, y: Tensor, run: Callable[[], None]
-) -> dict[str, float]:
+def memory(model: nn.Module, x: Tensor, y: Tensor, run: Callable[[], None]) -> dict[str, float]:
     """Megabytes of state, kept for the backward, and the most at once beyond what is there between steps."""
-    model, kl = made
     run()
     parameters = list(model.parameters())
     own = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, x, y)}

@@ -1,6 +1,6 @@
 """What a variational training step costs over a dense one: ours and other libraries', on the same shapes.
 
-    python benchmarks/speed.py [--only NAME ...] [--rounds 15] [--again]
+    python benchmarks/speed.py [--only NAME ...] [--skip CONTESTANT ...] [--rounds 15] [--again]
 
 Everything of a row runs in one process on one thread, turn by turn in each round after a warm-up: forward, backward with the
 KL, fused Adam. Medians over the rounds; on a CPU of the thread's own CPU time, which other work on the machine disturbs less
@@ -19,7 +19,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -230,7 +230,7 @@ def timed(run: Callable[[], None], device: str) -> tuple[float, float]:
     return time.thread_time() - own, time.perf_counter() - wall
 
 
-def measure(row: Row, rounds: int, warmup: int = 2) -> dict[str, Any]:
+def measure(row: Row, rounds: int, skip: Sequence[str] = (), warmup: int = 2) -> dict[str, Any]:
     """Medians of all contestants of a row, turn by turn; {contestant: {...}} and what could not run."""
     torch.manual_seed(0)
     dense = row.make().to(row.device)
@@ -238,8 +238,8 @@ def measure(row: Row, rounds: int, warmup: int = 2) -> dict[str, Any]:
     y = torch.randint(10, (len(x),), device=row.device)
     runs, absent = {}, {}
     for name, make in CONTESTANTS.items():
-        if row.compiled and name.endswith(COMPILED):
-            continue  # there all of them are
+        if name in skip or (row.compiled and name.endswith(COMPILED)):
+            continue  # in a compiled row all of them are
         try:
             made = make(dense)
             made[0].to(row.device).train()
@@ -333,6 +333,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", choices=list(ROWS), help="measure this row; may be repeated")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--skip", action="append", default=[], choices=list(CONTESTANTS), help="leave this contestant out")
     parser.add_argument("--again", action="store_true", help="measure rows again that are there already")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -346,7 +347,7 @@ def main() -> None:
             continue
         if row.device == "cuda":
             torch.set_float32_matmul_precision("high")
-        results["rows"][name] = measure(row, options.rounds)
+        results["rows"][name] = measure(row, options.rounds, options.skip)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (RESULTS / "speed.md").write_text(markdown(results), encoding="utf-8")
         print(name, {key: round(value["ratio"], 2) for key, value in results["rows"][name]["contestants"].items()}, flush=True)
