@@ -31,7 +31,7 @@ class Sampler:
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal noise of a tensor's shape, dtype and device."""
         noise = normal_like(like, self.generator)
-        return noise if self.sign is None else noise * self.sign
+        return noise if self.sign is None else noise * self.sign.to(noise.dtype)
 
     def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
         """Ones at a rate, else zeros, of the given shape and of a tensor's dtype and device."""

@@ -171,6 +171,15 @@ def test_the_generator_makes_it_reproducible(classifier, x, way):
     assert torch.equal(first.mean, mc_predict(classifier, x, 8, **way).mean)
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(classifier, x, dtype, way):
+    want = mc_predict(classifier, x, 4000, generator=seeded(1))
+    got = mc_predict(classifier.to(dtype), x.to(dtype), 4000, generator=seeded(2), **way)
+    assert got.mean.dtype == torch.float64
+    torch.testing.assert_close(got.mean, want.mean, rtol=0, atol=0.03)
+
+
 def test_a_given_generator_leaves_the_default_one_alone(classifier, x):
     before = torch.get_rng_state()
     mc_predict(classifier, x, 8, generator=seeded())
