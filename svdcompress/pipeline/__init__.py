@@ -1,12 +1,13 @@
 """A run from its recipe to its folder: the stages in order, and where to go on after a stop."""
 
 from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._convert import converted, make_schedule
 from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._figures import feed
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run
 from svdcompress.pipeline._run import run
-from svdcompress.pipeline._stages import Stages, converted, make_schedule
+from svdcompress.pipeline._stages import Stages
 
 __all__ = [
     "Estimate",

@@ -14,7 +14,7 @@ from torch import nn
 from svdcompress.convert import PlanEntry, plan, variational_layers
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._stages import converted
+from svdcompress.pipeline._convert import converted
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import call, load_weights, make_loss, make_model, open_data
 from svdcompress.train import find_place, make_optimizer, seed_everything

@@ -15,17 +15,18 @@ import torch
 from torch import nn
 
 from svdcompress import checkpoint, cost, report
-from svdcompress.convert import convert, variational_layers
-from svdcompress.errors import ExportError, Interrupted, ModelError, PruneError
+from svdcompress.convert import variational_layers
+from svdcompress.errors import ExportError, Interrupted, ModelError
 from svdcompress.export import export_onnx
-from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
+from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._convert import check_some_left, converted, make_schedule
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
-from svdcompress.recipe import BetaSchedule, Recipe, Training, dump_recipe, in_epochs
-from svdcompress.relevance import Masks
+from svdcompress.recipe import Recipe, Training, dump_recipe
+from svdcompress.relevance import hold
 from svdcompress.sources import (
     Data,
     call,
@@ -208,7 +209,7 @@ class Stages:
         self.results["log_alpha"] = report.log_alpha_histograms(self.model, threshold)
         self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
         self.results["threshold_curve"] = curve
-        _some_left(self.masks)
+        check_some_left(self.masks)
 
     def _prune(self) -> None:
         file = self.state.folder / "pruned.safetensors"
@@ -272,8 +273,6 @@ class Stages:
             results["uncertainty"], results["calibration"] = figures, diagrams
 
     def _masked(self) -> nn.Module:
-        from svdcompress.relevance import hold
-
         return hold(self.model, self.masks)
 
     def _export(self) -> None:
@@ -348,32 +347,3 @@ class Stages:
                 report.write(self.out, self.results)
             else:
                 report.write_json(self.out / "report.json", self.results)
-
-
-def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """A model converted as the recipe says, in place: first the layers that rules name, then the rest."""
-    settings = recipe.convert
-    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "threshold")}
-    for rule in settings.layers:
-        own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
-        convert(model, include=[rule.match] if isinstance(rule.match, str) else rule.match, exclude=settings.exclude, **own)
-    return convert(model, include=settings.include, exclude=settings.exclude, **base)
-
-
-def make_schedule(beta: BetaSchedule, epochs: int) -> Schedule:
-    """The schedule that a recipe names, in epochs."""
-    if beta.name == "constant":
-        return Constant(beta.final)
-    if beta.name == "additive":
-        return AdditiveWarmup(beta.step, beta.final)
-    kind = CosineWarmup if beta.name == "cosine" else LinearWarmup
-    return kind(in_epochs(beta.start, epochs), in_epochs(beta.stop, epochs), beta.final)
-
-
-def _some_left(masks: Masks) -> None:
-    for layer in masks.layers:
-        if not layer.kept:
-            raise PruneError(
-                f"nothing is left of layer {layer.name!r}: the model would be a constant. "
-                "Lower train.beta.final, raise relevance.threshold, or train longer before beta rises (train.beta.start)"
-            )

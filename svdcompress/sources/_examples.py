@@ -69,11 +69,13 @@ class InMemory:
         return len(self.targets)
 
     def subset(self, indices: Tensor) -> InMemory:
+        """Some of the examples."""
         return InMemory(map_tensors(self.inputs, lambda tensor: tensor[indices]), self.targets[indices], self.augment)
 
     def batches(
         self, batch_size: int, *, shuffle: int | None = None, rank: int = 0, world: int = 1, device: Any = "cpu"
     ) -> Iterator[tuple[Any, Tensor]]:
+        """See `Examples.batches`."""
         device = torch.device(device)
         inputs, targets = self._on(device)
         single = isinstance(inputs, Tensor)
@@ -132,6 +134,7 @@ class FromDataset:
         return len(self.indices)
 
     def subset(self, indices: Tensor) -> FromDataset:
+        """Some of the examples."""
         return FromDataset(
             self.dataset,
             collate=self.collate,
@@ -144,6 +147,7 @@ class FromDataset:
     def batches(
         self, batch_size: int, *, shuffle: int | None = None, rank: int = 0, world: int = 1, device: Any = "cpu"
     ) -> Iterator[tuple[Any, Tensor]]:
+        """See `Examples.batches`."""
         device = torch.device(device)
         order = order_of(len(self), batch_size, shuffle, rank, world)
         seed = torch.Generator().manual_seed(0 if shuffle is None else shuffle)  # of the workers, so that they repeat

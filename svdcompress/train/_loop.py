@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import DataError, Interrupted, TrainingError
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
 from svdcompress.relevance import relevance
-from svdcompress.sources import Examples, Loss, call, main_output, to_device
+from svdcompress.sources import Examples, Loss, call, to_device
 from svdcompress.train._device import make_accelerator
+from svdcompress.train._distill import Teacher
 from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
 from svdcompress.train._optim import LrFactor, make_optimizer
@@ -94,7 +94,8 @@ def fit(
     """
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
-    return _Loop(model, examples, loss, settings, stage, teacher, distill, task, seed, bars, stop).run(
+    learnt = Teacher(teacher, distill, task, loss) if teacher is not None and distill is not None and distill.weight else None
+    return _Loop(model, examples, loss, settings, stage, learnt, seed, bars, stop).run(
         make_accelerator(device, settings.precision),
         ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
         lr_log_sigma2,
@@ -114,17 +115,13 @@ class _Loop:
         loss: Loss,
         settings: Training,
         stage: str,
-        teacher: nn.Module | None,
-        distill: Distillation | None,
-        task: str,
+        teacher: Teacher | None,
         seed: int,
         bars: Bars | None,
         stop: Callable[[], bool],
     ) -> None:
         self.model, self.examples, self.loss, self.settings, self.stage = model, examples, loss, settings, stage
-        self.teacher: Any = teacher if distill is not None and distill.weight > 0 else None
-        self.distill: Any = distill
-        self.task, self.seed, self.bars, self.stop = task, seed, bars, stop
+        self.teacher, self.seed, self.bars, self.stop = teacher, seed, bars, stop
 
     def run(
         self,
@@ -143,7 +140,7 @@ class _Loop:
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         model.to(self.device)
         if self.teacher is not None:
-            self.teacher.to(self.device).eval()
+            self.teacher.model.to(self.device).eval()
         self.optimizer = make_optimizer(model, self.settings, lr_log_sigma2)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.factor = LrFactor(self.settings.schedule, epochs)
@@ -259,7 +256,7 @@ class _Loop:
             output = call(self.network, x)
             loss = self.loss(output, y)
             if self.teacher is not None:
-                loss = distilled(loss, output, y_soft(self.teacher, x), self.loss, self.distill, self.task)
+                loss = self.teacher.mix(loss, output, x)
         nll = loss.detach()
         if self.elbo is None:
             return loss, nll, None

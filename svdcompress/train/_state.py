@@ -65,6 +65,7 @@ class StateFile:
         return self.path is not None and time.monotonic() - self._last > self._took / SHARE_OF_TIME
 
     def save(self, state: dict[str, Any]) -> None:
+        """Replace the state on disk, if there is a path. Raises OutputError."""
         if self.path is None:
             return
         started = time.monotonic()

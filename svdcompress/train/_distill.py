@@ -1,0 +1,34 @@
+"""Learning from another model's outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from svdcompress.recipe import Distillation
+from svdcompress.sources import Loss, call, main_output
+
+
+class Teacher:
+    """The outputs of a model as targets beside the true ones (Hinton et al. 2015, arXiv 1503.02531).
+
+    classification: its soft targets at a temperature, times the temperature's square, so that gradients keep their size.
+    Other tasks: its outputs in place of the targets, in the same loss.
+    """
+
+    def __init__(self, model: nn.Module, settings: Distillation, task: str, loss: Loss) -> None:
+        self.model, self.settings, self.task, self.loss = model, settings, task, loss
+
+    def mix(self, loss: Tensor, output: object, inputs: Any) -> Tensor:
+        """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`; output: the student's, for `inputs`."""
+        with torch.no_grad():
+            soft = main_output(call(self.model, inputs))
+        weight, temperature = self.settings.weight, self.settings.temperature
+        if self.task != "classification":
+            return (1 - weight) * loss + weight * self.loss(output, soft)
+        own, soft = F.log_softmax(main_output(output) / temperature, 1), F.log_softmax(soft / temperature, 1)
+        divergence = F.kl_div(own, soft, reduction="batchmean", log_target=True)
+        return (1 - weight) * loss + weight * temperature**2 * divergence
