@@ -209,6 +209,8 @@ class Trace(TorchDispatchMode):
         """Know which module runs; look away within opaque ones."""
         handles = []
         for name, module in self.model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks; its operators are seen all the same
             reason = next((why for kind, why in OPAQUE.items() if isinstance(module, kind)), None)
 
             def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name, reason: str | None = reason) -> None:
