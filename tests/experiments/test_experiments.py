@@ -63,7 +63,7 @@ def test_bands_widen_away_from_the_data(tmp_path):
 
 @pytest.mark.slow
 def test_leaks_are_found_the_larger_the_surer(tmp_path):
-    results = ran("leak", {"series": 1500, "epochs": 5, "sparse_epochs": 8, "samples": 20}, tmp_path)
+    results = ran("leak", {"series": 3000, "epochs": 6, "sparse_epochs": 12, "samples": 20}, tmp_path)
     for name, figures in results["nets"].items():
         scores = [figures["tonnes"][size]["auroc"] for size in ("30", "300", "3000")]
         assert scores == sorted(scores) and scores[0] > 0.6 and scores[-1] > 0.95, name
