@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,7 +112,7 @@ def _experiment(made: Recipe, folder: Path, silent: bool, json: bool) -> None:
 
 
 def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) -> None:
-    if not console.is_terminal:
+    if not console.is_terminal or os.environ.get("RANK", "0") != "0":
         return
     text = made.description.strip().partition("\n")[0]
     console.print(f"[bold]{s.stem(recipe, made)}[/]  {text}")

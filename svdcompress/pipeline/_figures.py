@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -94,7 +95,9 @@ def uncertainty(dense: nn.Module, small: nn.Module, data: Data, samples: int, se
     }
     figures, diagrams = {}, {}
     for name, predict in contenders.items():
-        mean, variance, target, spread = _predicted(predict, data.test)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
+            mean, variance, target, spread = _predicted(predict, data.test)
         if data.task in ("classification", "binary"):
             figures[name] = {**quality(mean, target), **spread}
             diagrams[name] = {**reliability(mean, target), "ece": figures[name]["ece"]}

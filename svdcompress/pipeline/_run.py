@@ -36,8 +36,8 @@ def run(
     """
     console = console or Console(stderr=True)
     folder = Path(out or recipe.out or free_folder("run"))
-    say: Callable[[str], None] = (lambda text: None) if quiet else console.print
     place = find_place(recipe.device)
+    say: Callable[[str], None] = console.print if place.first and not quiet else (lambda text: None)
     if resume and (folder / "recipe.yaml").is_file():
         _same(stored_recipe(folder), recipe, folder)
     if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):
