@@ -35,7 +35,7 @@ COLUMNS = (
     "error %",
     "non-zeros",
     "parameters",
-    "units with a weight left",
+    "units left",
     "sparsity per layer",
     "100 samples: error %, NLL, ECE",
     "latency in ms, batch 1 (dense)",
@@ -75,13 +75,19 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
         "weights_nonzero": sum(layer["weights"] for layer in layers),
         "weights_compression": sum(layer["weights_before"] for layer in layers) / sum(layer["weights"] for layer in layers),
         "sparsity": [round(100 * layer["sparsity"], 2) for layer in layers],
-        "kept": "-".join(str(units) for units in [layers[0]["inputs"], *(layer["outputs"] for layer in layers[:-1])]),
+        "kept": "-".join(map(str, _units(layers))),
         "shapes": [layer["shape_after"] for layer in layers],
         "latency_ms": {"dense": dense.get("latency_ms"), "sparse": sparse.get("latency_ms")},
         "threads": report.get("threads"),
         "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
         "total_seconds": round(sum(report["seconds"].values())),
     }
+
+
+def _units(layers: list[dict[str, Any]]) -> list[int]:
+    """Units of each layer but the last, as they are left; before them, for linear layers, the inputs that any weight reads."""
+    first = [layers[0]["inputs"]] if len(layers[0]["shape_after"]) == 2 else []
+    return first + [layer["shape_after"][0] for layer in layers[:-1]]
 
 
 def cpu() -> str:
