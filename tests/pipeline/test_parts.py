@@ -1,0 +1,64 @@
+"""Parts of a run by themselves: models that read fewer inputs, batches for onnxruntime, folders taken back."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from svdcompress import convert, hold, prune, relevance
+from svdcompress.pipeline import feed, prepare
+from svdcompress.pipeline._folder import discard
+from svdcompress.pipeline._select import Select, bare, whole
+from svdcompress.sources import Data, InMemory
+
+
+def test_a_model_without_its_dead_inputs_takes_whole_inputs_still():
+    torch.manual_seed(0)
+    model = convert(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))).eval()
+    masks = {name: mask.clone() for name, mask in relevance(model, 50.0).items()}
+    masks["0"][:, [1, 4, 5]] = False
+    x = torch.randn(7, 8)
+    small = prune(model, x, masks=masks, remove_inputs=True)
+    report = small.pruning.to_dict()
+    served = whole(small, report)
+    assert isinstance(served, Select) and served.index.tolist() == [0, 2, 3, 6, 7]
+    assert bare(served) is small and bare(small) is small
+    with torch.no_grad():
+        assert torch.allclose(served(x), hold(model, masks)(x), atol=1e-6)
+    assert whole(model, {"inputs_kept": None}) is model
+
+
+def test_batches_for_onnxruntime_have_any_size_and_the_names_of_the_inputs(tmp_path):
+    from svdcompress.export import export_onnx
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, left, right):
+            return self.layer(left) + self.layer(right)
+
+    x, y = (torch.randn(5, 3), torch.randn(5, 3)), torch.zeros(5).long()
+    file = tmp_path / "two.onnx"
+    export_onnx(Two(), file, x)
+
+    def made(inputs):
+        examples = InMemory(inputs, y)
+        return feed(Data(examples, examples, examples, "classification", 2), file)
+
+    pair = made(x)(12)
+    assert set(pair) == {"left", "right"}
+    assert np.array_equal(pair["right"][5:10], x[1].numpy()) and len(pair["left"]) == 12
+    assert set(made({"a": x[0], "b": x[1]})(2)) == {"a", "b"}
+    assert made(x[0])(1).shape == (1, 3)
+
+
+def test_a_folder_is_taken_back_only_if_nothing_was_trained(tmp_path):
+    prepare(tmp_path / "new")
+    (tmp_path / "new" / "recipe.yaml").write_text("model: mlp")
+    discard(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    prepare(tmp_path / "trained")
+    (tmp_path / "trained" / "state" / "dense.pt").write_bytes(b"x")
+    discard(tmp_path / "trained")
+    assert (tmp_path / "trained" / "state" / "dense.pt").exists()
