@@ -34,7 +34,7 @@ FIXED = {
     "width": "2 layers, batch 64",
     "depth": "width 512, batch 256",
     "batch": "2 layers of width 512",
-    "samples": "LeNet-300-100, batch 64",
+    "samples": "mc_predict on LeNet-300-100, not compressed, over one dense pass, batch 64",
 }
 QUANTITIES = {
     "ms": "time, ms",

@@ -301,6 +301,14 @@ def keep_freed_memory() -> None:
         pass
 
 
+EXPLANATION = (
+    "bayesian-torch is another estimator: one draw of the weights for a whole batch, so one product for our two, and "
+    "gradients of a higher variance (all examples share their noise). It is cheap where weights are few, as in convolutions, "
+    "and dear where they are many. The others draw each pre-activation, as we do. pytorch-ard has the log-uniform prior, "
+    "the rest ARD or a fixed normal one; its convolutions have no bias."
+)
+
+
 def markdown(results: dict[str, Any]) -> str:
     """The table for people."""
     where = results["machine"]
@@ -326,6 +334,7 @@ def markdown(results: dict[str, Any]) -> str:
         values = [f"{cell['ratio']:.2f}" if cell else "" for cell in cells]
         lines.append(f"| {name} | {row.goal} | {found['contestants']['dense']['ms']:.1f} | " + " | ".join(values) + " |")
         notes += [f"- {name}, {peer}: {reason}" for peer, reason in found["absent"].items()]
+    lines += ["", EXPLANATION]
     return "\n".join([*lines, "", *(["Not measured:", ""] if notes else []), *notes]).rstrip() + "\n"
 
 
