@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,9 +39,15 @@ def same(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> Non
 
 def reshape(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """Views: where units come to vary along a new dimension, code may hold its length as a number."""
-    shadow = trace.of(args[0]).move(lambda tensor: tensor.reshape(out.shape))
+    before = trace.of(args[0])
+    shadow = before.move(lambda tensor: tensor.reshape(out.shape))
     note_view(trace, shadow.labels, out)
-    trace.put(out, shadow)
+    trace.put(out, _rows(before, shadow))
+
+
+def _rows(before: Shadow, after: Shadow) -> Shadow:
+    """Rows that add up to 1 still do where the last dimension is what it was."""
+    return replace(after, simplex=before.simplex and before.taint.shape[-1:] == after.taint.shape[-1:])
 
 
 def note_view(trace: Trace, labels: Tensor | None, out: Tensor) -> None:
@@ -58,7 +65,8 @@ def move(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
 
 def expand(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """Broadcasting."""
-    trace.put(out, trace.of(args[0]).move(lambda tensor: tensor.expand(out.shape)))
+    before = trace.of(args[0])
+    trace.put(out, _rows(before, before.move(lambda tensor: tensor.expand(out.shape))))
 
 
 def pick(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:

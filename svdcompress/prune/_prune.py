@@ -218,7 +218,7 @@ class _Attempt:
         self.model, self.masks, self.plain, self.inputs = model, masks, plain, inputs
         self.deadline = time.perf_counter() + seconds
         self.round_to, self.report = round_to, report
-        self.modes = ["all", "heads", "none"]
+        self.modes = ["names", "heads", "every", "none"]
         self.failed: dict[int, str] = {}  # group -> why
         self.why = ""
 

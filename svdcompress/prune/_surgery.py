@@ -27,10 +27,11 @@ def foldable(model: nn.Module, use: Use) -> bool:
     return isinstance(bias, nn.Parameter) and len(holders) == 1
 
 
-def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "all") -> None:
+def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "names") -> None:
     """Carry out a choice on a copy of the traced model (variational or dense), in place.
 
-    adapt: which integer attributes follow where code holds lengths as numbers: "all", "heads" or "none".
+    adapt: which integer attributes follow where code holds lengths as numbers: "names" (all whose name does not speak of a
+    head's own size), "heads", "every" or "none".
     """
     made: list[tuple[nn.Module, np.ndarray]] = []  # modules that got a bias, and which of its entries stay
     with torch.no_grad():
@@ -228,11 +229,14 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         if not removed.any() or not view.module:
             continue
         module = model.get_submodule(view.module)
-        lengths = _lengths(removed, view.sizes)
+        if isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase):
+            continue  # told by the shapes of their own tensors
+        lengths, totals = _lengths(removed, view.sizes)
         for attribute, value in vars(module).items():
-            shorter = _shorter(value, lengths)
-            head = "head" in attribute and not any(part in attribute for part in ("dim", "size"))
-            if shorter != value and (head or adapt == "all"):
+            parts = set(attribute.split("_"))
+            size_of_head = "head" in parts and not parts.isdisjoint(("dim", "size")) and "all" not in parts
+            shorter = _shorter(value, totals if size_of_head and adapt != "every" else {**totals, **lengths})
+            if shorter != value and (adapt != "heads" or ("head" in attribute and not size_of_head)):
                 changes[view.module, attribute] = shorter
     return [(name, attribute, value) for (name, attribute), value in changes.items()]
 
@@ -247,8 +251,8 @@ def _shorter(value: Any, lengths: dict[int, int]) -> Any:
     return value
 
 
-def _lengths(removed: np.ndarray, sizes: tuple[int, ...]) -> dict[int, int]:
-    """{length before: after} of the dimensions from which whole indices go, and of their product."""
+def _lengths(removed: np.ndarray, sizes: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
+    """{length before: after} of the dimensions from which whole indices go, and that of their product."""
     changed, before, after = {}, 1, 1
     for d in range(removed.ndim):
         left = removed.shape[d] - int(removed.all(axis=tuple(i for i in range(removed.ndim) if i != d)).sum())
@@ -256,5 +260,5 @@ def _lengths(removed: np.ndarray, sizes: tuple[int, ...]) -> dict[int, int]:
             changed[sizes[d]] = left
         if removed.shape[d] > 1:
             before, after = before * removed.shape[d], after * left
-    changed.setdefault(before, after) if after != before else None
-    return changed
+    several = sum(size > 1 for size in removed.shape) > 1
+    return changed, {before: after} if after != before and several else {}

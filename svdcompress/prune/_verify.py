@@ -50,6 +50,25 @@ def fresh(inputs: Any, seed: int) -> Any:
     return map_tensors(inputs, draw)
 
 
+def holed(inputs: Any, seed: int) -> Any | None:
+    """The inputs with zeros in what looks like a mask (all ones, not floating point), the last example masked throughout;
+    None where nothing looks like one."""
+    generator = torch.Generator().manual_seed(seed)
+    found = False
+
+    def draw(tensor: Tensor) -> Tensor:
+        nonlocal found
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() < 2 or not bool((tensor == 1).all()):
+            return tensor
+        found = True
+        mask = (torch.rand(tensor.shape, generator=generator) > 0.3).to(tensor)
+        mask[-1] = 0
+        return mask
+
+    result = map_tensors(inputs, draw)
+    return result if found else None
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in `eval()`, without gradients; each module's mode is put back afterwards."""
@@ -73,6 +92,8 @@ class Judge:
         self.reference = reference
         other = batch - 1 if batch > 1 else batch + 1
         wanted = [fresh(inputs, 1), fresh(resized(inputs, other), 2)]
+        masked = holed(inputs, 3)
+        wanted += [] if masked is None else [masked]
         self.cases: list[tuple[Any, list[Tensor]]] = []
         with evaluating(reference):
             for case in wanted:
