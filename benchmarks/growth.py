@@ -34,7 +34,7 @@ FIXED = {
     "width": "2 layers, batch 64",
     "depth": "width 512, batch 256",
     "batch": "2 layers of width 512",
-    "samples": "mc_predict on LeNet-300-100, not compressed, over one dense pass, batch 64",
+    "samples": "mc_predict on LeNet-300-100 over a dense pass, batch 64",
 }
 QUANTITIES = {
     "ms": "time, ms",
@@ -64,6 +64,7 @@ def megabytes(tensors: Any) -> float:
 def memory(model: nn.Module, x: Tensor, y: Tensor, run: Callable[[], None]) -> dict[str, float]:
     """Megabytes of state, kept for the backward, and the most at once beyond what is there between steps."""
     run()
+    model.zero_grad()  # what is freed during the measured step must not be older than it
     parameters = list(model.parameters())
     own = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, x, y)}
     kept: list[Tensor] = []
@@ -146,14 +147,8 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for axis, points in results["axes"].items():
         names = [name for name in QUANTITIES if any(name in point["ours"] for point in points.values())]
-        titles = [f"{QUANTITIES[name]}, {name.split('_')[-1].replace('mb', 'MB')}" for name in names]
-        lines += [
-            "",
-            f"## {axis}: {FIXED[axis]}",
-            "",
-            "| " + " | ".join([axis, *titles]) + " |",
-            "|---" * (len(names) + 1) + "|",
-        ]
+        header = " | ".join([axis, *(QUANTITIES[name] for name in names)])
+        lines += ["", f"## {axis}: {FIXED[axis]}", "", f"| {header} |", "|---" * (len(names) + 1) + "|"]
         for size, point in sorted(points.items(), key=lambda pair: int(pair[0])):
             cells = [f"{point['ours'][n]:.4g} ({point['ours'][n] / point['dense'][n]:.2f})" for n in names]
             lines.append("| " + " | ".join([size, *cells]) + " |")
@@ -178,7 +173,8 @@ def plot(results: dict[str, Any]) -> None:
             for who in ("dense", "ours"):
                 known = [size for size in sizes if quantity in points[size][who]]
                 panel.loglog([int(size) for size in known], [points[size][who][quantity] for size in known], "o-", label=who)
-            panel.set_xlabel(f"{axis} ({FIXED[axis]})", fontsize=8)
+            panel.set_xlabel(axis, fontsize=8)
+            panel.set_title(FIXED[axis], fontsize=7)
             panel.set_ylabel(unit, fontsize=8)
             panel.legend(fontsize=8)
         if not any("peak_mb" in point["ours"] for point in points.values()):
