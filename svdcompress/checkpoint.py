@@ -66,7 +66,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, str], extra: dict[str, Any]) -> dict[str, Any]:
-    import svdcompress
+    from svdcompress import __version__
 
     layers, dropout = {}, {}
     for name, module in model.named_modules():
@@ -83,7 +83,7 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
         "surgery": getattr(model, "surgery", None) or {},
         "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         "ties": ties,
-        "versions": {"svdcompress": svdcompress.__version__, "torch": torch.__version__},
+        "versions": {"svdcompress": __version__, "torch": torch.__version__},
         "extra": extra,
     }
 

@@ -66,15 +66,16 @@ def _latency_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[R
     for name in dict.fromkeys([*before, *after]):
         a, b = before.get(name), after.get(name)
         label = f"Latency, batch {name.removeprefix('batch_')}"
-        found.append(Row(label, milliseconds(a), milliseconds(b), *_ratio(a, b, "faster")))
+        found.append(Row(label, milliseconds(a), milliseconds(b), *_ratio(a, b, "faster", same=0.03)))
     return found
 
 
-def _ratio(dense: float | None, sparse: float | None, word: str) -> tuple[str, bool | None]:
+def _ratio(dense: float | None, sparse: float | None, word: str, same: float = 0.005) -> tuple[str, bool | None]:
+    """The change in words; same: ratios this close to 1 are none (for times, what one measurement differs from another)."""
     if dense is None or sparse is None or sparse <= 0 or dense <= 0:
         return "", None
     ratio = dense / sparse
-    if 0.995 < ratio < 1.005:
+    if abs(ratio - 1) < same:
         return "the same", None
     if ratio > 1:
         return f"{times(ratio)} {word}", True

@@ -92,8 +92,8 @@ def test_simulated_series_are_what_they_say():
 @needs_mnist
 @pytest.mark.slow
 def test_the_turned_digit_is_doubted(tmp_path):
-    settings = {"digits": 2000, "epochs": 3, "sparse_epochs": 3, "samples": 30, "angles": 7, "beta": 0.02}
-    data = DataSection(name=f"mnist:{MNIST}", limit=2000)
+    settings = {"digits": 1500, "epochs": 4, "sparse_epochs": 3, "samples": 30, "angles": 7, "beta": 0.02}
+    data = DataSection(name=f"mnist:{MNIST}", limit=1700)
     results = ran("rotated-digit", settings, tmp_path, data=data)
     turned = results["turned"]
     for name in ("MC dropout", "sparse variational"):
