@@ -117,7 +117,8 @@ def test_a_users_model_weights_and_data_to_an_onnx_file(place):
     torch.save({"state_dict": {f"module.{k}": v for k, v in trained.state_dict().items()}}, place / "trained.pt")
     result = svdc(
         "sparsify", "--model", "./model.py:make", "--weights", "trained.pt", "--data", "npz:data.npz", "--epochs", 2,
-        "--out", "small", "--seed", 3, "--threshold", 4, "--json", "--set", "train.beta.final=0.01", "--set", "recover.epochs=1",
+        "--out", "small", "--seed", 3, "--threshold", 4, "--json", "--set", "train.beta.final=0.01",
+        "--set", "recover.epochs=1",
         "--set", "export.monte_carlo=false", "--set", "report.latency=false",
     )  # fmt: skip
     found = json.loads(result.stdout)

@@ -75,7 +75,7 @@ def test_a_cut_gzip_is_named(mnist):
     root = mnist()
     file = root / "raw" / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(DataError, match="train-images-idx3-ubyte.gz: cannot be read, or truncated"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: cannot be read, or truncated"):
         opened(name=f"mnist:{root}")
 
 
