@@ -75,15 +75,16 @@ class ArdDivergence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, log_sigma2, keep, *moments = ctx.saved_tensors
-        half = grad * 0.5
-        precision: Any = None  # half the gradient, over the prior's variance: summed over shares
+        # In place and without broadcasting a number into addcmul, which is not vectorised: that was half of the KL's cost.
+        precision: Any = None  # the gradient over the prior's variance, summed over shares
         for (_, part), shared in zip(ctx.parts, moments, strict=True):
-            term = (half * part) / shared
+            term = (grad * part) / shared
             precision = term if precision is None else precision + term
         if keep is not None:
-            precision, half = precision * keep, half * keep
-        of_weight = torch.addcmul(grad.new_zeros(()), weight, precision, value=2) if ctx.needs_input_grad[0] else None
-        of_log_sigma2 = torch.addcmul(-half, log_sigma2.exp(), precision) if ctx.needs_input_grad[1] else None
+            precision, grad = precision * keep, grad * keep
+        by_weight, by_log_sigma2 = ctx.needs_input_grad[:2]
+        of_weight = weight * precision if by_weight else None
+        of_log_sigma2 = log_sigma2.exp().mul_(precision).sub_(grad).mul_(0.5) if by_log_sigma2 else None
         return of_weight, of_log_sigma2, None, None
 
 
