@@ -10,7 +10,7 @@ and no gradient is computed that nobody asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,10 +29,20 @@ Noise = Callable[[Tensor], Tensor]
 
 
 def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Standard normal noise of a tensor's shape, dtype and device."""
-    if generator is None:
-        return torch.randn_like(tensor)
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+    """Standard normal noise of a tensor's shape, dtype, device and order in memory."""
+    kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
+    return _as_stored(tensor, lambda shape: torch.randn(shape, generator=generator, **kind))
+
+
+def _as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor]) -> Tensor:
+    """A tensor of the given one's shape, with its dimensions in the same order in memory: `make(shape)` is made contiguous.
+
+    torch fills other than contiguous tensors with noise several times slower, and convolutions return channels-last ones.
+    """
+    if torch.compiler.is_compiling() or tensor.is_contiguous():
+        return make(tensor.shape)
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return make([tensor.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 def draw(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
@@ -53,6 +63,11 @@ def autocast(x: Tensor) -> Tensor:
 
 def _autocast_on(device_type: str) -> bool:
     return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
+def _half_noise(like: Tensor) -> Tensor:
+    """Noise of standard deviation 1/2, without a pass for the factor."""
+    return _as_stored(like, lambda shape: torch.empty(shape, dtype=like.dtype, device=like.device).normal_(0, 0.5))
 
 
 class Draw(torch.autograd.Function):
@@ -84,7 +99,7 @@ class Draw(torch.autograd.Function):
             output = _maps.apply(map, x, _kept(weight, keep).to(x.dtype), _to(bias, x.dtype))
             spread = variance.clamp_min_(TINY).sqrt_()
             # Half the noise, and twice that in the sum: so the quotient is the derivative, without a pass for its factor.
-            half = torch.empty_like(output).normal_(0, 0.5) if noise is None else noise(output).mul(0.5)
+            half = _half_noise(output) if noise is None else noise(output).mul(0.5)
             output.addcmul_(spread.to(output.dtype), half, value=2)
             slope = half.to(dtype).div_(spread)
         ctx.save_for_backward(x, weight, log_sigma2, keep, slope)
