@@ -87,7 +87,7 @@ def export_onnx(
     noise: "random": the file draws. "input": one more input `noise` (samples, numbers), float32, standard normal: the same
         noise gives the same outputs. Its layout is in the metadata as "noise": for each call of a stochastic layer its name
         and shape (None: the batch), each flattened, one after the other.
-    tau: precision of the observations, for regression. dim: the class dimension of the model's output.
+    tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the first.
     parts: outputs `aleatoric` and `epistemic` for classification and binary too.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added.
     opset: 18 to 23, or to 21 for a file that draws.
@@ -96,8 +96,8 @@ def export_onnx(
     `samples`. Sums are float64. The generator is onnxruntime's, seeded by the clock when a process first needs it: runs of a
     session differ, and so do processes; but two sessions of one process that load the same file draw the same noise, run by
     run. `onnxruntime.set_seed` before the session is made gives the same noise again. The period is about 2^31 numbers, as
-    many as a small network takes in some thousand calls. `samples` or a batch below 1 fail in a node whose name says so. NaN
-    inputs give NaN outputs, in their rows.
+    many as a small network takes in some thousand calls. `samples` or a batch below 1 and inputs that are not finite fail in a
+    node whose name says so.
 
     Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold, that has nothing to
     sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are unknown or do not go together;
@@ -143,8 +143,8 @@ def _check_options(monte_carlo: bool, task: str, noise: str, tau: float | None, 
         raise UsageError("noise, tau and parts belong to monte_carlo=True")
     if tau is not None and task != "regression":
         raise UsageError(f"tau: it is the constant precision of task 'regression', but the task is {task!r}")
-    if tau is not None and not 0 < tau < float("inf"):
-        raise UsageError(f"tau: {tau} is not a precision; it is 1 over the noise's variance, above 0")
+    if tau is not None and not (isinstance(tau, int | float) and 0 < tau < float("inf")):
+        raise UsageError(f"tau: {tau!r} is not a precision; it is one number, 1 over the noise's variance, above 0")
 
 
 def _versions() -> dict[str, str]:

@@ -76,6 +76,9 @@ class _Rounds:
         self.batch = self._checked(rows, "batch_must_be_1_or_more")
         scalar = op("Reshape", samples, op.constant([]), name="samples_must_be_one_number")
         self.samples = self._checked(scalar, "samples_must_be_1_or_more")
+        for value in data:
+            if value.dtype is not None and value.dtype.is_floating_point():
+                self.samples = op("Add", self.samples, self._unless_finite(value))
         self.copies, self.rows, self.trips = one, self.batch, self.samples
         if several:
             most = op("Div", op.constant(ROUND), op("Mul", self.batch, op.constant(draw.widest)))
@@ -88,8 +91,17 @@ class _Rounds:
     def _checked(self, value: ir.Value, name: str) -> ir.Value:
         """A scalar once it is known to be 1 or more: ONNX has no assertions, but a Gather beyond the end of a tensor fails,
         with the node's name in the runtime's message."""
+        return self.op("Add", value, self._zero_unless(self.op("Less", value, self.one), name))
+
+    def _unless_finite(self, value: ir.Value) -> ir.Value:
+        """0 for an input of finite numbers. Maximum pooling, for one, would hide a NaN and leave a sure prediction."""
         op = self.op
-        return op("Add", value, op("Gather", op.constant([0]), op("Cast", op("Less", value, self.one), to=7), name=name))
+        total = op("ReduceSum", op("Mul", value, op.constant(0, np.float32)), keepdims=0)  # 0, or NaN
+        return self._zero_unless(op("IsNaN", total), f"{value.name}_must_be_finite")
+
+    def _zero_unless(self, wrong: ir.Value, name: str) -> ir.Value:
+        op = self.op
+        return op("Gather", op.constant([0]), op("Cast", wrong, to=7), name=name)
 
     def _rounded_up(self, value: ir.Value, by: ir.Value) -> ir.Value:
         op = self.op

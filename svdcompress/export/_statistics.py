@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from svdcompress.errors import ExportError
+from svdcompress.errors import ExportError, UsageError
 from svdcompress.sources import main_output
 
 LEAST_LOG = -1000.0  # e to it is 0 in float64: keeps 0 * log 0 at 0 for classes that a model masks with -inf
@@ -36,8 +36,12 @@ class Statistics:
         raise NotImplementedError
 
     def _along(self, output: Tensor) -> int:
-        """The class dimension, for outputs that have one."""
-        return min(self.dim, output.dim() - 1)
+        """The class dimension, counted from the front. Raises UsageError where the output has no such one."""
+        rank = output.dim()
+        dim = self.dim + rank if self.dim < 0 else self.dim
+        if not 1 <= dim < rank:
+            raise UsageError(f"dim: {self.dim}; the class dimension of an output with {rank} dimensions is 1 to {rank - 1}")
+        return dim
 
     def _variances(self, aleatoric: Tensor, mean: Tensor, squares: Tensor) -> dict[str, Tensor]:
         epistemic = (squares - mean * mean).clamp_min(0)
@@ -49,7 +53,7 @@ class Classification(Statistics):
 
     def of_draw(self, output: Any) -> tuple[Tensor, ...]:
         logits = main_output(output).double()
-        if logits.dim() < 2 or logits.shape[self.dim] < 2:
+        if logits.dim() < 2 or logits.shape[self._along(logits)] < 2:
             raise ExportError("task 'classification' needs two logits or more for each input; for one logit use task='binary'")
         log_p = F.log_softmax(logits, self.dim).clamp_min(LEAST_LOG)
         p = log_p.exp()
@@ -57,9 +61,9 @@ class Classification(Statistics):
 
     def outputs(self, sums: tuple[Tensor, ...], samples: Tensor) -> dict[str, Tensor]:
         mean, p_log_p, *squares = (total / samples for total in sums)
-        variances = {"variance": mean - mean * mean}
+        variances = {"variance": (mean - mean * mean).clamp_min(0)}
         if self.parts:
-            variances = self._variances(mean - squares[0], mean, squares[0])
+            variances = self._variances((mean - squares[0]).clamp_min(0), mean, squares[0])
         return _file_outputs(mean, variances, self.parts, _entropy(mean).sum(self.dim), -p_log_p.sum(self.dim))
 
 
@@ -104,8 +108,8 @@ class Gaussian(Statistics):
         if isinstance(output, tuple | list) and len(output) == 2 and output[0].shape == output[1].shape:
             return output[0].double(), output[1].double()
         values = main_output(output).double()
-        if values.shape[self._along(values)] % 2:
-            count = values.shape[self._along(values)]
+        count = values.shape[self._along(values)] if values.dim() > 1 else 1
+        if count % 2:
             raise ExportError(f"task 'gaussian' needs means and log variances: an even number of outputs, not {count}")
         mean, log_variance = values.chunk(2, self._along(values))
         return mean, log_variance

@@ -39,7 +39,8 @@ class Data:
 
     task: classification, binary, regression or gaussian. classes: their names, where there are any.
     outputs: classes (1 for binary) or target columns. target_scale: mean and standard deviation that were taken off the
-    targets, or None. preprocessing: JSON-able: transforms with their measured numbers, columns, categories, image size.
+    targets, or None. preprocessing: JSON-able: transforms with their measured numbers, columns, categories, image size, and
+    the shape of an input ahead of the transforms (`input_shape`), where inputs are one tensor.
     """
 
     train: Examples
@@ -72,6 +73,8 @@ def open_data(section: DataSection, task: str) -> Data:
         name: _examples(table, fitted, augment if name == "train" else None, scale, task) for name, table in tables.items()
     }
     preprocessing = {**raw.preprocessing, "transform": fitted, "target_scale": list(scale) if scale else None}
+    if isinstance(tables["train"].inputs, Tensor):
+        preprocessing["input_shape"] = list(tables["train"].inputs.shape[1:])
     return Data(**splits, task=task, outputs=outputs, classes=classes, target_scale=scale, preprocessing=preprocessing)
 
 

@@ -2,7 +2,7 @@
 
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._compare import Batches, compare
-from svdcompress.uncertainty._outside import grey, outside
+from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import draw
 from svdcompress.uncertainty._predict import mc_predict, mean_predict
 from svdcompress.uncertainty._prediction import TASKS, Prediction
@@ -17,7 +17,7 @@ __all__ = [
     "draw",
     "fit_tau",
     "fit_temperature",
-    "grey",
+    "images_like",
     "mc_predict",
     "mean_predict",
     "outside",

@@ -8,7 +8,9 @@ What the approximation leaves out is the correlation between units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,13 +28,22 @@ DRAWS = 2**22
 """Numbers of one draw of the logits at most."""
 
 
-def moments_predict(model: nn.Module, x: Any, sums: Sums, samples: int, generator: torch.Generator) -> Prediction:
-    """The prediction from one pass over all inputs; sums: of the task, for the whole batch.
+def moments_predict(
+    model: nn.Module, slices: Iterable[tuple[Any, int]], sums: Sums, samples: int, generator: torch.Generator
+) -> Prediction:
+    """The prediction from one pass over all inputs; slices: of them, each with the number of its first; sums: of the task.
 
     The mean probabilities of normal logits have no closed form: `samples` draws of the logits give them, which costs nothing
     beside a pass of the network.
     """
-    output = propagate(model, x)
+    follow = None
+    for x, start in slices:
+        follow = follow or traced(model, x)
+        _add(sums, propagate(follow, x), start, samples, generator)
+    return sums.prediction(samples if isinstance(sums, ClassificationSums | BinarySums) else 1)
+
+
+def _add(sums: Sums, output: Any, start: int, samples: int, generator: torch.Generator) -> None:
     if isinstance(sums, ClassificationSums | BinarySums):
         logits = _main(output)
         std = logits.variance.clamp_min(0).sqrt()
@@ -40,15 +51,14 @@ def moments_predict(model: nn.Module, x: Any, sums: Sums, samples: int, generato
         for done in range(0, samples, at_once):
             shape = (min(at_once, samples - done), *std.shape)
             noise = torch.randn(shape, dtype=std.dtype, device=std.device, generator=generator)
-            sums.add(logits.mean + std * noise, 0)
-        return sums.prediction(samples)
+            sums.add(logits.mean + std * noise, start)
+        return
     assert isinstance(sums, RegressionSums)
     if sums.task != "gaussian" or not isinstance(output, tuple | list) or isinstance(output, Moments):
         output = _main(output)
     mean = tree_map(lambda leaf: _moments(leaf).mean[None], output, is_leaf=_is_moments)
     variance = tree_map(lambda leaf: _moments(leaf).variance[None], output, is_leaf=_is_moments)
-    sums.set_moments(mean, variance)
-    return sums.prediction(1)
+    sums.add_moments(mean, variance, start)
 
 
 def _moments(leaf: Any) -> Moments:
@@ -67,21 +77,33 @@ def _is_moments(leaf: Any) -> bool:
     return isinstance(leaf, Moments)
 
 
-def propagate(model: nn.Module, x: Any) -> Any:
-    """The model's output as Moments (or as a tensor, where no noise reaches it), in structures as the model returns them.
-
-    Raises ModelError for a model that torch.fx cannot trace, and for an operation that noise cannot be followed through.
-    """
+def traced(model: nn.Module, x: Any) -> _Follow:
+    """The model's graph; arguments that the call leaves out have their defaults. Raises ModelError where there is none."""
+    parameters = inspect.signature(model.forward).parameters
+    given = set(x) if isinstance(x, Mapping) else set(list(parameters)[: len(x) if isinstance(x, tuple | list) else 1])
+    plain = (bool, int, float, str, type(None))
+    left_out = {name: p.default for name, p in parameters.items() if name not in given and isinstance(p.default, plain)}
     try:
-        graph = _Tracer().trace(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fx tells that the defaults are fixed, as they are meant to be
+            graph = _Tracer().trace(model, concrete_args=left_out or None)
     except Exception as error:  # fx raises many kinds
         raise ModelError(f"method 'moments' cannot follow {type(model).__name__}: {error}; use method='sampling'") from error
+    return _Follow(fx.GraphModule(model, graph, type(model).__name__))
+
+
+def propagate(follow: _Follow, x: Any) -> Any:
+    """The output as Moments (or as a tensor, where no noise reaches it), in structures as the model returns them.
+
+    Raises ModelError for an operation that noise cannot be followed through, DataError for inputs that do not fit.
+    """
     try:
-        return _Follow(fx.GraphModule(model, graph)).follow(x)
+        return follow.follow(x)
     except SvdcError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
+        text = str(error).partition("\n\nWhile executing")[0]
+        raise DataError(f"x does not fit {type(follow.module).__name__}: {text}") from error
 
 
 class _Tracer(fx.Tracer):
@@ -106,11 +128,13 @@ class _Follow(fx.Interpreter):
 
     def call_module(self, target: str, args: tuple, kwargs: dict) -> Any:
         module: Any = self.fetch_attr(target)
+        if any(isinstance(arg, Moments) for arg in kwargs.values()):  # the rules take what is noisy by position
+            args, kwargs = (*args, *kwargs.values()), {}
         noisy = any(isinstance(arg, Moments) for arg in args)
         if isinstance(module, VariationalLayer):
-            return variational(module, *args)
+            return variational(module, *args, *kwargs.values())
         if isinstance(module, BernoulliDropout | GaussianDropout) and module.p > 0:
-            return dropout(module, *args)
+            return dropout(module, *args, *kwargs.values())
         if not noisy:
             return module(*args, **kwargs)
         rule = next((MODULES[kind] for kind in type(module).__mro__ if kind in MODULES), None)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from svdcompress.sources import map_tensors
+from svdcompress.errors import DataError
+from svdcompress.sources import map_tensors, preprocess
 from svdcompress.uncertainty._compare import Batches, head
 
 
@@ -34,14 +35,26 @@ def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batche
     return {"shuffled": _changed(some, shuffle, seed), "uniform": _changed(some, uniform, seed)}
 
 
-def grey(test: Batches, size: tuple[int, int]) -> Batches:
-    """Colour images (B, 3, H, W) as grey ones (B, 1, *size), by the luma of ITU-R BT.601: CIFAR for a net of digits."""
+def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 2000) -> Batches:
+    """Images (B, C, H, W) of another data set as a run's inputs, up to about `limit` of them: resized, made grey (by the luma
+    of ITU-R BT.601) or colour, and prepared by the run's transforms: CIFAR for a net of digits.
+
+    preprocessing: of the run, as in `Data.preprocessing`; its `input_shape` says what the images have to become.
+    Raises DataError where the run or the other data have no images.
+    """
+    shape = preprocessing.get("input_shape") or ()
+    if len(shape) != 3:
+        raise DataError(f"the run's inputs are no images (their shape is {tuple(shape) or 'unknown'}): nothing to compare with")
 
     def change(tensor: Tensor, generator: torch.Generator) -> Tensor:
-        luma = tensor.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-        return F.interpolate((tensor * luma).sum(1, keepdim=True), size, mode="bilinear", antialias=True)
+        if tensor.dim() != 4 or tensor.shape[1] not in (1, 3):
+            raise DataError(f"inputs of the shape {tuple(tensor.shape[1:])} are no images, which the run takes")
+        if tensor.shape[1] == 3 and shape[0] == 1:
+            tensor = (tensor * tensor.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        tensor = tensor.expand(-1, shape[0], -1, -1)
+        return preprocess(F.interpolate(tensor, list(shape[1:]), mode="bilinear", antialias=True), preprocessing)
 
-    return _changed(test, change, 0)
+    return _changed(head(images, limit), change, 0)
 
 
 def _changed(test: Batches, change: Any, seed: int) -> Batches:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from svdcompress.layers import Sampler
+from svdcompress.layers import Sampler, StochasticLayer
 
 Run = Callable[[Any], Any]
 """A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
@@ -129,3 +129,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+@contextmanager
+def silent(model: nn.Module) -> Iterator[None]:
+    """No layer draws in `eval()`, whatever `sampling` context there is around it."""
+    before = [(module, module.sampler) for module in model.modules() if isinstance(module, StochasticLayer)]
+    for layer, _ in before:
+        layer.sampler = None
+    try:
+        yield
+    finally:
+        for layer, sampler in before:
+            layer.sampler = sampler

@@ -15,7 +15,7 @@ from svdcompress.layers import StochasticLayer, VariationalLayer, sampling
 from svdcompress.sources import call, main_output, to_device
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
 from svdcompress.uncertainty._moments import moments_predict
-from svdcompress.uncertainty._passes import Draws, evaluating
+from svdcompress.uncertainty._passes import Draws, evaluating, silent
 from svdcompress.uncertainty._prediction import TASKS, Prediction
 from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
 
@@ -57,14 +57,17 @@ def mc_predict(
     method: "sampling", or "moments" for one pass that propagates mean and variance, all units taken as independent and
         normal: fast, and off by some percent where they are not. It reads `samples` for the draws of the logits alone.
     full: covariance matrices (B, C, C) in place of variances (B, C).
-    tau: for regression, precision of the observations (1 / their noise variance); None: they have no noise.
-    dim: the class dimension of the model's output.
+    tau: for regression, precision of the observations (1 / their noise variance), a number or one for each output; None: they
+        have no noise.
+    dim: the class dimension of the model's output, which is not the first.
 
     Raises UsageError, ModelError (no layer that draws; an output that does not fit the task) or DataError (an empty batch,
     values that are not finite, a shape that the model does not take).
     """
     samples = _check(samples, task, antithetic, chunk, method, tau)
     _check_stochastic(model)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise UsageError(f"generator: {generator!r}; a torch.Generator is needed, as in torch.Generator().manual_seed(0)")
     device = device_of(model)
     size = batch_size(x)
     x = to_device(x, device)
@@ -72,8 +75,10 @@ def mc_predict(
     sums = _sums(task, size, full, dim, tau)
     run = partial(_output, model, task)
     if method == "moments":
-        with evaluating(model):
-            return _finite(moments_predict(model, x, sums, samples, generator))
+        with evaluating(model), silent(model):
+            inputs, _ = _plan(size, 1, _probe(model, run, x, size), None, chunk, device, False)
+            slices = ((take(x, start, start + inputs, size), start) for start in range(0, size, inputs))
+            return _finite(moments_predict(model, slices, sums, samples, generator))
     with evaluating(model), sampling(model, generator=generator, members=members) as sampler:
         widest = _probe(model, run, x, size)
         draws = Draws(run, sampler, antithetic)
@@ -91,13 +96,15 @@ def mean_predict(
 ) -> Prediction:
     """The prediction of a model's one output in `eval()`, dense or variational, without any noise: `samples` is 1.
 
-    temperature: what logits are divided by. Otherwise as `mc_predict`.
+    temperature: what logits are divided by, above 0. Otherwise as `mc_predict`.
     """
     _check(1, task, False, None, "sampling", None)
+    if not 0 < temperature < float("inf"):
+        raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
     size = batch_size(x)
     x = to_device(x, device_of(model))
     sums = _sums(task, size, False, dim, None)
-    with evaluating(model):
+    with evaluating(model), silent(model):
         widest = _probe(model, partial(_output, model, task), x, size)
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
@@ -113,28 +120,33 @@ def _output(model: nn.Module, task: str, inputs: Any) -> Any:
 
 
 def _finite(prediction: Prediction) -> Prediction:
-    if not bool(prediction.mean.isfinite().all()):
+    if not bool(prediction.mean.isfinite().all() and prediction.variance.isfinite().all()):
         raise ModelError("the model's outputs are not finite (NaN or infinite); has its training diverged?")
     return prediction
 
 
-def _check(samples: Any, task: str, antithetic: bool, chunk: int | None, method: str, tau: Any) -> int:
-    try:
-        count = index(samples)
-    except TypeError:
-        raise UsageError(f"samples: {samples!r} is not a whole number") from None
-    if isinstance(samples, bool) or count < 1:
-        raise UsageError(f"samples: {samples!r}; at least 1 is needed")
+def _check(samples: Any, task: str, antithetic: bool, chunk: Any, method: str, tau: Any) -> int:
+    count = _whole("samples", samples)
     if task not in TASKS:
         raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")
     if method not in ("sampling", "moments"):
         raise UsageError(f"method: {method!r} is unknown; one of sampling, moments")
     if antithetic and count % 2:
         raise UsageError(f"samples: {count}; antithetic draws come in pairs, an even number is needed")
-    if chunk is not None and chunk < 1:
-        raise UsageError(f"chunk: {chunk}; at least one input at a time is needed")
+    if chunk is not None:
+        _whole("chunk", chunk)
     if tau is not None and task != "regression":
         raise UsageError(f"tau: it is the constant precision of task 'regression', but the task is {task!r}")
+    return count
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        count = index(value)
+    except TypeError:
+        raise UsageError(f"{name}: {value!r} is not a whole number") from None
+    if isinstance(value, bool) or count < 1:
+        raise UsageError(f"{name}: {value!r}; at least 1 is needed")
     return count
 
 

@@ -57,4 +57,4 @@ class Prediction:
 
 
 def _diagonal(tensor: Tensor, full: bool) -> Tensor:
-    return tensor.diagonal(dim1=-2, dim2=-1) if full else tensor
+    return (tensor.diagonal(dim1=-2, dim2=-1) if full else tensor).clamp_min(0)  # rounding may leave a certain one below 0

@@ -172,12 +172,13 @@ def _both(function: Callable) -> Callable:
     return lambda x, *args, **kwargs: Moments(function(x.mean, *args, **kwargs), function(x.variance, *args, **kwargs))
 
 
-def _add(a: Any, b: Any, sign: int = 1) -> Moments:
+def _add(a: Any, b: Any, sign: float = 1, *, alpha: float = 1) -> Moments:
+    sign = sign * alpha
     if isinstance(a, Moments) and isinstance(b, Moments):
-        return Moments(a.mean + sign * b.mean, a.variance + b.variance)
+        return Moments(a.mean + sign * b.mean, a.variance + sign * sign * b.variance)
     if isinstance(a, Moments):
         return Moments(a.mean + sign * b, a.variance.expand_as(a.mean + b))
-    return Moments(a + sign * b.mean, b.variance.expand_as(a + b.mean))
+    return Moments(a + sign * b.mean, sign * sign * b.variance.expand_as(a + b.mean))
 
 
 def _mul(a: Any, b: Any) -> Moments:
@@ -231,7 +232,7 @@ FUNCTIONS: dict[str, Callable] = {
     "dropout": lambda x, *args, **kwargs: x,  # in eval()
     "add": _add,
     "iadd": _add,
-    "sub": lambda a, b: _add(a, b, -1),
+    "sub": lambda a, b, **kwargs: _add(a, b, -1, **kwargs),
     "mul": _mul,
     "max_pool1d": max_pool,
     "max_pool2d": max_pool,

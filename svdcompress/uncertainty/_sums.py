@@ -49,6 +49,9 @@ class Sums:
         self.flat = output.dim() == 2
         if self.flat:
             return output.double().unsqueeze(-1)
+        rank = output.dim() - 1
+        if not 1 <= (self.dim + rank if self.dim < 0 else self.dim) < rank:
+            raise UsageError(f"dim: {self.dim}; the class dimension of an output with {rank} dimensions is 1 to {rank - 1}")
         return output.double().movedim(self.dim + 1 if self.dim >= 0 else self.dim, -1)
 
     def _sum(self, name: str, start: int, value: Tensor) -> None:
@@ -69,9 +72,11 @@ class Sums:
 
     def _spread(self, mean: Tensor, squares: Tensor) -> Tensor:
         """Variance over the draws, from the mean and the mean square; rounding is kept from making it negative."""
-        if self.full:
-            return squares - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        return (squares - mean.square()).clamp_min(0)
+        if not self.full:
+            return (squares - mean.square()).clamp_min(0)
+        matrices = squares - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        matrices.diagonal(dim1=-2, dim2=-1).clamp_min_(0)
+        return matrices
 
     def _matrix(self, diagonal: Tensor) -> Tensor:
         return torch.diag_embed(diagonal) if self.full else diagonal
@@ -96,7 +101,7 @@ class ClassificationSums(Sums):
 
     def prediction(self, samples: int) -> Prediction:
         mean, squares = self.totals["p"] / samples, self.totals["pp"] / samples
-        aleatoric = self._matrix(mean) - squares
+        aleatoric = self._matrix(mean) - squares if self.full else (mean - squares).clamp_min(0)
         epistemic = self._spread(mean, squares)
         entropy = torch.special.entr(mean).sum(-1)
         expected = self.totals["entropy"] / samples
@@ -140,12 +145,14 @@ class RegressionSums(Sums):
     def add(self, output: Any, start: int) -> None:
         self._values(self._double(output), start)
 
-    def set_moments(self, mean: Any, variance: Any) -> None:
-        """Take mean and variance of the output, (1, B, ...), in place of draws; then ask for `prediction(1)`."""
-        self._set(self._double(mean)[0], self._double(variance)[0])
+    def add_moments(self, mean: Any, variance: Any, start: int) -> None:
+        """Take mean and variance of the output, (1, b, ...), in place of draws; in the end ask for `prediction(1)`."""
+        self._add_moments(self._double(mean)[0], self._double(variance)[0], start)
 
-    def _set(self, mean: Tensor, variance: Tensor) -> None:
-        self.totals.update(centre=mean, d=torch.zeros_like(mean), dd=self._matrix(variance))
+    def _add_moments(self, mean: Tensor, variance: Tensor, start: int) -> None:
+        self._sum("centre", start, mean)
+        self._sum("d", start, torch.zeros_like(mean))
+        self._sum("dd", start, self._matrix(variance))
 
     def _values(self, values: Tensor, start: int) -> None:
         # Sums of deviations from the first draw: the variance of large values would drown in rounding otherwise.
@@ -163,7 +170,12 @@ class RegressionSums(Sums):
     def _noise(self, mean: Tensor, samples: int) -> Tensor:
         if self.tau is None:
             return torch.zeros_like(mean)
-        return (1 / torch.as_tensor(self.tau, dtype=mean.dtype, device=mean.device)).expand_as(mean)
+        noise = 1 / torch.as_tensor(self.tau, dtype=mean.dtype, device=mean.device)
+        try:
+            return noise.expand_as(mean)
+        except RuntimeError:
+            shape, outputs = tuple(noise.shape), mean.shape[-1]
+            raise UsageError(f"tau: its shape is {shape}; a number is needed, or one for each of {outputs} outputs") from None
 
     def prediction(self, samples: int) -> Prediction:
         deviation, squares = self.totals["d"] / samples, self.totals["dd"] / samples
@@ -184,12 +196,12 @@ class GaussianSums(RegressionSums):
         self._values(mean, start)
         self._sum("noise", start, log_variance.exp().sum(0))
 
-    def set_moments(self, mean: Any, variance: Any) -> None:
+    def add_moments(self, mean: Any, variance: Any, start: int) -> None:
         values, log_variance = self._heads(mean)
         spread, spread_of_log = self._heads(variance)
-        self._set(values[0], spread[0])
+        self._add_moments(values[0], spread[0], start)
         # The mean of a log-normal variable.
-        self.totals["noise"] = (log_variance[0] + 0.5 * spread_of_log[0]).exp()
+        self._sum("noise", start, (log_variance[0] + 0.5 * spread_of_log[0]).exp())
 
     def _heads(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, tuple | list) and len(output) == 2 and output[0].shape == output[1].shape:
@@ -208,8 +220,15 @@ class GaussianSums(RegressionSums):
 
 def check_tau(tau: float | Tensor | None) -> float | Tensor | None:
     """The precision itself. Raises UsageError unless it is positive and finite."""
-    if tau is not None and not bool((torch.as_tensor(tau) > 0).all() and torch.isfinite(torch.as_tensor(tau)).all()):
-        raise UsageError(f"tau: {tau} is not a precision; it is 1 over the noise's variance, above 0")
+    if tau is None:
+        return None
+    try:
+        values = torch.as_tensor(tau)
+        fits = bool((values > 0).all() and values.isfinite().all())
+    except (TypeError, ValueError, RuntimeError):
+        fits = False
+    if not fits:
+        raise UsageError(f"tau: {tau!r} is not a precision; it is 1 over the noise's variance, above 0")
     return tau
 
 

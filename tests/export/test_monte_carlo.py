@@ -280,6 +280,11 @@ def test_nothing_to_sample(tmp_path):
         ({"noise": "none"}, "noise"),
         ({"tau": 2.0}, "tau"),
         ({"task": "regression", "tau": -1.0}, "tau"),
+        ({"task": "regression", "tau": "one"}, "tau: 'one'"),
+        ({"task": "regression", "tau": torch.ones(3)}, "one number"),
+        ({"dim": 0}, "dim: 0"),
+        ({"dim": 2}, "dim: 2"),
+        ({"dim": -2}, "dim: -2"),
         ({"monte_carlo": False, "noise": "input"}, "monte_carlo=True"),
         ({"monte_carlo": False, "parts": True}, "monte_carlo=True"),
     ],
@@ -295,6 +300,9 @@ def test_outputs_that_do_not_fit_the_task(tmp_path):
         export_onnx(one, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True)
     with pytest.raises(ExportError, match="even number of outputs, not 3"):
         export_onnx(zoo.mlp(), tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="gaussian")
+    flat = zoo.varied(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)))
+    with pytest.raises(ExportError, match="even number of outputs, not 1"):
+        export_onnx(flat, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="gaussian")
     turned = zoo.varied(nn.Sequential(nn.Linear(6, 3), nn.Flatten(0), nn.Unflatten(0, (3, -1))))
     with pytest.raises(ExportError, match="the batch goes first"):
         export_onnx(turned, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="regression")

@@ -7,7 +7,6 @@ from small_models import convnet, mlp, plain_draws, widen
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.errors import DataError, ModelError, UsageError
 from svdcompress.uncertainty import mc_predict
 
 WAYS = [{}, {"members": True}, {"antithetic": True}, {"antithetic": True, "members": True}]
@@ -335,57 +334,3 @@ def test_one_number_for_each_input_and_maps_of_classes():
     torch.testing.assert_close(got.mean.sum(1), torch.ones(2, 4, 3).double())
     full = mc_predict(model, inputs, 6, full=True)
     assert full.epistemic.shape == (2, 4, 3, 3, 3) and full.mean.shape == (2, 3, 4, 3)
-
-
-@pytest.mark.parametrize("samples", [0, -3, 2.5, "ten", True, None])
-def test_samples_must_be_a_whole_number_above_zero(classifier, x, samples):
-    with pytest.raises(UsageError, match="samples"):
-        mc_predict(classifier, x, samples)
-
-
-def test_numpy_integers_are_whole_numbers(classifier, x):
-    assert mc_predict(classifier, x, np.int64(3)).samples == 3
-
-
-def test_a_model_without_noise_is_refused(x):
-    with pytest.raises(ModelError, match="no uncertainty to sample"):
-        mc_predict(mlp(4, 3), x)
-    with pytest.raises(ModelError, match="no uncertainty to sample"):
-        mc_predict(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), x)
-
-
-@pytest.mark.parametrize(
-    "inputs, message",
-    [
-        (torch.zeros(0, 4), "batch of 0"),
-        (torch.full((2, 4), float("nan")), "8 of the 8 values are not finite"),
-        (torch.zeros(2, 5), "does not fit Sequential"),
-        (torch.tensor(1.0), "single number"),
-        ((torch.zeros(2, 4), torch.zeros(2, 4)), "does not fit Sequential"),
-    ],
-    ids=["empty", "nan", "shape", "scalar", "too many"],
-)
-def test_inputs_that_do_not_fit(classifier, inputs, message):
-    with pytest.raises(DataError, match=message):
-        mc_predict(classifier, inputs)
-
-
-def test_arguments_that_do_not_go_together(classifier, x):
-    for error, kwargs in [
-        (UsageError, {"task": "ranking"}),
-        (UsageError, {"method": "magic"}),
-        (UsageError, {"antithetic": True, "samples": 5}),
-        (UsageError, {"tau": 1.0}),
-        (UsageError, {"task": "regression", "tau": -1.0}),
-        (UsageError, {"chunk": 0}),
-        (ModelError, {"task": "gaussian"}),
-    ]:
-        with pytest.raises(error):
-            mc_predict(classifier, x, **kwargs)
-    with pytest.raises(UsageError, match="without a tensor"):
-        mc_predict(classifier, [1, 2])
-    with pytest.raises(ModelError, match="two logits or more"):
-        mc_predict(widen(svdc.convert(mlp(4, 1))), x)
-    classifier[0].weight.data.fill_(float("inf"))
-    with pytest.raises(ModelError, match="not finite"):
-        mc_predict(classifier, x)
