@@ -22,10 +22,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, an
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 
+WIDE = 160
+"""Columns of a table that goes into a file or a pipe."""
+
 
 def out_console() -> Console:
-    """Where results go."""
-    return Console(file=sys.stdout)
+    """Where results go. In a file or a pipe tables need not fit a screen."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 
 def err_console() -> Console:

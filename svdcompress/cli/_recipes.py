@@ -14,9 +14,16 @@ from svdcompress.cli._settings import complete_recipe
 from svdcompress.errors import OutputError
 from svdcompress.recipe import describe_recipe, find_recipe, shipped_recipes
 
-app = typer.Typer(no_args_is_help=True, help="List, show or copy the shipped recipes.")
+app = typer.Typer(invoke_without_command=True, help="List, show or copy the shipped recipes; alone it lists them.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name.", autocompletion=complete_recipe)]
+
+
+@app.callback()
+@command
+def _alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_()
 
 
 @app.command(name="list")

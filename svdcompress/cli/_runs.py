@@ -9,25 +9,36 @@ import typer
 from rich.table import Table
 
 from svdcompress.cli._common import Debug, Json, Run, err_console, out_console, print_json
-from svdcompress.errors import UsageError
+from svdcompress.errors import DataError, UsageError
 
 Samples = Annotated[int, typer.Option(help="Draws of the weights.")]
 
 BATCH = 500
+OUTSIDE = 2000
+"""Images of other data that are looked at."""
+
 HEADINGS = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
+SCORES = {"softmax": "1 - confidence", "mutual_information": "mutual information"}
 
 
 def evaluate(
     run: Run,
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    outside: Annotated[
+        list[str],
+        typer.Option(
+            help="Images of another kind, named as for --data: cifar10:DIR, mnist:DIR, ... May be given several times."
+        ),
+    ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare, on the test data, the dense model, its calibrated and its MC-dropout forms, and the sparse model with samples.
 
-    Also how well each tells inputs that are none of the data's kind (shuffled, noise) from those that are.
+    Also how well each tells inputs that are none of the data's kind from those that are: the test's own numbers shuffled,
+    uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
     """
     from svdcompress import uncertainty
     from svdcompress.pipeline import open_run
@@ -42,7 +53,7 @@ def evaluate(
         test,
         lambda: data.validation.batches(BATCH),
         task=data.task,
-        ood=uncertainty.outside(test, seed),
+        ood={**uncertainty.outside(test, seed), **_others(outside, data)},
         samples=samples,
         seed=seed,
         scale=1.0 if data.target_scale is None else data.target_scale[1],
@@ -55,28 +66,62 @@ def evaluate(
         return
     console = out_console()
     console.print(_comparison(result))
+    if any(row["ood"] for row in result["contenders"]):
+        console.print("\nAUROC: how well a score tells the test inputs from others (0.5: not at all)\n")
+        console.print(_elsewhere(result))
     console.print(f"\nwritten to {folder}/: evaluation.json, {', '.join(path.name for path in pictures)}", highlight=False)
 
 
 def _comparison(result: dict[str, Any]) -> Table:
     rows = result["contenders"]
     names = list(dict.fromkeys(name for row in rows for name, value in row["metrics"].items() if value is not None))
-    sets = list(dict.fromkeys(name for row in rows for name in (row["ood"] or {})))
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
-    headings = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
     for name in names:
-        table.add_column(str(headings.get(name, name)), justify="right")
-    for name in sets:
-        table.add_column(f"AUROC, {name}", justify="right")
+        table.add_column(str(HEADINGS.get(name, name)), justify="right")
     for row in rows:
         figures = [f"{row['metrics'][name]:.4g}" if row["metrics"].get(name) is not None else "" for name in names]
-        for name in sets:
-            scores = (row["ood"] or {}).get(name) or {}
-            best = scores.get("mutual_information", scores.get("softmax", scores.get("variance")))
-            figures.append("" if best is None else f"{best:.4f}")
         table.add_row(row["name"], *figures)
     return table
+
+
+def _elsewhere(result: dict[str, Any]) -> Table:
+    """Each contender's scores, by how well they tell the sets from elsewhere from the test data."""
+    rows = [row for row in result["contenders"] if row["ood"]]
+    sets = list(dict.fromkeys(name for row in rows for name in row["ood"]))
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("")
+    table.add_column("score")
+    for name in sets:
+        table.add_column(name, justify="right")
+    for row in rows:
+        for place, score in enumerate(row["ood"][sets[0]]):
+            figures = [f"{row['ood'][name][score]:.4f}" for name in sets]
+            table.add_row("" if place else row["name"], SCORES.get(score, score), *figures)
+    return table
+
+
+def _others(names: list[str], data: Any) -> dict[str, Any]:
+    """Batches of the test images of other data, by the data's name."""
+    import torch
+
+    from svdcompress import uncertainty
+    from svdcompress.recipe import DataSection
+    from svdcompress.sources import open_data
+
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            test = open_data(DataSection(name=name), "classification").test
+            if len(test) > OUTSIDE:  # from all over, since files are often sorted by class
+                test = test.subset(torch.linspace(0, len(test) - 1, OUTSIDE).long())
+            images = uncertainty.images_like(lambda test=test: test.batches(BATCH), data.preprocessing, OUTSIDE)
+            next(iter(images()))
+        except DataError as error:
+            raise DataError(f"--outside {name}: {error}") from error
+        kind = name.partition(":")[0]
+        found[kind if kind not in found else name] = images
+    return found
 
 
 def export(
@@ -104,6 +149,7 @@ def export(
         monte_carlo=monte_carlo,
         task=opened.recipe.task,
         noise=noise,
+        tau=opened.tau if monte_carlo else None,
         opset=opset,
     )
     if json:

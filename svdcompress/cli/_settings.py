@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -42,6 +46,14 @@ Weights = Annotated[
         help="The trained model: .safetensors, .pt or .pth. Without it the dense model is trained first.", rich_help_panel=MODEL
     ),
 ]
+Trained = Annotated[
+    bool | None,
+    typer.Option(
+        "--trained/--untrained",
+        help="The model comes with trained weights from its factory: do not train it first (known of hf: folders).",
+        rich_help_panel=MODEL,
+    ),
+]
 StripPrefix = Annotated[
     str | None, typer.Option(help="Taken off the names of the weights, such as module.", rich_help_panel=MODEL)
 ]
@@ -68,31 +80,71 @@ Set = Annotated[
 ]
 
 
-def settings(
-    recipe: str | None,
-    *,
-    overrides: list[str],
-    model_arg: list[str] | None = None,
-    data_arg: list[str] | None = None,
-    **options: Any,
-) -> Recipe:
-    """The recipe of a file or of the defaults, with the options that were given (dots in their names are double underscores).
+FIELDS = {"weights": "weights", "strip_prefix": "weights.strip_prefix", "trained": "weights.trained", "target": "data.target"}
+"""Fields of the recipe that options set under another name than their own."""
 
-    Raises UsageError where neither a recipe nor both of model and data are named.
-    """
-    fields = {name.replace("__", "."): value for name, value in options.items() if value is not None}
-    if model_arg:
-        fields["model.args"] = key_values(model_arg, "--model-arg")
-    if data_arg:
-        fields["data.args"] = key_values(data_arg, "--data-arg")
-    found = load_recipe(recipe, overrides, fields)
-    if found.experiment is None and not (found.model.name and found.data.name):
-        missing = "--model" if not found.model.name else "--data"
-        raise UsageError(
-            f"{missing} is missing: name a recipe (svdc recipes list), or both --model and --data, "
-            "as in: svdc sparsify --model ./model.py:make --weights trained.pt --data imagefolder:photos"
+
+@dataclass(frozen=True)
+class Settings:
+    """The recipe argument and the options that `inspect` and `sparsify` share, as they were given."""
+
+    recipe: RecipeArgument = None
+    model: Model = None
+    model_arg: ModelArg = field(default_factory=list)
+    weights: Weights = None
+    strip_prefix: StripPrefix = None
+    trained: Trained = None
+    data: DataName = None
+    data_arg: DataArg = field(default_factory=list)
+    target: Target = None
+    loss: LossName = None
+    set_: Set = field(default_factory=list)
+
+    def resolved(self, source: str | None = None, needs_data: bool = True, **more: Any) -> Recipe:
+        """The recipe of a file or of the defaults, with the options that were given.
+
+        source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
+        Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named.
+        """
+        given = {FIELDS.get(name, name): getattr(self, name) for name in ("model", "data", "loss", *FIELDS)}
+        given |= {name.replace("__", "."): value for name, value in more.items()}
+        fields = {name: value for name, value in given.items() if value is not None}
+        if self.model_arg:
+            fields["model.args"] = key_values(self.model_arg, "--model-arg")
+        if self.data_arg:
+            fields["data.args"] = key_values(self.data_arg, "--data-arg")
+        found = load_recipe(source or self.recipe, self.set_, fields)
+        if found.experiment is None and not (found.model.name and (found.data.name or not needs_data)):
+            missing = "--model" if not found.model.name else "--data"
+            raise UsageError(
+                f"{missing} is missing: name a recipe (svdc recipes list), or both --model and --data, "
+                "as in: svdc sparsify --model ./model.py:make --weights trained.pt --data imagefolder:photos"
+            )
+        return found
+
+
+def with_settings(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The command `work(settings, ...)` for Typer, with the shared options in place of its first parameter."""
+    own = list(inspect.signature(work).parameters.values())[1:]
+    shared = list(inspect.signature(Settings).parameters.values())
+    types = get_type_hints(work, include_extras=True) | get_type_hints(Settings, include_extras=True)
+    lists = {f.name for f in fields(Settings) if f.default_factory is list}
+
+    @functools.wraps(work)
+    def command(**given: Any) -> Any:
+        return work(Settings(**{each.name: given.pop(each.name) for each in shared}), **given)
+
+    parameters = [
+        each.replace(
+            annotation=types[each.name],
+            default=[] if each.name in lists else each.default,
+            kind=inspect.Parameter.KEYWORD_ONLY,
         )
-    return found
+        for each in [*shared, *own]
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 def stem(recipe: str | None, made: Recipe) -> str:

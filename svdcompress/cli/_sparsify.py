@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from svdcompress.cli import _settings as s
@@ -16,16 +17,9 @@ from svdcompress.errors import UsageError
 from svdcompress.recipe import Recipe
 
 
+@s.with_settings
 def sparsify(
-    recipe: s.RecipeArgument = None,
-    model: s.Model = None,
-    model_arg: s.ModelArg = [],  # noqa: B006 (Typer reads the default, nothing changes it)
-    weights: s.Weights = None,
-    strip_prefix: s.StripPrefix = None,
-    data: s.DataName = None,
-    data_arg: s.DataArg = [],  # noqa: B006
-    target: s.Target = None,
-    loss: s.LossName = None,
+    settings: s.Settings,
     epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning.", rich_help_panel=s.TRAINING)] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Limit on log alpha from which a weight goes (3).", rich_help_panel=s.TRAINING)
@@ -33,7 +27,6 @@ def sparsify(
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).", rich_help_panel=s.RUN)] = None,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (a new one below runs/).", rich_help_panel=s.RUN)] = None,
-    set_: s.Set = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=s.RUN)] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="If --out holds something, move it aside first.", rich_help_panel=s.RUN)
@@ -56,25 +49,11 @@ def sparsify(
         raise UsageError("--resume needs --out FOLDER, the folder of the stopped run, and goes without --dry-run")
     from svdcompress import pipeline
 
+    recipe = settings.recipe
     source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
     if resume and source is None and out is not None:
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
-    made = s.settings(
-        source,
-        overrides=set_,
-        model_arg=model_arg,
-        data_arg=data_arg,
-        model=model,
-        weights=weights,
-        weights__strip_prefix=strip_prefix,
-        data=data,
-        data__target=target,
-        loss=loss,
-        train__epochs=epochs,
-        convert__threshold=threshold,
-        seed=seed,
-        device=device,
-    )
+    made = settings.resolved(source, train__epochs=epochs, convert__threshold=threshold, seed=seed, device=device)
     if made.experiment is not None and (dry_run or resume):
         raise UsageError(f"the experiment {made.experiment.name} has neither --dry-run nor --resume; it takes minutes")
     if dry_run:
@@ -116,8 +95,8 @@ def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) 
         return
     text = made.description.strip().partition("\n")[0]
     console.print(f"[bold]{s.stem(recipe, made)}[/]  {text}")
-    start = f"from {made.weights.file}" if made.weights.file else "the dense model is trained first"
-    console.print(f"model {made.model.name}, data {made.data.name}; {start}; results go to {folder}/\n", highlight=False)
+    start = f", weights {made.weights.file}" if made.weights.file else ""
+    console.print(f"model {made.model.name}{start}, data {made.data.name}; results go to {folder}/\n", highlight=False)
 
 
 def show_estimate(found: Any, made: Recipe, console: Console) -> None:
@@ -126,24 +105,29 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
     counts = ", ".join(f"{name} {count:,}" for name, count in found.examples.items())
     console.print(f"\nexamples: {counts}", highlight=False)
     console.print(f"weights to be converted: {found.converted:,} of {found.parameters:,} parameters", highlight=False)
+    console.print(f"beta ends at {found.beta:g} (train.beta.final: {made.train.beta.final})", highlight=False)
     console.print(
         f"memory for weights, gradients and optimizer: {found.memory / 1e6:,.1f} MB, beside activations", highlight=False
     )
     parts = ", ".join(f"{name} {_minutes(value)}" for name, value in found.seconds.items())
     console.print(f"time on {found.device}, roughly: {_minutes(sum(found.seconds.values()))} ({parts})", highlight=False)
     for line in found.warnings:
-        console.print(f"[yellow]warning:[/] {line}")
+        console.print(f"[yellow]warning:[/] {escape(line)}")
 
 
 def plan_table(entries: Any) -> Table:
     """Which layers are converted, and why the others are not."""
     table = Table(show_edge=False, pad_edge=False)
     for heading in ("layer", "type"):
-        table.add_column(heading)
-    table.add_column("weights", justify="right")
+        table.add_column(heading, no_wrap=True)
+    table.add_column("weights", justify="right", no_wrap=True)
     table.add_column("")
     for entry in entries:
-        what = "[green]converted[/]" if entry.converted else f"[dim]left: {entry.reason}[/]"
+        what = (
+            "[green]converted[/]"
+            if entry.converted
+            else f"[dim]left: {escape(entry.reason.removesuffix(f': {entry.kind}'))}[/]"
+        )
         table.add_row(entry.name, entry.kind, f"{entry.parameters:,}", what)
     return table
 

@@ -1,7 +1,8 @@
 """A run from its recipe to its folder: the stages in order, and where to go on after a stop."""
 
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._convert import converted, make_schedule
+from svdcompress.pipeline._convert import converted, final_beta, make_schedule
+from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._figures import feed
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
@@ -14,9 +15,12 @@ __all__ = [
     "OpenRun",
     "Stages",
     "advice",
+    "check_model",
     "converted",
+    "dense_model",
     "estimate",
     "feed",
+    "final_beta",
     "free_folder",
     "make_schedule",
     "open_run",

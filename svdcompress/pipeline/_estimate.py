@@ -14,10 +14,11 @@ from torch import nn
 from svdcompress.convert import PlanEntry, plan, variational_layers
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._convert import converted
+from svdcompress.pipeline._convert import converted, final_beta
+from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.recipe import Recipe, Training
-from svdcompress.sources import call, load_weights, make_loss, make_model, open_data
-from svdcompress.train import find_place, make_optimizer, seed_everything
+from svdcompress.sources import call, example_inputs, make_loss, open_data
+from svdcompress.train import find_place, make_optimizer
 
 TRIAL_STEPS = 5
 REST_SECONDS = 15.0
@@ -26,7 +27,7 @@ REST_SECONDS = 15.0
 
 @dataclass
 class Estimate:
-    """seconds: of each stage of training. memory: bytes of weights, gradients and optimizer, at their most."""
+    """seconds: of each stage of training. memory: bytes of weights, gradients and optimizer, at most. beta: at its end."""
 
     plan: list[PlanEntry]
     examples: dict[str, int]
@@ -35,6 +36,7 @@ class Estimate:
     seconds: dict[str, float]
     memory: int
     device: str
+    beta: float
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,16 +48,14 @@ def estimate(recipe: Recipe) -> Estimate:
     """Read the data, make the model, try a few steps of each kind; nothing is written. Raises what a run's start raises."""
     data = open_data(recipe.data, recipe.task)
     place = find_place(recipe.device)
-    seed_everything(recipe.seed, "model")
-    dense = make_model(recipe.model)
-    if recipe.weights.file:
-        load_weights(dense, recipe.weights.file, recipe.weights.strip_prefix)
+    dense, trained = dense_model(recipe)
+    check_model(dense, recipe, data, example_inputs(data.train, 2))
     entries = plan(dense, recipe.convert.include, recipe.convert.exclude)
     warned = advice(recipe, dense, len(data.train))
     model = converted(copy.deepcopy(dense), recipe)
     seconds = {}
     loss = make_loss(recipe.loss)
-    if not recipe.weights.file:
+    if not trained:
         seconds["dense"] = _stage_seconds(dense, data.train, loss, recipe.dense, place.device)
     seconds["train"] = _stage_seconds(model, data.train, loss, recipe.train, place.device)
     step = seconds["train"] / max(recipe.train.epochs, 1)
@@ -69,6 +69,7 @@ def estimate(recipe: Recipe) -> Estimate:
         seconds=seconds,
         memory=_state_bytes(model, recipe.train),
         device=str(place.device),
+        beta=final_beta(recipe, dense, len(data.train)),
         warnings=warned,
     )
 

@@ -22,7 +22,7 @@ from svdcompress.uncertainty import mc_predict, mean_predict, quality, regressio
 CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 """Thresholds at which the validation error is drawn."""
 
-PACKAGES = ("svdcompress", "torch", "accelerate", "torch-pruning", "onnx", "onnxruntime", "numpy", "safetensors")
+PACKAGES = ("svdcompress", "torch", "accelerate", "onnx", "onnxruntime", "numpy", "safetensors")
 CHUNK = 500
 
 

@@ -36,9 +36,11 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     if resume:
         if not (out / "recipe.yaml").is_file():
             raise OutputError(f"--resume: {out} holds no run (it has no recipe.yaml)")
+        if not (out / STATE).is_dir():
+            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
         return ""
     moved = ""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or not _free(out)):
         if not overwrite:
             raise OutputError(_occupied(out))
         aside = _aside(out)
@@ -63,6 +65,11 @@ def discard(out: Path) -> None:
     (out / "recipe.yaml").unlink(missing_ok=True)
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
+
+
+def _free(out: Path) -> bool:
+    """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote its recipe."""
+    return {path.relative_to(out).as_posix() for path in out.rglob("*")} <= {STATE, f"{STATE}/run.json"}
 
 
 def _occupied(out: Path) -> str:

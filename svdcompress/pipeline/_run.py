@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from svdcompress.errors import Interrupted, OutputError, RecipeError
-from svdcompress.pipeline._folder import discard, free_folder, prepare, signals, stored_recipe
+from svdcompress.pipeline._folder import STATE, discard, free_folder, prepare, signals, stored_recipe
 from svdcompress.pipeline._stages import Stages
 from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, find_place, wait
@@ -27,7 +27,8 @@ def run(
     """Do all stages of a recipe and write the run's folder; returns what `report.json` holds.
 
     out: the folder (None: the recipe's, else a new one below `runs`).
-    resume: go on with the run that this folder holds, which was stopped; the recipe must be the same.
+    resume: go on with the run that this folder holds, which was stopped; the recipe must be the same, but for the sections
+        of stages that have not begun (such as relevance, after a run that pruned too much).
     overwrite: move aside what the folder holds.
     console, quiet: where progress is shown, and whether not at all.
 
@@ -60,9 +61,17 @@ def run(
             raise
 
 
+LATER = {"relevance": "pruned.safetensors", "prune": "pruned.safetensors", "recover": "recover.pt"}
+"""Sections that a resumed run may have otherwise, until this file of `state/` exists."""
+
+ALWAYS = ("out", "device", "export", "uncertainty", "report", "description")
+"""Sections that tell only how a run is carried out and what is written at its end."""
+
+
 def _same(stored: Recipe, given: Recipe, folder: Path) -> None:
-    left, right = stored.model_dump(exclude={"out", "device"}), given.model_dump(exclude={"out", "device"})
+    left, right = stored.model_dump(exclude=set(ALWAYS)), given.model_dump(exclude=set(ALWAYS))
     changed = [name for name in left if left[name] != right[name]]
+    changed = [name for name in changed if name not in LATER or (folder / STATE / LATER[name]).exists()]
     if changed:
         raise RecipeError(
             f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(changed)}; "

@@ -12,44 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, cost, report
 from svdcompress.convert import variational_layers
-from svdcompress.errors import ExportError, Interrupted, ModelError
+from svdcompress.errors import ExportError, Interrupted
 from svdcompress.export import export_onnx
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._convert import check_some_left, converted, make_schedule
+from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule
+from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._folder import RunState, Stop
+from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
-from svdcompress.sources import (
-    Data,
-    call,
-    check_labels,
-    example_inputs,
-    load_weights,
-    main_output,
-    make_loss,
-    make_model,
-    open_data,
-    save_weights,
-)
-from svdcompress.train import (
-    Bars,
-    Fit,
-    Place,
-    agree,
-    evaluate,
-    fit,
-    seed_everything,
-    wait,
-    write_atomically,
-)
+from svdcompress.sources import Data, example_inputs, make_loss, make_model, open_data, save_weights
+from svdcompress.train import Bars, Fit, Place, agree, evaluate, fit, wait, write_atomically
 
 EXAMPLES = 2
 """Examples with which graphs are traced."""
@@ -98,41 +80,26 @@ class Stages:
     # Up to a trained variational model
 
     def _data(self) -> None:
+        self.state.write_recipe(self.recipe)  # before anything that takes long: from here on it can be resumed
+        if self.recipe.report.tensorboard:
+            check_tensorboard()
         self.data: Data = open_data(self.recipe.data, self.recipe.task)
         self.inputs = example_inputs(self.data.train, EXAMPLES)
-        self.state.write_recipe(self.recipe)
 
     def _dense(self) -> None:
         recipe = self.recipe
-        seed_everything(recipe.seed, "model")
-        self.dense = make_model(recipe.model)
-        self._check_model()
+        self.dense, trained = dense_model(recipe)
+        check_model(self.dense, recipe, self.data, self.inputs)
+        self.beta = final_beta(recipe, self.dense, len(self.data.train))
         for line in advice(recipe, self.dense, len(self.data.train)):
             self.results.setdefault("warnings", []).append(line)
-            self.say(f"[yellow]warning:[/] {line}")
-        if recipe.weights.file:
-            load_weights(self.dense, recipe.weights.file, recipe.weights.strip_prefix)
-        else:
-            result = self._fit(self.dense, "dense", recipe.dense, tau=1.0)
-            self.history += result.history
+            self.say(f"[yellow]warning:[/] {escape(line)}")
+        if not trained:
+            self.history += self._fit(self.dense, "dense", recipe.dense, tau=1.0).history
         self.dense.eval()
         self.tau = _figures.noise_precision(self.dense, self.data)
         if self.place.first:
             write_atomically(self.out / "dense.safetensors", lambda path: save_weights(self.dense, path))
-
-    def _check_model(self) -> None:
-        """The model runs on the data and has as many outputs as there are classes."""
-        self.dense.eval()
-        try:
-            with torch.no_grad():
-                output = main_output(call(self.dense, self.inputs))
-        except Exception as error:  # whatever the user's model raises
-            shapes = getattr(self.inputs, "shape", None)
-            given = f" of shape {tuple(shapes)}" if shapes is not None else ""
-            name = self.recipe.model.name
-            raise ModelError(f"model: {name} fails on inputs{given}: {type(error).__name__}: {error}") from error
-        if self.data.task == "classification" and output.dim() == 2:
-            check_labels(self.data, output.shape[1])
 
     def _convert(self) -> None:
         self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe)
@@ -144,7 +111,7 @@ class Stages:
             self.model,
             "train",
             train,
-            schedule=make_schedule(train.beta, train.epochs),
+            schedule=make_schedule(train.beta, train.epochs, self.beta),
             lr_log_sigma2=train.lr_log_sigma2,
             distill=train.distill,
             compiled=train.compile,
@@ -193,14 +160,8 @@ class Stages:
         return torch.tensor(wanted)
 
     def _log(self, row: dict[str, Any]) -> None:
-        if not (self.recipe.report.tensorboard and self.place.first):
-            return
-        from torch.utils.tensorboard import SummaryWriter
-
-        with SummaryWriter(str(self.out / "tensorboard")) as writer:
-            for name, value in row.items():
-                if isinstance(value, int | float) and name != "epoch":
-                    writer.add_scalar(f"{row['stage']}/{name}", value, row["epoch"])
+        if self.recipe.report.tensorboard and self.place.first:
+            log_row(self.out, row)
 
     # From log alpha to a small model
 
@@ -209,7 +170,7 @@ class Stages:
         self.results["log_alpha"] = report.log_alpha_histograms(self.model, threshold)
         self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
         self.results["threshold_curve"] = curve
-        check_some_left(self.masks)
+        check_some_left(self.model, self.masks, self.data.validation)
 
     def _prune(self) -> None:
         file = self.state.folder / "pruned.safetensors"
@@ -238,10 +199,11 @@ class Stages:
                 self.small,
                 "recover",
                 recover,
-                schedule=Constant(recover.beta) if recover.noise else None,
+                schedule=Constant(self.beta if recover.beta == "auto" else recover.beta) if recover.noise else None,
                 noise=recover.noise,
                 lr_log_sigma2=recover.lr_log_sigma2,
                 distill=recover.distill,
+                total=self.masks.total,
             ).history
         if self.place.first:
             pruning = self.results["pruning"]

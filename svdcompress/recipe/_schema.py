@@ -50,10 +50,14 @@ class ModelSection(Section):
 
 
 class WeightsSection(Section):
-    """A checkpoint of the dense model to start from; without one the dense model is trained first."""
+    """A checkpoint of the dense model to start from; without one the dense model is trained first.
+
+    trained: the model comes from its factory with trained weights; None: as it is known of `hf:` and pretrained models.
+    """
 
     file: str | None = None
     strip_prefix: str | None = None
+    trained: bool | None = None
 
 
 class DataSection(Section):
@@ -107,13 +111,19 @@ class LrSchedule(Section):
     warmup: Moment = 0.0  # it rises from 0 in a line for so long
 
 
+Beta = Annotated[float, Field(ge=0)] | Literal["auto"]
+
+
 class BetaSchedule(Section):
-    """The weight of the KL over time: 0 until `start`, `final` from `stop` on (constant: `final` throughout)."""
+    """The weight of the KL over time: 0 until `start`, `final` from `stop` on (constant: `final` throughout).
+
+    final: auto is 10 N / weights, at most 1, and at most 0.1 for models of millions of weights.
+    """
 
     name: Literal["constant", "linear", "cosine", "additive"] = "linear"
     start: Moment = "5%"
     stop: Moment = "30%"
-    final: float = Field(default=1.0, ge=0)
+    final: Beta = "auto"
     step: float = Field(default=0.02, gt=0)  # additive: so much more each epoch
 
     @model_validator(mode="after")
@@ -169,7 +179,7 @@ class RecoverSection(Training):
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[LrSchedule, _short("name")] = LrSchedule(start="0%")
     noise: bool = True  # False: train the mean alone, without noise and KL
-    beta: float = Field(default=1.0, ge=0)  # constant
+    beta: Beta = "auto"  # constant; auto: where the training's ended
     lr_log_sigma2: float | None = Field(default=None, gt=0)
     distill: Distillation = Distillation()
 

@@ -24,6 +24,9 @@ CURVES = {
 }
 """Columns of the history that are drawn, in this order."""
 
+FEW = 10
+"""Examples below which a bin of the reliability diagram is a pale dot: its accuracy is mostly chance."""
+
 
 def stages(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """The stages of training in their order."""
@@ -128,16 +131,19 @@ def reliability(calibration: Mapping[str, Mapping[str, Any]]) -> str:
         ax = drawing.ax
         ax.plot([0, 1], [0, 1], color=QUIET, lw=0.8, ls=(0, (4, 3)))
         for k, (name, bins) in enumerate(calibration.items()):
-            counts = bins.get("count") or [1] * len(bins["confidence"])
-            points = [
-                (c, a) for c, a, n in zip(bins["confidence"], bins["accuracy"], counts, strict=True) if n and a is not None
-            ]
+            counts = bins.get("count") or [FEW] * len(bins["confidence"])
+            every = list(zip(bins["confidence"], bins["accuracy"], counts, strict=True))
+            points = [(c, a) for c, a, n in every if n >= FEW and a is not None]
+            few = [(c, a) for c, a, n in every if 0 < n < FEW and a is not None]
             ece = bins.get("ece")
             label = name if ece is None else f"{name} (ECE {ece:.4f})"
+            if few:
+                pale: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3, "alpha": 0.4, "label": None if points else label}
+                ax.plot(*zip(*few, strict=True), color=series(k), **pale)
             if points:
                 ax.plot(*zip(*points, strict=True), color=series(k), marker="o", ms=3.5, mfc=PAGE, label=label)
         ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
-        ax.legend(loc="upper left")
+        ax.legend(loc="best")
     return drawing.svg
 
 

@@ -83,7 +83,10 @@ def calibration(results: Mapping[str, Any], folder: Path | None) -> str:
     models = {name: bins for name, bins in models.items() if bins.get("confidence")}
     if not models:
         return ""
-    caption = "Accuracy against confidence on the test set, in bins. Below the dashed line a model is surer than it is right."
+    caption = (
+        "Accuracy against confidence on the test set, in bins; pale dots are bins of fewer than ten examples. "
+        "Below the dashed line a model is surer than it is right."
+    )
     return _figures([_figure(_plots.reliability(models), "", caption)], "two")
 
 

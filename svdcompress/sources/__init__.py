@@ -5,7 +5,7 @@ from svdcompress.sources._data import READERS, Data, check_labels, open_data, pr
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
 from svdcompress.sources._images import decode, image_files
 from svdcompress.sources._losses import Loss, gaussian_heads, make_loss
-from svdcompress.sources._models import make_model
+from svdcompress.sources._models import arrives_trained, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
 from svdcompress.sources._tables import frame_inputs, open_frame
@@ -19,6 +19,7 @@ __all__ = [
     "FromDataset",
     "InMemory",
     "Loss",
+    "arrives_trained",
     "batch_length",
     "call",
     "check_labels",
@@ -26,8 +27,10 @@ __all__ = [
     "example_inputs",
     "first_tensor",
     "frame_inputs",
+    "fresh_weights",
     "gaussian_heads",
     "image_files",
+    "image_statistics",
     "import_name",
     "is_python_name",
     "load_weights",

@@ -12,7 +12,9 @@ from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._examples import LABEL_KEYS
 from svdcompress.sources._images import _stacked
+from svdcompress.sources._names import check_folder
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
+from svdcompress.sources._text import ARGS, tokens
 
 
 def read_hub(place: str, section: DataSection) -> Raw:
@@ -20,9 +22,10 @@ def read_hub(place: str, section: DataSection) -> Raw:
 
     data.args: `tokenizer` (folder or id, for text), `max_length`, `text` (column); the rest goes to `load_dataset`.
     """
+    check_folder(place, DataError, "data.name: hf")
     datasets = optional("datasets", "datasets", f"data: hf:{place}")
     args = dict(section.args)
-    own = {key: args.pop(key, None) for key in ("tokenizer", "max_length", "text")}
+    own = {key: args.pop(key, None) for key in ARGS}
     try:
         found = datasets.load_from_disk(place) if Path(place).is_dir() else datasets.load_dataset(place, **args)
     except Exception as error:  # datasets raises many kinds
@@ -57,7 +60,7 @@ def _table(split: Any, origin: str, section: DataSection, own: dict[str, Any], c
     if image is not None:
         return Table(origin, _images(split[image], section), targets), classes
     if text is not None:
-        return Table(origin, _tokens(list(split[text]), own, origin), targets), classes
+        return Table(origin, tokens(list(split[text]), own, origin), targets), classes
     arrays = [torch.as_tensor(np.asarray(split[name], dtype=np.float32)) for name in columns]
     inputs = torch.cat([array.reshape(len(array), -1) for array in arrays], 1)
     return Table(origin, inputs, targets), classes
@@ -71,15 +74,3 @@ def _images(images: Any, section: DataSection) -> torch.Tensor:
         array = np.array(image.resize((size[1], size[0])) if size else image)
         tensors.append(torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()))
     return _stacked(tensors, [f"image {index}" for index in range(len(tensors))])
-
-
-def _tokens(texts: list[str], own: dict[str, Any], origin: str) -> dict[str, torch.Tensor]:
-    if not own["tokenizer"]:
-        raise DataError(f"data.args.tokenizer: {origin} holds text; name the folder or id of its tokenizer")
-    transformers = optional("transformers", "transformers", "text")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(own["tokenizer"], trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds
-        raise DataError(f"data.args.tokenizer: {own['tokenizer']}: {str(error).splitlines()[0]}") from error
-    encoded = tokenizer(texts, padding="max_length", truncation=True, max_length=own["max_length"] or 128, return_tensors="pt")
-    return {name: encoded[name] for name in encoded}

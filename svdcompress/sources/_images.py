@@ -102,7 +102,10 @@ def _stacked(images: list[Tensor], names: list[str]) -> Tensor:
     for image, name in zip(images, names, strict=True):
         if image.shape != images[0].shape:
             size = f"{image.shape[1]}x{image.shape[2]}, but {names[0]} has {images[0].shape[1]}x{images[0].shape[2]}"
-            raise DataError(f"data.image_size: images differ in size ({name} has {size}); give the size to resize to")
+            raise DataError(
+                f"data.image_size: images differ in size ({name} has {size}); give the size to resize to, "
+                "as in --set data.image_size=[224,224]"
+            )
     return torch.stack(images)
 
 

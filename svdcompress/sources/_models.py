@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from svdcompress.errors import DependencyError, ModelError
 from svdcompress.recipe import ModelSection
-from svdcompress.sources._names import import_name, is_python_name
+from svdcompress.sources._names import check_folder, import_name, is_python_name
 from svdcompress.sources._nets import NETS
+
+_FRESH: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
+"""Of models that came with weights: names of what their checkpoint did not hold, such as a new head."""
 
 
 def make_model(section: ModelSection) -> nn.Module:
@@ -59,18 +67,74 @@ def _import(module: str, package: str, name: str) -> Any:
         raise DependencyError(f"model: {name} needs the package {package}: pip install {package}") from error
 
 
+def arrives_trained(section: ModelSection, model: nn.Module) -> bool:
+    """Whether `make_model` gave a model with all its weights trained: `hf:` and what is asked for pretrained.
+
+    False where part of it was drawn anew, such as a head for another number of classes (see `fresh_weights`), and for
+    built-in names and factories, of which nothing is known.
+    """
+    kind = str(section.name).partition(":")[0]
+    if kind == "hf":
+        return section.args.get("pretrained", True) is not False and not fresh_weights(model)
+    if kind == "torchvision":
+        return section.args.get("weights") is not None
+    return kind == "timm" and bool(section.args.get("pretrained")) and "num_classes" not in section.args
+
+
+def fresh_weights(model: nn.Module) -> list[str]:
+    """Names of the weights that a pretrained `hf:` model's checkpoint did not hold."""
+    return _FRESH.get(model, [])
+
+
+def image_statistics(section: ModelSection) -> dict[str, list[float]] | None:
+    """{"mean", "std"} by which an `hf:` folder's preprocessor_config.json normalises images, or None if it tells of none."""
+    kind, _, place = str(section.name).partition(":")
+    file = Path(place) / "preprocessor_config.json"
+    if kind != "hf" or not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = {"mean": list(content["image_mean"]), "std": list(content["image_std"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if content.get("do_normalize", True) else None
+
+
 def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
     """A transformers model by folder or id; `auto` names the class (default: the one of its config). Remote code is off."""
+    check_folder(place, ModelError, "model: hf")
     transformers = _import("transformers", "transformers", f"hf:{place}")
     args = dict(args)
     auto, pretrained = args.pop("auto", None), args.pop("pretrained", True)
+    if auto is not None and not hasattr(transformers, str(auto)):
+        raise ModelError(f"model.args.auto: transformers has no class {auto!r}; AutoModelForSequenceClassification is one")
     try:
-        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **args)
-        names = [auto] if auto else list(config.architectures or [])
-        cls = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), transformers.AutoModel)
-        if pretrained:
-            extra = {"trust_remote_code": False} if cls.__name__.startswith("Auto") else {}
-            return cls.from_pretrained(place, config=config, **extra)
-        return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
+        with _quietly(transformers):
+            config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **args)
+            names = [auto] if auto else list(config.architectures or [])
+            cls = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), transformers.AutoModel)
+            if not pretrained:
+                return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
+            extra: dict[str, Any] = {"trust_remote_code": False} if cls.__name__.startswith("Auto") else {}
+            extra["ignore_mismatched_sizes"] = "num_labels" in args  # a new head for other classes
+            model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **extra)
     except Exception as error:  # transformers raises many kinds
         raise ModelError(f"model: hf:{place}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    fresh = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
+    _FRESH[model] = sorted(map(str, fresh))
+    return model
+
+
+@contextmanager
+def _quietly(transformers: Any) -> Iterator[None]:
+    """No bars and notes of transformers' own: what matters of them is said by us."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

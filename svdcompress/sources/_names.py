@@ -20,6 +20,12 @@ def is_python_name(name: str) -> bool:
     return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
+def check_folder(place: str, error: type[SvdcError], field: str) -> None:
+    """Raises `error` for what can only be a folder, by its form, and is none: the hub need not be asked for it."""
+    if (place.startswith((".", "/", "~")) or place.count("/") > 1) and not Path(place).expanduser().exists():
+        raise error(f"{field}: {place}: no such folder")
+
+
 def import_name(name: str, error: type[SvdcError], field: str) -> Any:
     """The object that a name stands for; modules are sought in the current folder too.
 

@@ -12,13 +12,17 @@ from torch import Tensor
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
+from svdcompress.sources._text import ARGS, tokens
 
 MOST_CATEGORIES = 100
 """A text column with more distinct values is refused: it is an identifier or free text, not a category."""
 
 
 def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
-    """`csv:FILE` or `parquet:FILE`: numeric columns as they are, text columns one-hot by their values in the training data."""
+    """`csv:FILE` or `parquet:FILE`: numeric columns as they are, text columns one-hot by their values in the training data.
+
+    data.args with a `tokenizer` (folder or id): one column of text for a language model instead (see `_text`).
+    """
     frame = open_frame(Path(place), kind)
     target = section.target
     if target is None:
@@ -30,13 +34,16 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         for column in columns:
             if column not in frame.columns:
                 raise DataError(f"{field}: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
-    categories = _categories(frame, features, place)
+    text = _text_settings(frame, features, section, place)
+    if text:
+        features = [text["text"]]
+    categories = {} if text else _categories(frame, features, place)
     classes: list[str] | None = None
     if task in ("classification", "binary"):
         targets, classes = _classes(frame[target], None, place)
     else:
         targets = _numbers(frame[target], place, "data.target").float()
-    preprocessing: dict[str, Any] = {"columns": features, "categories": categories, "target": target}
+    preprocessing: dict[str, Any] = {"columns": features, "categories": categories, "target": target, **text}
     train = Table(place, frame_inputs(frame, preprocessing, place), targets)
     if section.test is None:
         return Raw(train, classes=classes, preprocessing=preprocessing)
@@ -70,8 +77,17 @@ def open_frame(path: Path, kind: str) -> Any:
     return frame
 
 
-def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str) -> Tensor:
-    """The columns of a table as float32 (N, features), categories one-hot, in the order that training used."""
+def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str) -> Any:
+    """The columns of a table as float32 (N, features), categories one-hot, in the order that training used.
+
+    Of a table with text, what the tokenizer makes of it: a dict of (N, length).
+    """
+    if preprocessing.get("tokenizer"):
+        column = preprocessing["text"]
+        if column not in frame.columns:
+            raise DataError(f"data.args.text: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+        _no_gaps(frame[column], place, "data.args.text")
+        return tokens([str(value) for value in frame[column]], preprocessing, place)
     parts = []
     for column in preprocessing["columns"]:
         if column not in frame.columns:
@@ -90,6 +106,23 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str) -> Tenso
     return torch.cat(parts, 1)
 
 
+def _text_settings(frame: Any, features: list[str], section: DataSection, place: str) -> dict[str, Any]:
+    """Tokenizer, length and column of a table with text; {} where no tokenizer is named."""
+    unknown = [name for name in section.args if name not in ARGS]
+    if unknown:
+        raise DataError(f"data.args: tables know {', '.join(ARGS)}, not {unknown[0]!r}")
+    if not section.args.get("tokenizer"):
+        return {}
+    texts = [column for column in features if not _is_number(frame[column])]
+    column = section.args.get("text") or (texts[0] if len(texts) == 1 else None)
+    if column is None:
+        raise DataError(
+            f"data.args.text: {place} has {len(texts)} columns of text ({', '.join(texts[:8])}); name the one for the model "
+            "(--data-arg text=COLUMN)"
+        )
+    return {**section.args, "text": column}
+
+
 def _is_number(series: Any) -> bool:
     return series.dtype.kind in "fiub"
 
@@ -104,7 +137,8 @@ def _categories(frame: Any, features: list[str], place: str) -> dict[str, list[s
             if len(names) > MOST_CATEGORIES:
                 raise DataError(
                     f"data.features: {place}: column {column!r} is text with {len(names)} distinct values; "
-                    "leave it out (data.features lists the columns to use)"
+                    "leave it out (data.features lists the columns to use), or, for a language model, name its tokenizer "
+                    "(--data-arg tokenizer=FOLDER)"
                 )
             found[column] = names
     return found

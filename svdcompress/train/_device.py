@@ -12,16 +12,21 @@ from svdcompress.errors import TrainingError, UsageError
 
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
+SHARDED = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED", "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM"}
+"""What divides weights among processes, and the variable by which `accelerate launch` asks for it."""
+
 
 def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     """An Accelerator for a device ("auto": CUDA, MPS or CPU, whatever is there) and a precision (no, bf16, fp16).
 
-    Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not there.
+    Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not
+    there, and for launches that divide the weights (FSDP, DeepSpeed).
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     _check(device)
+    _check_whole()
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
         raise TrainingError("train.precision: fp16 needs a CUDA device; use bf16 or no")
     # accelerate's state is one per process: forget the precision and (alone) the device of a fit before.
@@ -37,6 +42,16 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
         return Accelerator(cpu=device == "cpu", mixed_precision=precision)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"device: {device} with precision {precision} cannot be used ({error})") from error
+
+
+def _check_whole() -> None:
+    """Refuses what divides the weights: shares, masks and pruning look at whole layers, and each rank would see a part."""
+    for name, variable in SHARDED.items():
+        if os.environ.get(variable, "false").lower() in ("1", "true", "yes"):
+            raise UsageError(
+                f"accelerate: {name} divides the weights among processes, but relevance is decided on whole layers; "
+                "launch without it (DDP: accelerate launch --multi_gpu, or torchrun)"
+            )
 
 
 def _check(device: str) -> None:

@@ -66,6 +66,7 @@ def fit(
     distill: Distillation | None = None,
     task: str = "classification",
     validate: Callable[[nn.Module], dict[str, float]] | None = None,
+    total: int | None = None,
     seed: int = 0,
     device: str = "auto",
     compiled: bool = False,
@@ -87,6 +88,7 @@ def fit(
     noise: False trains the mean of a converted model: its layers compute as in `eval()`.
     teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
+    total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
     state: file to save each epoch in and to go on from if it exists.
     stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
 
@@ -95,7 +97,7 @@ def fit(
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
     learnt = Teacher(teacher, distill, task, loss) if teacher is not None and distill is not None and distill.weight else None
-    return _Loop(model, examples, loss, settings, stage, learnt, seed, bars, stop).run(
+    return _Loop(model, examples, loss, settings, stage, learnt, total, seed, bars, stop).run(
         make_accelerator(device, settings.precision),
         ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
         lr_log_sigma2,
@@ -116,12 +118,13 @@ class _Loop:
         settings: Training,
         stage: str,
         teacher: Teacher | None,
+        total: int | None,
         seed: int,
         bars: Bars | None,
         stop: Callable[[], bool],
     ) -> None:
         self.model, self.examples, self.loss, self.settings, self.stage = model, examples, loss, settings, stage
-        self.teacher, self.seed, self.bars, self.stop = teacher, seed, bars, stop
+        self.teacher, self.total, self.seed, self.bars, self.stop = teacher, total, seed, bars, stop
 
     def run(
         self,
@@ -282,7 +285,8 @@ class _Loop:
 
     def _figures(self, row: dict[str, Any], validate: Callable | None, best: _Best) -> None:
         if next(variational_layers(self.model), None) is not None:
-            row["sparsity"] = relevance(self.model).sparsity
+            masks = relevance(self.model)
+            row["sparsity"] = 1 - masks.kept / (self.total or masks.total)
         if validate is None:
             return
         metrics = validate(self.model)

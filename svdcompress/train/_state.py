@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from svdcompress.errors import CheckpointError, OutputError
 
@@ -47,7 +48,7 @@ def write_atomically(path: Path, write: Any) -> None:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise OutputError(f"{path}: cannot be written ({error}); free some space or choose another place with --out") from error
 

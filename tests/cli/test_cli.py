@@ -71,6 +71,7 @@ def test_recipes_are_listed_shown_and_copied_but_never_over_a_file(tmp_path, mon
     listed = json.loads(svdc("recipes", "list", "--json").stdout)
     assert list(listed) == list(shipped_recipes())
     assert "digits" in svdc("recipes", "list").stdout
+    assert svdc("recipes").stdout == svdc("recipes", "list").stdout
     shown = svdc("recipes", "show", "digits").stdout
     svdc("recipes", "copy", "digits")
     assert (tmp_path / "digits.yaml").read_text() == shown
@@ -108,6 +109,39 @@ def test_inspect_says_what_is_converted_and_why_the_rest_is_not(place):
     assert [entry["converted"] for entry in found["plan"]] == [True, False]
     assert found["plan"][0]["parameters"] == 4 * 12
     assert found["pruning"]["groups"]
+
+
+def test_inspect_takes_a_model_alone(place):
+    text = svdc("inspect", "--model", "./model.py:make").stdout
+    assert f"{4 * 8 + 8 + 8 * 3 + 3} parameters" in text
+    assert "With --data also" in text
+    found = json.loads(svdc("inspect", "--model", "./model.py:make", "--json").stdout)
+    assert list(found) == ["plan"] and [entry["name"] for entry in found["plan"]] == ["0", "2"]
+    assert "--model is missing" in svdc("inspect", code=2).stderr
+    assert "nothing to inspect" in svdc("inspect", "vae", code=2).stderr
+
+
+def test_layers_with_long_names_are_named_in_full(place):
+    (place / "deep.py").write_text(
+        "from torch import nn\ndef make():\n"
+        "    inner = nn.Sequential()\n    inner.add_module('a_rather_long_name_of_a_layer_for_a_table', nn.Linear(4, 3))\n"
+        "    outer = nn.Sequential()\n    outer.add_module('encoder_layers_of_a_transformer', inner)\n    return outer\n"
+    )
+    result = CliRunner().invoke(app, ["inspect", "--model", "./deep.py:make"])
+    assert "encoder_layers_of_a_transformer.a_rather_long_name_of_a_layer_for_a_table" in result.output
+
+
+def test_options_reach_the_recipe(place):
+    from svdcompress.cli._settings import Settings
+
+    made = Settings(
+        model="a:b", model_arg=["width=3"], weights="w.pt", strip_prefix="m.", trained=True, data="csv:t.csv",
+        data_arg=["max_length=5"], target="y", loss="mse", set_=["seed=4"],
+    ).resolved(train__epochs=7, convert__threshold=None)  # fmt: skip
+    assert (made.model.name, made.model.args) == ("a:b", {"width": 3})
+    assert (made.weights.file, made.weights.strip_prefix, made.weights.trained) == ("w.pt", "m.", True)
+    assert (made.data.name, made.data.args, made.data.target) == ("csv:t.csv", {"max_length": 5}, "y")
+    assert (made.loss.name, made.seed, made.train.epochs, made.convert.threshold) == ("mse", 4, 7, 3.0)
 
 
 def test_a_users_model_weights_and_data_to_an_onnx_file(place):
@@ -154,6 +188,16 @@ BAD = {
     "another run's folder": ((*GOOD, "--out", "taken"), 7, "taken holds another run"),
     "a place that is a file": ((*GOOD, "--out", "data.npz"), 7, "data.npz is a file"),
     "resuming nothing": (("sparsify", "--resume", "--out", "absent"), 7, "absent holds no run"),
+    "a finished run resumed": (("sparsify", "--resume", "--out", "done"), 7, "the run in done is finished"),
+    "a model of another kind of inputs": ((*GOOD, "--model", "hf:./absent"), 4, "model: hf: ./absent: no such folder"),
+    "text without a tokenizer": ((*GOOD, "--data", "csv:texts.csv", "--target", "y"), 6, "name its tokenizer"),
+    "a column that is not there": ((*GOOD, "--data", "csv:texts.csv", "--target", "z"), 6, "has no column 'z'; it has x, y"),
+    "a table without a target": ((*GOOD, "--data", "csv:texts.csv"), 6, "data.target: name the column to predict"),
+    "sharded weights that lack a file": (
+        (*GOOD, "--weights", "shards.safetensors.index.json"),
+        5,
+        "names a.safetensors, which is",
+    ),
     "resuming nowhere": (("sparsify", "digits", "--resume"), 2, "--resume needs --out"),
     "a pattern that matches nothing": ((*GOOD, "--set", "convert.exclude=[head]"), 4, "exclude: 'head' matches no module"),
     "a loss that explodes": ((*GOOD, "--set", "dense.lr=1e38"), 8, "dense: the loss is"),
@@ -178,6 +222,10 @@ def test_bad_input_is_one_clear_error_with_a_code_of_its_own(place, name):
     np.savez(place / "nan.npz", x=zeros, y=np.zeros(600, int))
     (place / "taken").mkdir()
     (place / "taken" / "recipe.yaml").write_text("description: another run")
+    (place / "done").mkdir()
+    (place / "done" / "recipe.yaml").write_text("{model: mlp, data: digits}")
+    (place / "texts.csv").write_text("x,y\n" + "\n".join(f"text {i},{i % 3}" for i in range(200)))
+    (place / "shards.safetensors.index.json").write_text('{"weight_map": {"0.weight": "a.safetensors"}}')
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     args, code, said = BAD[name]
     result = svdc(*args, code=code)

@@ -1,10 +1,12 @@
 """Parts of a run by themselves: models that read fewer inputs, batches for onnxruntime, folders taken back."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from svdcompress import convert, hold, prune, relevance
+from svdcompress.errors import OutputError
 from svdcompress.pipeline import feed, prepare
 from svdcompress.pipeline._folder import discard
 from svdcompress.pipeline._select import Select, bare, whole
@@ -62,3 +64,16 @@ def test_a_folder_is_taken_back_only_if_nothing_was_trained(tmp_path):
     (tmp_path / "trained" / "state" / "dense.pt").write_bytes(b"x")
     discard(tmp_path / "trained")
     assert (tmp_path / "trained" / "state" / "dense.pt").exists()
+
+
+def test_a_folder_left_by_a_kill_before_the_recipe_is_free_and_a_finished_run_is_not_resumed(tmp_path):
+    prepare(tmp_path / "killed")
+    assert prepare(tmp_path / "killed") == ""
+    (tmp_path / "killed" / "recipe.yaml").write_text("model: mlp")
+    with pytest.raises(OutputError, match="holds a run that is not finished"):
+        prepare(tmp_path / "killed")
+    assert prepare(tmp_path / "killed", resume=True) == ""
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "recipe.yaml").write_text("model: mlp")
+    with pytest.raises(OutputError, match="is finished; its figures: svdc report"):
+        prepare(tmp_path / "done", resume=True)

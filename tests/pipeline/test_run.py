@@ -14,8 +14,8 @@ import torch
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
-from svdcompress.pipeline import OpenRun, advice, converted, estimate, free_folder, make_schedule, open_run, prepare, run
-from svdcompress.recipe import BetaSchedule, load_recipe
+from svdcompress.pipeline import OpenRun, converted, estimate, free_folder, open_run, prepare, run
+from svdcompress.recipe import load_recipe
 
 FILES = {"recipe.yaml", "model.safetensors", "model.onnx", "model_mc.onnx", "report.json", "report.html"}
 
@@ -40,6 +40,8 @@ def test_the_report_has_the_keys_of_the_design(tiny_run):
     assert set(results) >= {"layers", "seconds", "seed", "device", "versions", "history", "recipe"}
     assert set(results) >= {"log_alpha", "threshold_curve", "calibration", "uncertainty", "pruning"}
     assert {row["stage"] for row in results["history"]} == {"dense", "train", "recover"}
+    ends = {row["stage"]: row["sparsity"] for row in results["history"] if row["stage"] != "dense"}
+    assert ends["recover"] >= ends["train"] > 0  # a share of all weights, after the removal of units too
     for row in results["layers"]:
         assert set(row) >= {"name", "shape_before", "shape_after", "sparsity"}
 
@@ -147,6 +149,7 @@ def test_overwriting_moves_the_old_folder_aside(tmp_path):
     said = prepare(out, overwrite=True)
     assert (tmp_path / "run.old-1" / "recipe.yaml").read_text() == "old"
     assert str(tmp_path / "run.old-1") in said
+    (out / "recipe.yaml").write_text("new")
     with pytest.raises(OutputError, match="not finished: go on with `svdc sparsify --resume"):
         prepare(out)
 
@@ -201,8 +204,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_a_model_pruned_to_nothing_says_what_to_try(tiny_recipe, tmp_path):
     recipe = tiny_recipe.model_copy(deep=True)
     recipe.relevance.threshold = -50.0
-    with pytest.raises(PruneError, match=r"nothing is left of layer '1'.*train\.beta\.final"):
+    with pytest.raises(PruneError, match=r"nothing is left of layer '1'.*--resume.*relevance\.threshold.*train\.beta\.final"):
         run(recipe, tmp_path / "run")
+    other = load_recipe(tmp_path / "run", ["train.epochs=9"])
+    with pytest.raises(RecipeError, match="differ in train;"):
+        run(other, tmp_path / "run", resume=True)
+    quick = ["export.onnx=false", "report.html=false", "uncertainty.samples=0", "recover.epochs=0"]
+    results = run(load_recipe(tmp_path / "run", ["relevance.threshold=3", *quick]), tmp_path / "run", resume=True)
+    assert results["threshold"] == 3.0  # what was trained is not lost, and later stages may be set otherwise
+    assert load_recipe(tmp_path / "run").relevance.threshold == 3.0
 
 
 def test_layer_rules_set_layers_apart():
@@ -247,27 +257,11 @@ def test_the_sparsest_candidate_within_the_tolerance_is_chosen():
         assert {point["threshold"] for point in curve} >= {1.0, 2.0, 4.0}
 
 
-def test_schedules_are_those_of_the_recipe():
-    linear = make_schedule(BetaSchedule(start="10%", stop="50%", final=2.0), 20)
-    assert [linear(e) for e in (0, 2, 6, 10, 19)] == [0, 0, 1, 2, 2]
-    assert make_schedule(BetaSchedule(name="constant", final=0.5), 20)(0) == 0.5
-    assert make_schedule(BetaSchedule(name="additive", step=0.02), 20)(4) == pytest.approx(0.1)
-    assert make_schedule(BetaSchedule(name="cosine", start=0.0, stop=10.0), 20)(5) == pytest.approx(0.5)
-
-
-def test_advice_is_given_where_defaults_do_not_suit():
-    large = torch.nn.Sequential(torch.nn.Linear(3000, 2000, device="meta"))
-    lines = "\n".join(advice(load_recipe(None), large, 50_000))
-    assert "train.beta.final=1" in lines and "convert.log_sigma2=-10" in lines
-    late = load_recipe(None, ["train.epochs=10", "train.beta={start: 5, stop: 20}"])
-    assert "beta never reaches 1" in "\n".join(advice(late, torch.nn.Sequential(torch.nn.Linear(9, 9)), 10_000))
-    assert advice(load_recipe(None), torch.nn.Sequential(torch.nn.Linear(9, 9)), 10_000) == []
-
-
 def test_an_estimate_writes_nothing(tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = estimate(tiny_recipe)
     assert found.converted == 64 * 24 + 24 * 10
+    assert found.beta == 0.02
     assert found.memory == 4 * 4 * (2 * found.converted + 34)
     assert set(found.seconds) == {"dense", "train", "recover", "rest"} and min(found.seconds.values()) > 0
     assert not list(tmp_path.iterdir())

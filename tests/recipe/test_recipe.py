@@ -102,7 +102,7 @@ def test_no_field_shares_its_default_between_recipes():
     first, second = Recipe(), Recipe()
     first.train.beta.final = 0.5
     first.convert.layers.append(None)
-    assert second.train.beta.final == 1.0
+    assert second.train.beta.final == "auto"
     assert second.convert.layers == []
 
 

@@ -1,0 +1,70 @@
+"""`svdc evaluate` and `svdc predict` on a run, as a person meets them."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from svdcompress.cli import app
+
+pytestmark = pytest.mark.slow
+
+NAMES = ["dense", "dense, temperature", "dense, MC dropout", "sparse, mean", "sparse, samples"]
+
+
+def svdc(*args, code=0):
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "160"})
+    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Other data: colour images of another size."""
+    x = np.random.default_rng(0).integers(0, 256, (40, 3, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "photos.npz", x=x, y=np.arange(40) % 2)
+    return tmp_path / "photos.npz"
+
+
+def test_what_tells_inputs_from_elsewhere(tiny_run, photos, tmp_path):
+    folder, _ = tiny_run
+    run = ["evaluate", folder, "--samples", 3, "--outside", f"npz:{photos}", "--out", tmp_path / "e"]
+    text = svdc(*run).stdout
+    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith(("dense", "sparse"))] == NAMES + NAMES
+    assert all(word in text for word in ("shuffled", "uniform", "npz", "mutual information", "entropy", "1 - confidence"))
+    found = json.loads((tmp_path / "e" / "evaluation.json").read_text())
+    for row in found["contenders"]:
+        assert set(row["ood"]) == {"shuffled", "uniform", "npz"}
+        for scores in row["ood"].values():
+            assert {"softmax", "entropy"} <= set(scores) and all(0 <= value <= 1 for value in scores.values())
+            assert ("mutual_information" in scores) == (row["name"] in (NAMES[2], NAMES[4]))
+    assert (tmp_path / "e" / "out_of_distribution.png").is_file()
+
+
+def test_other_data_that_are_no_images(tiny_run, tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.zeros((40, 5), np.float32), y=np.arange(40) % 2)
+    for name, words in (
+        (f"npz:{tmp_path}/rows.npz", "are no images"),
+        (f"npz:{tmp_path}/none.npz", "none.npz"),
+        ("what", "what"),
+    ):
+        text = svdc("evaluate", tiny_run[0], "--outside", name, code=5).stderr
+        assert "--outside" in text and words in text
+
+
+def test_images_of_any_size_and_colour_can_be_predicted(tiny_run, tmp_path):
+    folder, _ = tiny_run
+    (tmp_path / "scans").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 20, 3), dtype=np.uint8)
+    for k, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "scans" / f"{k}.png")
+    for onnx in ([], ["--onnx"]):
+        out = tmp_path / f"p{len(onnx)}.csv"
+        svdc("predict", folder, "--input", tmp_path / "scans", "--out", out, "--samples", 4, *onnx)
+        with out.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["name"] for row in rows] == ["0.png", "1.png"] and all(float(row["entropy"]) >= 0 for row in rows)

@@ -1,0 +1,111 @@
+"""From a recipe's settings to numbers: schedules, the end of beta by itself, and what a user is warned of."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from svdcompress import convert, relevance
+from svdcompress.errors import PruneError
+from svdcompress.pipeline import advice, dense_model, final_beta, make_schedule
+from svdcompress.pipeline._convert import check_some_left
+from svdcompress.recipe import BetaSchedule, load_recipe
+from svdcompress.relevance import as_masks
+from svdcompress.sources import InMemory, save_weights
+
+
+def settings(*overrides):
+    return load_recipe(None, list(overrides))
+
+
+def warned(model, examples, *overrides):
+    return "\n".join(advice(settings(*overrides), model, examples))
+
+
+def test_schedules_are_those_of_the_recipe():
+    linear = make_schedule(BetaSchedule(start="10%", stop="50%"), 20, 2.0)
+    assert [linear(e) for e in (0, 2, 6, 10, 19)] == [0, 0, 1, 2, 2]
+    assert make_schedule(BetaSchedule(name="constant"), 20, 0.5)(0) == 0.5
+    assert make_schedule(BetaSchedule(name="additive", step=0.02), 20, 1.0)(4) == pytest.approx(0.1)
+    assert make_schedule(BetaSchedule(name="cosine", start=0.0, stop=10.0), 20, 1.0)(5) == pytest.approx(0.5)
+
+
+def test_beta_ends_by_itself_where_it_neither_prunes_all_nor_nothing():
+    small = nn.Sequential(nn.Linear(100, 100, bias=False))
+    assert final_beta(settings(), small, 60_000) == 1.0
+    assert final_beta(settings(), small, 300) == 0.3  # 10 * 300 / 10,000
+    assert final_beta(settings(), convert(nn.Sequential(nn.Linear(100, 100))), 1_000_000) == 1.0
+    large = nn.Sequential(nn.Linear(3000, 2000, device="meta"))
+    assert final_beta(settings(), large, 10_000_000) == 0.1
+    assert final_beta(settings("train.beta.final=2.5"), small, 300) == 2.5
+    two = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
+    assert final_beta(settings("convert.exclude=['1']"), two, 300) == 0.3  # of what is converted
+
+
+def test_advice_is_given_where_settings_do_not_suit():
+    large = nn.Sequential(nn.Linear(3000, 2000, device="meta"))
+    said = warned(large, 50_000, "train.beta.final=1")
+    assert "train.beta.final=1 with 6,000,000 weights and N=50,000" in said and "0.05 to 0.2 is a better start" in said
+    assert "convert.log_sigma2=-10" in said
+    assert "beta" not in warned(large, 50_000)
+    small = nn.Sequential(nn.Linear(300, 300))
+    assert "0.11 is a better start" in warned(small, 1000, "train.beta.final=1")
+    assert warned(small, 1000, "train.beta.final=0.5") == ""
+    assert "beta never reaches 1" in warned(
+        nn.Sequential(nn.Linear(9, 9)), 10_000, "train.epochs=10", "train.beta={start: 5, stop: 20}"
+    )
+    assert "ends at 0.2, not at 1" in warned(nn.Sequential(nn.Linear(9, 9)), 10_000, "train.epochs=10", "train.beta=additive")
+    assert warned(nn.Sequential(nn.Linear(9, 9)), 10_000) == ""
+    assert "only 100 training examples" in warned(nn.Sequential(nn.Linear(9, 9)), 100)
+
+
+def test_a_models_own_normalisation_of_images_is_not_forgotten(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5], "image_std": [0.25]}))
+    name = f"model.name='hf:{tmp_path}'"
+    setting = "data.transform=[{normalize: {mean: [0.5], std: [0.25]}}]"
+    said = warned(nn.Sequential(nn.Linear(9, 9)), 10_000, name)
+    assert f"--set '{setting}'" in said
+    assert warned(nn.Sequential(nn.Linear(9, 9)), 10_000, name, setting) == ""
+
+
+class Residual(nn.Module):
+    """A branch that may go, beside a path that stays."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(x + self.branch(x))
+
+
+def test_an_empty_layer_is_an_error_only_if_the_model_becomes_a_constant():
+    torch.manual_seed(0)
+    model = convert(Residual()).eval()
+    examples = InMemory(torch.randn(8, 4), torch.zeros(8).long())
+    masks = relevance(model, 50.0)
+    check_some_left(model, masks, examples)
+    masks["branch"][:] = False
+    check_some_left(model, as_masks(model, masks), examples)
+    masks["head"][:] = False
+    with pytest.raises(PruneError, match=r"nothing is left of layer 'branch', 'head': .* one and the same answer"):
+        check_some_left(model, as_masks(model, masks), examples)
+    assert model.head.mask is None  # the masks were tried on, not left
+
+
+def test_what_is_trained_before(tmp_path):
+    recipe = load_recipe(None, ["model={name: mlp, args: {sizes: [4, 3, 2]}}"])
+    model, trained = dense_model(recipe)
+    assert not trained
+    recipe.weights.trained = True
+    again, trained = dense_model(recipe)
+    assert trained
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))  # by the seed
+    recipe.weights.trained = False
+    recipe.weights.file = str(tmp_path / "w.safetensors")
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    save_weights(model, recipe.weights.file)
+    loaded, trained = dense_model(recipe)
+    assert trained and not next(loaded.parameters()).any()

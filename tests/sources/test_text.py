@@ -1,0 +1,95 @@
+"""Text for language models: tables with a tokenizer, and Hugging Face's data sets."""
+
+import pytest
+import torch
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources import frame_inputs, open_data, open_frame
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """The folder of a tokenizer of a few words."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A table of 20 reviews: text, a number, a label."""
+    rows = [f'"good film, {i}",{i},yes' if i % 2 else f'"bad film, {i}",{i},no' for i in range(20)]
+    file = tmp_path / "reviews.csv"
+    file.write_text("\n".join(["review,stars,liked", *rows]) + "\n")
+    return file
+
+
+def opened(file, **args):
+    return open_data(
+        DataSection(name=f"csv:{file}", target="liked", args=args, split="tail", validation=4, test_share=0.2), "classification"
+    )
+
+
+def test_a_table_with_a_tokenizer_becomes_what_a_language_model_takes(reviews, tokenizer):
+    data = opened(reviews, tokenizer=tokenizer, max_length=6)
+    (inputs, targets) = next(data.train.batches(2))
+    assert set(inputs) == {"input_ids", "attention_mask", "token_type_ids"}
+    good, bad, film, unknown = (WORDS.index(word) for word in ("good", "bad", "film", "[UNK]"))
+    assert inputs["input_ids"].tolist() == [[2, bad, film, unknown, unknown, 3], [2, good, film, unknown, unknown, 3]]
+    assert (targets.tolist(), data.classes) == ([0, 1], ["no", "yes"])
+
+
+def test_further_texts_are_read_in_the_same_way(reviews, tokenizer):
+    data = opened(reviews, tokenizer=tokenizer, max_length=6)
+    again = frame_inputs(open_frame(reviews, "csv"), data.preprocessing, "again")
+    assert torch.equal(again["input_ids"][:2], next(data.train.batches(2))[0]["input_ids"])
+    with pytest.raises(DataError, match=r"data\.args\.text: again has no column 'review'"):
+        frame_inputs(open_frame(reviews, "csv").drop(columns="review"), data.preprocessing, "again")
+
+
+def test_what_is_wrong_with_text_is_said(reviews, tokenizer, tmp_path):
+    with pytest.raises(DataError, match=r"data\.args\.tokenizer: \./nowhere: no such folder"):
+        opened(reviews, tokenizer="./nowhere")
+    with pytest.raises(DataError, match=rf"data\.args\.tokenizer: {tmp_path}: "):
+        opened(reviews, tokenizer=str(tmp_path))
+    with pytest.raises(DataError, match=r"data\.args\.max_length: 0 is no number"):
+        opened(reviews, tokenizer=tokenizer, max_length=0)
+    with pytest.raises(DataError, match="not 'tokeniser'"):
+        opened(reviews, tokeniser=tokenizer)
+    with pytest.raises(DataError, match=r"data\.args\.text: .* has 0 columns of text"):
+        opened(_without_text(reviews, tmp_path), tokenizer=tokenizer)
+    many = tmp_path / "many.csv"
+    many.write_text("review,liked\n" + "\n".join(f"text {i},{i % 2}" for i in range(200)))
+    with pytest.raises(DataError, match=r"'review' is text with 200 distinct values; .*--data-arg tokenizer=FOLDER"):
+        opened(many)
+
+
+def _without_text(reviews, folder):
+    file = folder / "numbers.csv"
+    open_frame(reviews, "csv").drop(columns="review").to_csv(file, index=False)
+    return file
+
+
+def test_a_saved_data_set_of_text_and_one_of_numbers(tmp_path, tokenizer):
+    datasets = pytest.importorskip("datasets")
+    texts = {"text": ["good film", "bad film"] * 10, "label": [1, 0] * 10}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(texts)}).save_to_disk(str(tmp_path / "texts"))
+    section = DataSection(name=f"hf:{tmp_path}/texts", args={"tokenizer": tokenizer, "max_length": 4}, split="tail")
+    data = open_data(section, "classification")
+    assert next(data.train.batches(1))[0]["input_ids"].tolist() == [[2, WORDS.index("good"), WORDS.index("film"), 3]]
+    with pytest.raises(DataError, match=r"data\.args\.tokenizer: .* holds text"):
+        open_data(DataSection(name=f"hf:{tmp_path}/texts"), "classification")
+
+    numbers = {"a": [float(i) for i in range(20)], "b": [[1.0, 2.0]] * 20, "label": [0, 1] * 10}
+    datasets.Dataset.from_dict(numbers).save_to_disk(str(tmp_path / "numbers"))
+    data = open_data(DataSection(name=f"hf:{tmp_path}/numbers", split="tail"), "classification")
+    assert next(data.train.batches(2))[0].tolist() == [[0.0, 1.0, 2.0], [1.0, 1.0, 2.0]]
+    with pytest.raises(DataError, match=r"data\.target: .*numbers \(train\) has the columns a, b, label"):
+        open_data(DataSection(name=f"hf:{tmp_path}/numbers", target="c"), "classification")
+    with pytest.raises(DataError, match=r"data\.name: hf: \./nowhere: no such folder"):
+        open_data(DataSection(name="hf:./nowhere"), "classification")
