@@ -166,13 +166,8 @@ class VariationalLayer(StochasticLayer):
 
     def kl(self) -> Tensor:
         """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
-        return divergence(
-            self.canonical(self.weight),
-            self.canonical(self.log_sigma2),
-            None if self.mask is None else self.canonical(self.mask),
-            self.prior,
-            self.share,
-        )
+        layout = (self._groups, self.transposed)
+        return divergence(self.weight, self.log_sigma2, self.mask, self.prior, self.share, layout)
 
     # Forward
 

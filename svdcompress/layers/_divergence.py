@@ -3,14 +3,14 @@
 The formulas are those of `_kl.py`, which tests hold this against. All shares of a layer are taken together, so that
 exp(log_sigma2) and mu^2 are computed once for them; the backward keeps at most one number for each weight.
 
-Weights come in the canonical view (groups, outputs, inputs, kernel); a share is the dimensions that its groups span, the
+Weights are seen in the canonical view (groups, outputs, inputs, kernel); a share is the dimensions that its groups span, the
 share "weight" spans none. Weights outside `keep` contribute nothing and have no gradient; the sizes, sums and means of
 groups are over what is kept, and a group without any contributes 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,21 +19,57 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from svdcompress.layers._kl import EPS, K1, K2, K3
-from svdcompress.layers._share import REDUCED
+from svdcompress.layers._share import REDUCED, canonical
 
 Parts = tuple[tuple[tuple[int, ...], float], ...]
 """Dimensions that a group spans, and the part of its KL in the sum, for each share."""
 
 
-def divergence(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, share: Mapping[str, float]) -> Tensor:
+Layout = tuple[int, bool]
+"""Groups, and whether the weight is a transposed convolution's: what `canonical` needs."""
+
+
+def divergence(
+    weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, share: Mapping[str, float], layout: Layout = (1, False)
+) -> Tensor:
     """KL(posterior || prior) in nats, summed over the kept weights; a scalar with gradients of weight and log_sigma2.
 
-    weight, log_sigma2: canonical views of one shape. keep: bool of that shape, or None for all.
+    weight, log_sigma2: of one shape, as the layer has them. keep: bool of that shape, or None for all.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     parts = tuple((REDUCED[name], part) for name, part in share.items())
-    function = ArdDivergence if prior == "ard" else LogUniformDivergence
-    return function.apply(weight.to(wide), log_sigma2.to(wide), keep, parts)
+    return Divergence.apply(weight.to(wide), log_sigma2.to(wide), keep, prior, parts, layout)
+
+
+class Divergence(torch.autograd.Function):
+    """The KL under the prior of a name. The canonical view is taken inside: autograd could not add up gradients of a view
+    in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, parts: Parts, layout: Layout
+    ) -> Tensor:
+        mean, noise, kept = (tensor if tensor is None else canonical(tensor, *layout) for tensor in (weight, log_sigma2, keep))
+        total, saved = (_ard if prior == "ard" else _log_uniform)(mean, noise, kept, parts)
+        ctx.save_for_backward(weight, log_sigma2, keep, *saved)
+        ctx.prior, ctx.parts, ctx.layout = prior, parts, layout
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, log_sigma2, keep, *saved = ctx.saved_tensors
+        mean, noise, kept = (
+            tensor if tensor is None else canonical(tensor, *ctx.layout) for tensor in (weight, log_sigma2, keep)
+        )
+        gradients = _ard_gradients if ctx.prior == "ard" else _log_uniform_gradients
+        found = gradients(mean, noise, kept, ctx.parts, saved, grad, ctx.needs_input_grad[:2])
+        return *(None if one is None else _restored(one, weight, ctx.layout) for one in found), None, None, None, None
+
+
+def _restored(view: Tensor, like: Tensor, layout: Layout) -> Tensor:
+    """What has the canonical shape in that of a weight. Detached: autograd adds in place to nothing that has a base."""
+    return (view.transpose(1, 2) if layout[1] else view).reshape(like.shape).detach()
 
 
 def _count(keep: Tensor | None, like: Tensor, dims: tuple[int, ...]) -> Tensor | int:
@@ -46,93 +82,100 @@ def _count(keep: Tensor | None, like: Tensor, dims: tuple[int, ...]) -> Tensor |
     return count
 
 
-class ArdDivergence(torch.autograd.Function):
-    """Normal priors, each group's variance at its optimum: `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`."""
+def _ard(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+    """Normal priors, each group's variance at its optimum: `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`.
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> Tensor:
-        moment = log_sigma2.exp().addcmul_(weight, weight)
-        if keep is not None:
-            moment.mul_(keep)
-        total, moments = weight.new_zeros(()), []
-        for dims, part in parts:
-            if dims:
-                count: Any = _count(keep, weight, dims)
-                shared = moment.sum(dims, keepdim=True).div_(count if keep is None else count.clamp_min(1)).add_(EPS)
-                groups = (shared.log() * count).sum()
-                spread = log_sigma2 if keep is None else log_sigma2 * keep
-                total = total.add(groups - spread.sum(), alpha=0.5 * part)
-            else:
-                shared = moment.add_(EPS) if len(parts) == 1 else moment + EPS
-                terms = shared.log().sub_(log_sigma2)
-                total = total.add((terms if keep is None else terms.mul_(keep)).sum(), alpha=0.5 * part)
-            moments.append(shared)
-        ctx.save_for_backward(weight, log_sigma2, keep, *moments)
-        ctx.parts = parts
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, log_sigma2, keep, *moments = ctx.saved_tensors
-        # In place and without broadcasting a number into addcmul, which is not vectorised: that was half of the KL's cost.
-        precision: Any = None  # the gradient over the prior's variance, summed over shares
-        for (_, part), shared in zip(ctx.parts, moments, strict=True):
-            term = (grad * part) / shared
-            precision = term if precision is None else precision + term
-        if keep is not None:
-            precision, grad = precision * keep, grad * keep
-        by_weight, by_log_sigma2 = ctx.needs_input_grad[:2]
-        of_weight = weight * precision if by_weight else None
-        of_log_sigma2 = log_sigma2.exp().mul_(precision).sub_(grad).mul_(0.5) if by_log_sigma2 else None
-        return of_weight, of_log_sigma2, None, None
+    Returns the sum, and the prior's variances for each share.
+    """
+    moment = log_sigma2.exp().addcmul_(weight, weight)
+    if keep is not None:
+        moment.mul_(keep)
+    total, moments = weight.new_zeros(()), []
+    for dims, part in parts:
+        if dims:
+            count: Any = _count(keep, weight, dims)
+            shared = moment.sum(dims, keepdim=True).div_(count if keep is None else count.clamp_min(1)).add_(EPS)
+            groups = (shared.log() * count).sum()
+            spread = log_sigma2 if keep is None else log_sigma2 * keep
+            total = total.add(groups - spread.sum(), alpha=0.5 * part)
+        else:
+            shared = moment.add_(EPS) if len(parts) == 1 else moment + EPS
+            terms = shared.log().sub_(log_sigma2)
+            total = total.add((terms if keep is None else terms.mul_(keep)).sum(), alpha=0.5 * part)
+        moments.append(shared)
+    return total, moments
 
 
-class LogUniformDivergence(torch.autograd.Function):
-    """The log-uniform prior: eq. 14 of arXiv 1701.05369 on the log alpha of each weight or group, times the group's size."""
+def _ard_gradients(
+    weight: Tensor,
+    log_sigma2: Tensor,
+    keep: Tensor | None,
+    parts: Parts,
+    moments: Sequence[Tensor],
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    # In place, and without broadcasting a number into addcmul, which is not vectorised: that was half of the KL's cost.
+    precision: Any = None  # the gradient over the prior's variance, summed over shares
+    for (_, part), shared in zip(parts, moments, strict=True):
+        term = (grad * part) / shared
+        precision = term if precision is None else precision + term
+    if keep is not None:
+        precision, grad = precision * keep, grad * keep
+    of_weight = weight * precision if wanted[0] else None
+    return of_weight, log_sigma2.exp().mul_(precision).sub_(grad).mul_(0.5) if wanted[1] else None
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> Tensor:
-        square = weight.square()
-        total, saved = weight.new_zeros(()), []
-        for dims, part in parts:
-            count: Any = 1 if keep is None else keep
-            signal, noise = square, log_sigma2
-            if dims:
-                signal = (square if keep is None else square * keep).sum(dims, keepdim=True)
-                noise = log_sigma2 if keep is None else log_sigma2.masked_fill(~keep, -torch.inf)
-                noise, count = torch.logsumexp(noise, dims, keepdim=True), _count(keep, weight, dims)
-                if keep is not None:
-                    noise = torch.where(count > 0, noise, 0)
-            signal = signal + EPS
-            log_alpha = torch.log(signal).neg_().add_(noise)
-            values = F.logsigmoid(log_alpha).mul_(-0.5).add_(_gate(log_alpha), alpha=K1)
-            total = total.add((values if dims == () and keep is None else values * count).sum(), alpha=part)
-            saved += [log_alpha, signal] if dims else [log_alpha]
-        ctx.save_for_backward(weight, log_sigma2, keep, *saved)
-        ctx.parts = parts
-        return total
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, log_sigma2, keep, *rest = ctx.saved_tensors
-        saved = iter(rest)
-        of_weight = of_log_sigma2 = None
-        for dims, part in ctx.parts:
-            log_alpha = next(saved)
-            slope = _slope(log_alpha).mul_(grad * part)
-            signal = next(saved) if dims else weight.square() + EPS
-            by_noise = slope
-            if dims:
-                slope = slope * _count(keep, weight, dims)
-                by_noise = slope * torch.exp(log_sigma2 - (log_alpha + signal.log()))  # the noise's share of each weight
-            by_signal = weight * (slope / signal).mul_(-2)
-            of_weight = by_signal if of_weight is None else of_weight.add_(by_signal)
-            of_log_sigma2 = by_noise if of_log_sigma2 is None else of_log_sigma2.add_(by_noise)
-        if keep is not None:
-            of_weight, of_log_sigma2 = of_weight * keep, of_log_sigma2 * keep
-        return of_weight, of_log_sigma2, None, None
+def _log_uniform(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+    """The log-uniform prior: eq. 14 of arXiv 1701.05369 on the log alpha of each weight or group, times the group's size.
+
+    Returns the sum, and for each share log alpha, for groups the signal too.
+    """
+    square = weight.square()
+    total, saved = weight.new_zeros(()), []
+    for dims, part in parts:
+        count: Any = 1 if keep is None else keep
+        signal, noise = square, log_sigma2
+        if dims:
+            signal = (square if keep is None else square * keep).sum(dims, keepdim=True)
+            noise = log_sigma2 if keep is None else log_sigma2.masked_fill(~keep, -torch.inf)
+            noise, count = torch.logsumexp(noise, dims, keepdim=True), _count(keep, weight, dims)
+            if keep is not None:
+                noise = torch.where(count > 0, noise, 0)
+        signal = signal + EPS
+        log_alpha = torch.log(signal).neg_().add_(noise)
+        values = F.logsigmoid(log_alpha).mul_(-0.5).add_(_gate(log_alpha), alpha=K1)
+        total = total.add((values if dims == () and keep is None else values * count).sum(), alpha=part)
+        saved += [log_alpha, signal] if dims else [log_alpha]
+    return total, saved
+
+
+def _log_uniform_gradients(
+    weight: Tensor,
+    log_sigma2: Tensor,
+    keep: Tensor | None,
+    parts: Parts,
+    saved: Sequence[Tensor],
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    rest = iter(saved)
+    of_weight: Any = None
+    of_log_sigma2: Any = None
+    for dims, part in parts:
+        log_alpha = next(rest)
+        slope = _slope(log_alpha).mul_(grad * part)
+        signal = next(rest) if dims else weight.square() + EPS
+        by_noise = slope
+        if dims:
+            slope = slope * _count(keep, weight, dims)
+            by_noise = slope * torch.exp(log_sigma2 - (log_alpha + signal.log()))  # the noise's share of each weight
+        by_signal = weight * (slope / signal).mul_(-2)
+        of_weight = by_signal if of_weight is None else of_weight.add_(by_signal)
+        of_log_sigma2 = by_noise if of_log_sigma2 is None else of_log_sigma2.add_(by_noise)
+    if keep is not None:
+        of_weight, of_log_sigma2 = of_weight * keep, of_log_sigma2 * keep
+    return of_weight if wanted[0] else None, of_log_sigma2 if wanted[1] else None
 
 
 def _gate(log_alpha: Tensor) -> Tensor:
