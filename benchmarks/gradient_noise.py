@@ -2,9 +2,9 @@
 
     python benchmarks/gradient_noise.py [--draws 200]
 
-Both estimators have the same expectation. What is compared is the variance of the gradient of the NLL over draws of the noise, at
-the same weights, variances and batch, summed over all means, and over all log variances: at the variances that training starts
-with, and at larger ones. Results go to benchmarks/results/gradient_noise.json and gradient_noise.md.
+Both estimators have the same expectation. What is compared is the variance of the gradient of the NLL over draws of the noise,
+at the same weights, variances and batch, summed over all means, and over all log variances: at the variances that training
+starts with, and at larger ones. Results go to benchmarks/results/gradient_noise.json and gradient_noise.md.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         "# Noise of gradients: one draw of the weights for a batch, over local reparameterisation",
         "",
-        f"Ratios of variances over {results['draws']} draws, summed over the parameters; torch {where['versions']['torch']}, seed 0, "
-        "random batches and weights as they are initialised.",
+        f"Ratios of variances over {results['draws']} draws, summed over the parameters; torch {where['versions']['torch']}, "
+        "seed 0, random batches and weights as they are initialised.",
         "",
         "| work | log_sigma2 | gradient of the means | of the log variances |",
         "|---|---|---|---|",

@@ -302,13 +302,13 @@ def keep_freed_memory() -> None:
 
 
 EXPLANATION = (
-    "Peers less than 1.3 times slower than ours, explained. cplxmodule and pytorch-ard draw each pre-activation, as we do: in "
-    "float32 that is two products for everybody, and where products are all of the time (large batches, convolutions) nobody "
-    "can be much below 2; the bfloat16 variance path is what goes below it, where the chip has the instructions. bayesian-torch "
-    "is another estimator: one draw of the weights for a whole batch, so one product for our two. It is cheap where weights are "
-    "few, as in convolutions, and dear where they are many. The price is in the gradient, whose noise all examples share: "
-    "gradient_noise.md has it measured. pytorch-ard has the log-uniform prior, the rest ARD or a fixed normal one; "
-    "its convolutions have no bias."
+    "Peers less than 1.3 times slower than ours, explained. cplxmodule and pytorch-ard draw each pre-activation, as we do: "
+    "in float32 that is two products for everybody, and where products are all of the time (large batches, convolutions) "
+    "nobody can be much below 2; the bfloat16 variance path is what goes below it, where the chip has the instructions. "
+    "bayesian-torch is another estimator: one draw of the weights for a whole batch, so one product for our two. It is cheap "
+    "where weights are few, as in convolutions, and dear where they are many. The price is in the gradient, whose noise all "
+    "examples share: gradient_noise.md has it measured. pytorch-ard has the log-uniform prior, the rest ARD or a fixed normal "
+    "one; its convolutions have no bias."
 )
 
 
