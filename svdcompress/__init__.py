@@ -5,7 +5,7 @@ from svdcompress.convert import convert, convert_dropout, plan, to_dense
 from svdcompress.export import export_onnx
 from svdcompress.layers import sampling
 from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
-from svdcompress.prune import groups, prune
+from svdcompress.prune import coupled_relevance, groups, prune
 from svdcompress.relevance import Masks, hold, relevance
 from svdcompress.uncertainty import Prediction, mc_predict
 
@@ -21,6 +21,7 @@ __all__ = [
     "Prediction",
     "convert",
     "convert_dropout",
+    "coupled_relevance",
     "export_onnx",
     "groups",
     "hold",

@@ -49,8 +49,8 @@ class Choice:
 class Analysis:
     """What a trace says about the units of a model."""
 
-    def __init__(self, trace: Trace, foldable: Callable[[Use], bool]) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, foldable: Callable[[Use], bool], watch: Callable[[Any], Trace]) -> None:
+        self.trace, self.foldable, self.watch = trace, foldable, watch
         units = trace.units
         self.count = units.count
         self.consumers = _consumers(trace.uses, foldable)
@@ -74,6 +74,16 @@ class Analysis:
                 pinned[root] = True
         self.produced = produced  # per root
         self.free = produced & ~pinned  # per root: a unit that may go
+
+    def learn(self, inputs: Any) -> None:
+        """Watch the model on other inputs: only what is constant on these too counts as a constant from now on."""
+        others = self.watch(inputs).uses
+        if [use.parameter.names for use in others] != [use.parameter.names for use in self.trace.uses]:
+            return  # another path through the code: nothing to compare
+        for use, other in zip(self.trace.uses, others, strict=True):
+            use.values = torch.cat([use.values, other.values], 1)
+            use.reached = use.reached | other.reached
+        self.consumers = _consumers(self.trace.uses, self.foldable)
 
     def _couple_views(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Units in a tensor of several dimensions go together so that whole indices of one dimension go."""
@@ -234,6 +244,7 @@ def _consumers(uses: list[Use], foldable: Callable[[Use], bool]) -> list[Consume
     for same in by_parameter.values():
         first = same[0]
         alike = all(torch.equal(use.ins, first.ins) and torch.equal(use.outs, first.outs) for use in same)
+        alike = alike and not any(use.derived for use in same)
         if alike:
             result.append(_consumer(same, all(foldable(use) and use.owner == first.owner for use in same)))
         else:

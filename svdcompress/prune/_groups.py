@@ -126,8 +126,12 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
                 held = other.mask if isinstance(other, VariationalLayer) else None
                 sparsity = 0.0 if held is None else 1 - float(held.float().mean())
                 report.layers.append(LayerShape(name, shape or (), tuple(tensor.shape), sparsity))
+    before_that = earlier.get("inputs")
     if report.inputs_kept is not None:
-        surgery["inputs"] = {"kept": report.inputs_kept, "dim": report.inputs_dim}
+        kept = report.inputs_kept if before_that is None else [before_that["kept"][i] for i in report.inputs_kept]
+        surgery["inputs"] = {"kept": kept, "dim": report.inputs_dim}
+    elif before_that is not None:
+        surgery["inputs"] = before_that
     report.surgery = surgery
     object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = _count(model), _count(small)

@@ -120,12 +120,13 @@ def _record(
     biasable: bool,
     reached: Tensor,
     values: Tensor,
+    derived: bool = False,
 ) -> None:
     from svdcompress.prune._trace import Use
 
     owner = trace.stack[-1]
     known = owner if any(name.rpartition(".")[0] == owner for name in parameter.names) else None
-    trace.uses.append(Use(parameter, known, ins, outs, alive, biasable, reached, values))
+    trace.uses.append(Use(parameter, known, ins, outs, alive, biasable, reached, values, derived))
 
 
 # Matrix products
@@ -176,7 +177,8 @@ def product(
     elif left.parameter is not None and right.parameter is not None:
         trace.seal(left.parameter, "multiplied with another parameter")
         trace.seal(right.parameter, "multiplied with another parameter")
-        result = Shadow(None, flat(False, (a.shape[0], a.shape[1], b.shape[2])))
+        taint = bool(left.taint.any() or right.taint.any())
+        result = Shadow(None, flat(taint, (a.shape[0], a.shape[1], b.shape[2])))
     else:
         result = _of_activations(trace, left, right, b, (a.shape[0], a.shape[1], b.shape[2]))
     trace.put(out, result.move(shape))
@@ -199,7 +201,7 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -
     at_k = _line(own.places[k], 1, size_k)
     at_n = _line(own.places[n], 2, size_n)
     ins, outs = at_k + parameter.axes[k], at_n + parameter.axes[n]
-    alive = parameter.alive
+    alive = None if own.derived else parameter.alive  # what is computed from a zero may be something else
     alive = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape) if alive is None else alive.cpu()
     whole = torch.equal(at_k, torch.arange(parameter.sizes[k])) and torch.equal(at_n, torch.arange(parameter.sizes[n]))
     alive = alive if whole else alive.index_select(n, at_n).index_select(k, at_k)
@@ -208,7 +210,7 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -
     _feed(trace, shadow.labels, 2, ins)
     trace.units.produce(outs)
     values = _values(x.movedim(2, 0).reshape(size_k, 1, -1), reached_in)
-    _record(trace, parameter, ins, outs, alive[None], whole, reached_in, values)
+    _record(trace, parameter, ins, outs, alive[None], whole, reached_in, values, own.derived)
     reached = _reached(alive, reached_in) | _noisy(trace, parameter)
     shape = (x.shape[0], x.shape[1], size_n)
     return Shadow(outs.expand(shape), compact(reached.expand(size_n).expand(shape)))

@@ -69,6 +69,13 @@ def expand(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> N
     trace.put(out, _rows(before, before.move(lambda tensor: tensor.expand(out.shape))))
 
 
+def like(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
+    """A new tensor of another's shape: its places follow those of the other, its values don't depend on it."""
+    shadow = trace.of(args[0])
+    labels = None if shadow.parameter is not None or out.shape != args[0].shape else shadow.labels
+    trace.put(out, Shadow(labels, flat(name.startswith("rand"), out.shape)))
+
+
 def pick(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     """select, unbind, roll, unfold: a place given as a number, so the dimension keeps its length."""
     x = args[0]
@@ -329,6 +336,8 @@ MOVES: dict[str, Handler] = {
     **dict.fromkeys(("permute", "transpose", "t", "squeeze", "unsqueeze", "flip", "repeat", "pixel_shuffle"), move),
     **dict.fromkeys(("pixel_unshuffle", "movedim", "swapaxes"), move),
     **dict.fromkeys(("expand",), expand),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"), like),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), like),
     **dict.fromkeys(("select", "unbind", "roll", "unfold"), pick),
     **dict.fromkeys(("slice", "split", "split_with_sizes", "chunk", "narrow"), cut),
     **dict.fromkeys(("cat", "stack"), join),

@@ -76,14 +76,15 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
     """The shadow of elements in which those of several tensors meet (broadcast to `shape`)."""
     if len(shadows) == 1 and shadows[0].taint.shape == shape:
         one = shadows[0]
-        return Shadow(one.labels, taint, one.parameter, one.places)
+        return Shadow(one.labels, taint, one.parameter, one.places, derived=True)
     aligned = [_align(shadow, len(shape)) for shadow in shadows]
     labelled = [shadow for shadow in aligned if shadow.labels is not None]
     parameters: list[Any] = [shadow for shadow in aligned if shadow.parameter is not None]
     if not labelled:
-        if len(parameters) == 1:
+        others = [shadow for shadow in aligned if shadow.parameter is None]
+        if len(parameters) == 1 and all(shadow.taint.numel() == 1 and not bool(shadow.taint) for shadow in others):
             places = tuple(place.expand(shape) for place in parameters[0].places)
-            return Shadow(None, taint, parameters[0].parameter, places)
+            return Shadow(None, taint, parameters[0].parameter, places, derived=True)
         for shadow in parameters:
             trace.seal(shadow.parameter, "computed with before use")
         return Shadow(None, taint)

@@ -22,7 +22,8 @@ class Shadow:
 
     taint: bool of the tensor's shape, whether the value depends on the model's input (irrelevant weights pass nothing on).
     parameter: the parameter that this is a view of, or None. places: index along each of its dimensions, of the tensor's
-    shape. simplex: whether rows along the last dimension are known to add up to 1.
+    shape. simplex: whether rows along the last dimension are known to add up to 1. derived: whether values were computed
+    from the parameter's, one by one, and are not its own.
     """
 
     labels: Tensor | None
@@ -30,12 +31,13 @@ class Shadow:
     parameter: Parameter | None = None
     places: tuple[Tensor, ...] = ()
     simplex: bool = False
+    derived: bool = False
 
     def move(self, function: Callable[[Tensor], Tensor]) -> Shadow:
         """The shadow of a tensor to which an operation was applied that only moves data."""
         labels = None if self.labels is None else compact(function(self.labels))
         places = tuple(compact(function(place)) for place in self.places)
-        return Shadow(labels, compact(function(self.taint)), self.parameter, places)
+        return Shadow(labels, compact(function(self.taint)), self.parameter, places, derived=self.derived)
 
 
 def flat(value: int | bool, shape: Sequence[int]) -> Tensor:

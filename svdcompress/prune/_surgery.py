@@ -1,4 +1,7 @@
-"""Removing units from a model by name and index: constants folded first, then every tensor sliced once."""
+"""Removing units from a model by name and index: constants folded first, then every tensor sliced once.
+
+Nothing is written into a parameter's memory, which may be the given model's: parameters get new tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ from svdcompress.layers import VariationalLayer
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
 from svdcompress.prune._trace import Use
 from svdcompress.prune._units import Parameter
+
+NO_LENGTH = frozenset(
+    (
+        *("classes", "labels", "vocab", "idx", "index", "id", "step", "steps", "epoch", "seed", "layer", "layers", "depth"),
+        *("stride", "kernel", "padding", "dilation", "groups", "position", "positions", "length", "len", "max", "min"),
+        *("version", "patch", "window", "image", "rank"),
+    )
+)
+"""Parts of attributes' names that tell that an integer which happens to equal a number of units is something else."""
 
 
 def foldable(model: nn.Module, use: Use) -> bool:
@@ -88,9 +100,11 @@ def fold(model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[in
     if not constants.any() and not carriers:
         return None
     made = None
+    carried: set[int] = set()  # tied weights are one tensor: it is changed once
     for module, key in holders(model, consumer.parameter):
         if carriers:
-            _onto_carriers(module, key, consumer, carriers)
+            _onto_carriers(module, key, consumer, carriers, id(getattr(module, key)) not in carried)
+            carried.add(id(getattr(module, key)))
         if constants.any() and module is model.get_submodule(consumer.owner or ""):
             made = module if module.bias is None else None
             _into_bias(module, key, consumer, torch.from_numpy(constants).reshape(consumer.ins.shape))
@@ -118,29 +132,36 @@ def _into_bias(module: Any, key: str, consumer: Consumer, constants: Tensor) -> 
             spread[group] = variance.sum(2) @ values[at].square()
     if module.bias is None:
         module.bias = nn.Parameter(weight.new_zeros(shift.numel()), requires_grad=weight.requires_grad)
-    module.bias.data.copy_((module.bias.double() + shift.reshape(-1)).to(module.bias.dtype))
+    module.bias.data = (module.bias.double() + shift.reshape(-1)).to(module.bias.dtype)
     if bool((spread > 0).any()):
         before = 0 if module.bias_sigma2 is None else module.bias_sigma2.double()
         module.bias_sigma2 = (before + spread.reshape(-1)).to(module.bias.dtype)
 
 
-def _onto_carriers(module: Any, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]]) -> None:
+def _onto_carriers(module: Any, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]], write: bool) -> None:
+    """write: whether the weight is to be changed, or only the mask over it (a tied weight has been changed already)."""
     by_carrier: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for j, (c, ratio) in carriers.items():
         group, place = _place(consumer, c)
         by_carrier.setdefault((group, place), []).append((_place(consumer, j)[1], ratio))
+    for tensor in (getattr(module, key), getattr(module, "log_sigma2", None)):
+        if isinstance(tensor, Tensor) and write:
+            tensor.data = tensor.data.clone()  # the memory may be that of the given model
     weight = oriented(consumer, getattr(module, key).data)
     for (group, c), moved in by_carrier.items():
         at = torch.tensor([c, *(j for j, _ in moved)], device=weight.device)
         ratios = torch.tensor([1.0, *(ratio for _, ratio in moved)], dtype=torch.float64, device=weight.device)
         mean, variance = _moments(module, key, consumer, group, at)
-        weight[group, :, c] = torch.einsum("oik,i->ok", mean, ratios).to(weight.dtype)
-        if variance is not None:
-            column = oriented(consumer, module.relevant())[group][:, at].any(1)
+        if write:
+            weight[group, :, c] = torch.einsum("oik,i->ok", mean, ratios).to(weight.dtype)
+        if variance is None:
+            continue
+        column = oriented(consumer, module.relevant())[group][:, at].any(1)
+        oriented(consumer, module.mask)[group, :, c] = column
+        if write:
             noise = oriented(consumer, module.log_sigma2.data)
             new = torch.einsum("oik,i->ok", variance, ratios.square()).clamp_min(1e-38).log().to(noise.dtype)
             noise[group, :, c] = torch.where(column, new, noise[group, :, c])
-            oriented(consumer, module.mask)[group, :, c] = column
 
 
 def _place(consumer: Consumer, j: int) -> tuple[int, int]:
@@ -212,7 +233,7 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
     elif not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         for size, part in zip(parameter.sizes, keep, strict=True):
             for attribute, value in list(vars(module).items()):
-                if type(value) is int and value == size and not part.all():
+                if type(value) is int and value == size and not part.all() and NO_LENGTH.isdisjoint(attribute.split("_")):
                     setattr(module, attribute, int(part.sum()))
 
 
@@ -226,15 +247,18 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         return []
     for view in analysis.trace.views:
         removed = choice.removed[view.labels.numpy()]
-        if not removed.any() or not view.module:
+        if not removed.any() or view.module is None:
             continue
         module = model.get_submodule(view.module)
-        if isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase):
+        of_torch = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase)
+        if of_torch and (module._parameters.get("weight") is not None or any(True for _ in module.buffers())):
             continue  # told by the shapes of their own tensors
         lengths, totals = _lengths(removed, view.sizes)
         for attribute, value in vars(module).items():
             parts = set(attribute.split("_"))
             size_of_head = "head" in parts and not parts.isdisjoint(("dim", "size")) and "all" not in parts
+            if adapt != "every" and not parts.isdisjoint(NO_LENGTH):
+                continue
             shorter = _shorter(value, totals if size_of_head and adapt != "every" else {**totals, **lengths})
             if shorter != value and (adapt != "heads" or ("head" in attribute and not size_of_head)):
                 changes[view.module, attribute] = shorter

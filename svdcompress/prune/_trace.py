@@ -7,6 +7,7 @@ exactly, whatever the architecture. An operator that is not known pins the units
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,11 @@ OPAQUE: dict[type[nn.Module], str] = {
 }
 """Modules that are not looked into: what enters and leaves them stays."""
 
+NORMS = nn.modules.batchnorm._NormBase
+
+MAX_FEATURES = 1_000_000
+"""Features of an input beyond which they are not units of their own."""
+
 
 @dataclasses.dataclass
 class Use:
@@ -38,6 +44,7 @@ class Use:
     owner: name of the module that applied it, or None where that is not plain. biasable: whether a constant input is a
     constant output, so that a bias can stand for it. reached: per input channel, whether the model's input reaches it.
     values: (channels, positions) what each channel that the input doesn't reach holds there, NaN where it reaches it.
+    derived: whether the weight was computed from the parameter's values, so that nothing can be folded into these.
     """
 
     parameter: Parameter
@@ -48,25 +55,37 @@ class Use:
     biasable: bool
     reached: Tensor
     values: Tensor
+    derived: bool = False
 
 
 @dataclasses.dataclass
 class View:
-    """A change of shape that code asked for in numbers: what it made of which units, and the module that did it."""
+    """A change of shape that code asked for in numbers: what it made of which units, and the module that did it (None: the
+    user, for an input)."""
 
     labels: Tensor
     sizes: tuple[int, ...]
-    module: str
+    module: str | None
+
+
+class OutOfTime(Exception):
+    """Following the model took longer than it may."""
 
 
 class Trace(TorchDispatchMode):
     """Watches `model` while it runs. `units`, `uses`, `views` and `splits` hold what was seen."""
 
     def __init__(
-        self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: Mapping[str, str]
+        self,
+        model: nn.Module,
+        alive: Mapping[str, Tensor],
+        noisy: Mapping[str, Tensor],
+        protect: Mapping[str, str],
+        deadline: float = float("inf"),
     ) -> None:
         super().__init__()
         self.model = model
+        self.deadline = deadline  # on time.perf_counter
         self.units = Units()
         self.uses: list[Use] = []
         self.views: list[View] = []
@@ -124,7 +143,7 @@ class Trace(TorchDispatchMode):
         if known.taint.shape != tensor.shape:  # resized in place
             return Shadow(None, flat(True, tensor.shape))
         if tensor.untyped_storage()._cdata in self.dirty:
-            return Shadow(known.labels, flat(True, tensor.shape), known.parameter, known.places)
+            return dataclasses.replace(known, taint=flat(True, tensor.shape), simplex=False)
         return known
 
     def _parameter(self, parameter: Parameter, tensor: Tensor) -> Shadow:
@@ -186,6 +205,9 @@ class Trace(TorchDispatchMode):
         whole = self.units.new(1)
         self.units.pin(torch.tensor([whole]), "input of the model")
         index = 0
+        eligible: list[Tensor] = []
+        map_tensors(inputs, lambda tensor: eligible.append(tensor) if tensor.is_floating_point() and tensor.dim() > 1 else None)
+        remove_inputs = remove_inputs and len(eligible) == 1 and eligible[0][0].numel() <= MAX_FEATURES
 
         def take(tensor: Tensor) -> Tensor:
             nonlocal index
@@ -193,12 +215,12 @@ class Trace(TorchDispatchMode):
             labels = None
             if tensor.is_floating_point() and tensor.dim() > 0:
                 labels = flat(whole, tensor.shape)
-                if remove_inputs and tensor.dim() > 1 and tensor[0].numel() <= 1_000_000:
+                if remove_inputs and tensor.dim() > 1:
                     first = self.units.new(tensor[0].numel())
                     own = torch.arange(first, self.units.count).view(tensor.shape[1:])
                     self.inputs[name], labels = own, own.expand(tensor.shape)
                     self.units.produce(own.reshape(-1))
-                    self.views.append(View(own[None], (1, *tensor.shape[1:]), ""))
+                    self.views.append(View(own[None], (1, *tensor.shape[1:]), None))
             self.put(tensor, Shadow(labels, flat(True, tensor.shape)))
             return tensor
 
@@ -218,6 +240,7 @@ class Trace(TorchDispatchMode):
                 if reason is not None and not self.opaque:
                     self._close(module, (args, kwargs), reason)
                 self.opaque += reason is not None
+                self._note_width(module, args, name)
 
             def leave(module: nn.Module, args: Any, kwargs: Any, out: Any, name: str = name, reason: Any = reason) -> None:
                 self.stack.pop()
@@ -237,6 +260,13 @@ class Trace(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
+    def _note_width(self, module: nn.Module, args: Any, name: str) -> None:
+        """A norm without tensors of its own still knows its number of channels, and warns where it meets others."""
+        if isinstance(module, NORMS) and not any(True for _ in (*module.parameters(), *module.buffers())) and args:
+            labels = self.of(args[0]).labels
+            if labels is not None and varying(labels) == [1]:
+                self.views.append(View(small(labels).reshape(1, -1), (1, labels.shape[1]), name))
+
     def _close(self, module: nn.Module, arguments: Any, reason: str) -> None:
         with _disable_current_modes():
             for tensor in tensors_in(arguments):
@@ -254,6 +284,8 @@ class Trace(TorchDispatchMode):
 
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if time.perf_counter() > self.deadline:
+            raise OutOfTime
         if self.opaque:
             return out
         follow(self, func, args, kwargs, out)

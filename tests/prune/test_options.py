@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from svdcompress.convert import convert, variational_layers
 from svdcompress.errors import ModelError, PruneError, SvdcError, UsageError
 from svdcompress.prune import groups, prune
+from svdcompress.prune._attempt import Attempt
 from svdcompress.relevance import relevance
 
 
@@ -76,6 +77,45 @@ def test_protected_layers_stay() -> None:
     assert {group.name: group.reason for group in small.pruning.groups}["0"] == "protected"
 
 
+def test_protecting_a_container_or_a_second_name_protects_what_is_inside() -> None:
+    inner = nn.Linear(16, 12)
+    model = convert(shake(nn.ModuleDict({"body": nn.Sequential(nn.Linear(8, 16), nn.ReLU(), inner), "head": nn.Linear(12, 3)})))
+    model["alias"] = inner
+
+    class Whole(nn.Module):
+        def __init__(self, parts: nn.ModuleDict) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.parts["head"](torch.relu(self.parts["body"](x)))
+
+    whole = Whole(model)
+    masks = dead(whole, "parts.body.0", [0, 1])
+    masks["parts.body.2"][[4, 5]] = False
+    x = torch.randn(2, 8)
+    free = prune(whole, x, masks=masks)
+    assert (free.parts["body"][0].out_features, free.parts["body"][2].out_features) == (14, 10)
+    for pattern, widths in (("parts.body", (16, 12)), ("parts.alias", (16, 12)), ("parts.body.0", (16, 10))):
+        small = prune(whole, x, masks=masks, protect=[pattern])
+        assert (small.parts["body"][0].out_features, small.parts["body"][2].out_features) == widths, pattern
+
+
+def test_numbers_that_only_happen_to_be_equal_stay() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = self.num_classes = self.max_length = 12
+            self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)).view(-1, self.hidden)).view(-1, self.num_classes)
+
+    model = convert(shake(Net()))
+    small = prune(model, torch.randn(2, 6), masks=dead(model, "a", [1, 2]))
+    assert (small.hidden, small.num_classes, small.max_length) == (10, 12, 12)
+
+
 def test_round_to() -> None:
     model = convert(shake(net()))
     small = prune(model, torch.randn(2, 8), masks=dead(model, "0", list(range(11))), round_to=4)
@@ -102,30 +142,45 @@ def test_inputs_go_by_option_alone(kind: str) -> None:
     assert gap(outputs(small.eval(), x[:, kept]), outputs(masked(model, masks), x)) <= 1e-5
 
 
-def test_time_budget_leaves_the_rest_masked() -> None:
-    class HardCoded(nn.Module):
-        """A view that no attribute tells: pruning what it looks at fails, and is put back."""
+class HardCoded(nn.Module):
+    """A view that no attribute tells: pruning what it looks at fails, and is put back."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c, self.d = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(6, 10), nn.Linear(10, 4)
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(6, 10), nn.Linear(10, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(torch.relu(self.a(x)).view(-1, 12)) + self.d(torch.relu(self.c(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)).view(-1, 12)) + self.d(torch.relu(self.c(x)))
 
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_time_budget_leaves_the_rest_masked(spent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = convert(shake(HardCoded()))
     masks = random_masks(model, 0.0, 0.5, 0.0)
     x = torch.randn(3, 6)
-    for budget, width in ((60.0, 10), (0.0, 10)):
-        small = prune(model, x, masks=masks, time_budget=budget)
-        assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-5
-        reasons = {group.name: group.reason for group in small.pruning.groups}
-        assert small.a.out_features == 12 and "left masked" in reasons["a"]
-        if budget:
-            assert small.c.out_features < width and "left masked" not in reasons["c"]
-        else:
-            assert small.c.out_features == width and "time budget" in reasons["c"]
+    if spent:  # when the search for the groups at fault begins
+        search = Attempt._search
+        monkeypatch.setattr(Attempt, "_search", lambda self, *args: setattr(self, "deadline", 0) or search(self, *args))
+    small = prune(model, x, masks=masks)
+    assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-5
+    reasons = {group.name: group.reason for group in small.pruning.groups}
+    assert small.a.out_features == 12 and "left masked" in reasons["a"]
+    if spent:
+        assert small.c.out_features == 10 and "time budget" in reasons["c"]
+    else:
+        assert small.c.out_features < 10 and "left masked" not in reasons["c"]
+        assert "is invalid for input" in reasons["a"]
+
+
+def test_no_time_to_follow_the_model_leaves_it_masked_with_a_note() -> None:
+    torch.manual_seed(0)
+    model, x = convert(shake(net())), torch.randn(3, 8)
+    masks = random_masks(model)
+    small = prune(model, x, masks=masks, time_budget=1e-9)
+    assert small.pruning.parameters_after == small.pruning.parameters_before
+    assert any("time budget" in note for note in small.pruning.notes)
+    assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-6
 
 
 def test_wrong_but_silent_shapes_are_put_back() -> None:
@@ -146,6 +201,36 @@ def test_wrong_but_silent_shapes_are_put_back() -> None:
     masks = random_masks(model, 0.0, 0.5, 0.3)
     x = torch.randn(3, 6)
     small = prune(model, x, masks=masks)
+    assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-5
+
+
+def test_inputs_removed_twice_are_told_in_terms_of_the_first_model() -> None:
+    torch.manual_seed(0)
+    model, x = convert(shake(net())), torch.randn(4, 8)
+    once = prune(model, x, masks=dead(model, "0", [], columns=(2, 5, 6)), remove_inputs=True)
+    masks = {name: layer.mask.clone() for name, layer in variational_layers(once)}
+    masks["0"][:, 1] = False  # the second of 0, 1, 3, 4, 7
+    twice = prune(once, x[:, once.pruning.inputs_kept], masks=masks, remove_inputs=True)
+    assert twice.pruning.inputs_kept == [0, 2, 3, 4]
+    assert twice.surgery["inputs"] == {"kept": [0, 3, 4, 7], "dim": 1}
+    again = prune(twice, x[:, [0, 3, 4, 7]])
+    assert again.surgery["inputs"] == {"kept": [0, 3, 4, 7], "dim": 1}
+
+
+def test_features_of_one_of_several_inputs_stay_with_a_note() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 10), nn.Linear(4, 10), nn.Linear(10, 2)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.c(torch.relu(self.a(x) + self.b(y)))
+
+    model = convert(shake(Two()))
+    x = (torch.randn(3, 6), torch.randn(3, 4))
+    masks = dead(model, "a", [], columns=(1, 2))
+    small = prune(model, x, masks=masks, remove_inputs=True)
+    assert small.pruning.inputs_kept is None and any("the inputs stay" in note for note in small.pruning.notes)
     assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-5
 
 

@@ -1,0 +1,194 @@
+"""Trying choices on copies until the largest set of groups that verifies is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import PruneError
+from svdcompress.prune._choice import Analysis, Choice
+from svdcompress.prune._copies import full_copy, is_low, own_memory, sharing_copy, widened
+from svdcompress.prune._groups import group_roots, tell_groups, tell_layers
+from svdcompress.prune._report import PruneReport
+from svdcompress.prune._surgery import operate
+from svdcompress.prune._verify import Judge
+from svdcompress.relevance import hold
+from svdcompress.sources import first_tensor, map_tensors
+
+ROUGH = 0.02
+"""What rounding to half precision may change, as a share of the outputs; the choice itself was verified without it."""
+
+
+class Attempt:
+    """Tries choices on copies until the largest set of groups that verifies is found."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Mapping[str, Tensor],
+        plain: nn.Module,
+        inputs: Any,
+        seconds: float,
+        round_to: int,
+        report: PruneReport,
+    ) -> None:
+        self.model, self.masks, self.plain, self.inputs = model, masks, plain, inputs
+        self.deadline = time.perf_counter() + seconds
+        self.round_to, self.report = round_to, report
+        self.low = is_low(model) and not is_low(plain)
+        self.modes = ["names", "heads", "every", "none"]
+        self.failed: dict[int, str] = {}  # group -> why
+        self.why = ""
+
+    def result(self, analysis: Analysis | None, verify: bool) -> nn.Module:
+        """The pruned model; fills in the report."""
+        if analysis is None:
+            return self._finish(None, None, "none")
+        roots = group_roots(analysis)
+        judge = Judge(self.plain, self.inputs, first_tensor(self.inputs).shape[0]) if verify else None
+        everything = list(range(len(roots)))
+        choice = self._choice(analysis, roots, everything)
+        small = self._finish(analysis, choice, self.modes[0])
+        if judge is not None and (self.low or not self._passes(small, judge, analysis)):
+            del small
+            good = everything if self.low and self._works(analysis, choice, judge) else None
+            if good is None:
+                self._learn(analysis, judge)
+                works = self._works(analysis, self._choice(analysis, roots, everything), judge)
+                good = everything if works else self._search(analysis, roots, everything, [], judge)
+            choice = self._choice(analysis, roots, good)
+            self._works(analysis, choice, judge)
+            small = self._finish(analysis, choice, self.modes[0])
+        if judge is not None:
+            if judge.passed is not small and not self._passes(small, judge, analysis):
+                del small
+                self.report.notes.append(
+                    "left masked: the masked model does not compute what its layers do (it reads their weights past them, or "
+                    "draws at random in eval())"
+                )
+                choice = self._choice(analysis, roots, [])
+                small = self._finish(analysis, choice, "none")
+                judge.worst = 0.0
+            self.report.max_error = judge.worst
+        reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
+        self.report.groups = tell_groups(analysis, choice, reasons)
+        return small
+
+    def _learn(self, analysis: Analysis, judge: Judge) -> None:
+        """What is constant on the examples may not be on inputs of another size or with holes: look at these too."""
+        for case, _ in judge.cases:
+            if time.perf_counter() > self.deadline:
+                return
+            try:
+                analysis.learn(case)
+            except Exception:  # it is verified anyway
+                continue
+
+    def _passes(self, small: nn.Module, judge: Judge, analysis: Analysis) -> bool:
+        """Whether a finished model verifies."""
+        judge.feed = self._feed(analysis)
+        try:
+            agreed = judge.agrees(widened(small), ROUGH) if self.low else judge.agrees(small)
+        except Exception:  # told when the groups are tried one by one
+            return False
+        judge.passed = small if agreed else None
+        return agreed
+
+    def _choice(self, analysis: Analysis, roots: list[np.ndarray], groups: list[int]) -> Choice:
+        allowed = np.zeros(analysis.count, bool)
+        for group in groups:
+            allowed[roots[group]] = True
+        return analysis.choose(allowed, self.round_to)
+
+    def _works(self, analysis: Analysis, choice: Choice, judge: Judge) -> bool:
+        """Whether a choice verifies, with one of the ways to adapt numbers in code; the way that does comes first."""
+        if not choice.removed.any():
+            return True
+        whys = []
+        for mode in list(self.modes):
+            trial = sharing_copy(self.plain)
+            try:
+                operate(trial, analysis, choice, mode)
+                self._take_inputs(analysis, choice)
+                judge.feed = self._feed(analysis)
+                if judge.agrees(trial):
+                    self.modes.remove(mode)
+                    self.modes.insert(0, mode)
+                    return True
+                whys.append(f"left masked: the output would change by {judge.worst:.1e}")
+            except Exception as error:  # a length that code holds as a number
+                whys.append(f"left masked: without it the model fails ({type(error).__name__}: {str(error)[:120]})")
+        self.why = whys[0]
+        return False
+
+    def _search(
+        self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], good: list[int], judge: Judge
+    ) -> list[int]:
+        """The groups that can go together with `good`, by halving; what time does not allow is left masked."""
+        if time.perf_counter() > self.deadline:
+            self.failed.update(dict.fromkeys(groups, "left masked: the time budget was spent"))
+            return good
+        if self._works(analysis, self._choice(analysis, roots, good + groups), judge):
+            return good + groups
+        if len(groups) == 1:
+            self.failed[groups[0]] = self.why
+            return good
+        half = len(groups) // 2
+        good = self._search(analysis, roots, groups[:half], good, judge)
+        return self._search(analysis, roots, groups[half:], good, judge)
+
+    def _take_inputs(self, analysis: Analysis, choice: Choice) -> None:
+        """Which features of the input stay."""
+        self.report.inputs_kept = self.report.inputs_dim = None
+        for labels in analysis.trace.inputs.values():
+            removed = choice.removed[labels.numpy()]
+            if not removed.any():
+                continue
+            for d in range(removed.ndim):
+                others = tuple(i for i in range(removed.ndim) if i != d)
+                if (removed.all(others) == removed.any(others)).all():
+                    self.report.inputs_kept = np.flatnonzero(~removed.all(others)).tolist()
+                    self.report.inputs_dim = d + 1
+                    break
+            else:
+                raise PruneError("features that are no whole index of one dimension")
+
+    def _feed(self, analysis: Analysis) -> Callable[[Any], Any]:
+        """From whole inputs to what the pruned model reads of them."""
+        kept, dim = self.report.inputs_kept, self.report.inputs_dim
+        if kept is None or dim is None:
+            return lambda case: case
+        (name,) = analysis.trace.inputs
+
+        def feed(case: Any) -> Any:
+            number = -1
+
+            def select(tensor: Tensor) -> Tensor:
+                nonlocal number
+                number += 1
+                return tensor.index_select(dim, torch.tensor(kept, device=tensor.device)) if str(number) == name else tensor
+
+            return map_tensors(case, select)
+
+        return feed
+
+    def _finish(self, analysis: Analysis | None, choice: Choice | None, mode: str) -> nn.Module:
+        if analysis is None or choice is None or not choice.removed.any():
+            small = full_copy(self.model)
+        else:
+            small = sharing_copy(self.model)  # most of it is replaced by smaller tensors at once
+        hold(small, {name: mask.clone() for name, mask in self.masks.items()})
+        if analysis is not None and choice is not None:
+            self._take_inputs(analysis, choice)
+            operate(small, analysis, choice, mode)
+        own_memory(small, self.model)
+        for _, layer in variational_layers(small):
+            layer.train(layer.training)  # forget what it derived from its old weights
+        tell_layers(self.report, self.model, small, self.masks)
+        return small

@@ -1,0 +1,98 @@
+"""Copies to work on: the masked model as a dense one, and copies that share what nobody writes to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import to_dense, variational_layers
+from svdcompress.errors import PruneError
+from svdcompress.layers import VariationalLayer
+from svdcompress.prune._trace import tensors_in
+from svdcompress.relevance import hold
+
+
+def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
+    """A dense copy in `eval()` with irrelevant weights at 0.
+
+    Raises PruneError if the model cannot be copied.
+    """
+    try:
+        variances = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
+        plain = full_copy(model, variances)  # these are dropped at once, so they need no copy
+    except Exception as error:
+        raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
+    if masks:
+        hold(plain, masks)
+        _untie(plain)
+    return to_dense(plain).eval()
+
+
+def is_low(model: nn.Module) -> bool:
+    """Whether some of the model is of half precision, in which rounding hides mistakes."""
+    return any(p.is_floating_point() and p.dtype.itemsize < 4 for p in model.parameters())
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """A dense copy of a variational model in single precision."""
+    return dense_copy(model).float()
+
+
+def dense_copy(model: nn.Module) -> nn.Module:
+    """A dense copy of a variational model: the mean, with irrelevant weights at 0."""
+    variances = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
+    return to_dense(full_copy(model, variances))  # the variances are dropped at once, so they need no copy
+
+
+def full_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy; what the model keeps of an earlier forward pass is copied without its gradient, which torch refuses to."""
+    memo = dict(memo or {})
+    for module in model.modules():
+        for key, value in vars(module).items():
+            for tensor in tensors_in(value) if key not in ("_parameters", "_modules", "_buffers") else ():
+                if not tensor.is_leaf and id(tensor) not in memo:
+                    memo[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A deep copy whose parameters are its own but lie in the model's memory: they may be replaced, not written to."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if type(parameter) is nn.Parameter:
+            memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    return full_copy(model, memo)
+
+
+def own_memory(small: nn.Module, model: nn.Module) -> None:
+    """Give a sharing copy memory of its own wherever it still lies in the model's; in place."""
+    taken = {tensor.untyped_storage()._cdata for tensor in model.parameters()}
+    for parameter in small.parameters():
+        if parameter.untyped_storage()._cdata in taken:
+            parameter.data = parameter.data.clone()
+
+
+def _untie(plain: nn.Module) -> None:
+    """Layers that share a weight under different masks compute with different weights: here each gets its own."""
+    first: dict[int, VariationalLayer] = {}
+    for _, layer in variational_layers(plain):
+        other = first.setdefault(id(layer.weight), layer)
+        masks: Any = other.mask, layer.mask
+        if other is not layer and not torch.equal(*masks):
+            layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+
+
+def torn(model: nn.Module, plain: nn.Module) -> dict[str, str]:
+    """Layers whose weight is tied in the model and not in the plain copy, and why they stay."""
+    tied: dict[int, set[int]] = {}
+    owners: dict[int, list[str]] = {}
+    other = dict(plain.named_modules())
+    for name, layer in variational_layers(model):
+        tied.setdefault(id(layer.weight), set()).add(id(other[name].weight))
+        owners.setdefault(id(layer.weight), []).append(name)
+    names = [name for key, found in tied.items() if len(found) > 1 for name in owners[key]]
+    return dict.fromkeys(names, "its weight is tied to another layer's, under another mask")
