@@ -127,16 +127,29 @@ def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
+def run(arguments: list[str], folder: Path) -> None:
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=_env(), capture_output=True, text=True)
+    assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+TRAINED = "import torch, mine; torch.save(mine.make().state_dict(), 'trained.pt')"
+SESSIONS = {
+    "own-model": ([["-c", TRAINED]], ["runs/mine"]),
+    "hugging-face": ([["prepare.py"]], ["runs/my-vit"]),
+}
+"""Guides whose commands are run: what is run before them, and the runs' folders that they leave."""
+
+
 @pytest.mark.slow
-def test_the_guide_for_own_models_does_what_it_says(tmp_path):
-    guide = ROOT / "docs" / "own-model.md"
-    write_titled(guide, tmp_path)
-    code = "import torch, mine; torch.save(mine.make().state_dict(), 'trained.pt')"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=_env(), check=True)
-    for arguments in commands(guide):
-        done = subprocess.run(
-            [sys.executable, "-m", "svdcompress", *arguments], cwd=tmp_path, env=_env(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"svdc {shlex.join(arguments)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    for name in ("model.onnx", "model_mc.onnx", "model.safetensors", "report.html", "report.json", "recipe.yaml"):
-        assert (tmp_path / "runs" / "mine" / name).is_file()
+@pytest.mark.parametrize("guide", SESSIONS)
+def test_the_commands_of_a_guide_do_what_they_say(guide, tmp_path):
+    path = ROOT / "docs" / f"{guide}.md"
+    write_titled(path, tmp_path)
+    before, folders = SESSIONS[guide]
+    for arguments in before:
+        run(arguments, tmp_path)
+    for arguments in commands(path):
+        run(["-m", "svdcompress", *arguments], tmp_path)
+    for folder in folders:
+        for name in ("model.onnx", "model_mc.onnx", "model.safetensors", "report.html", "report.json", "recipe.yaml"):
+            assert (tmp_path / folder / name).is_file()
