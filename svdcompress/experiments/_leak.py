@@ -165,11 +165,12 @@ def _times(count: int) -> Tensor:
 
 
 def _summary(tracks: dict[str, Prediction]) -> dict[str, Any]:
-    """Mean leak probability before the onset, and from two and a half days after it on."""
+    """Mean leak probability before the onset, and from two and a half days after it on; and all of it over time."""
     found = {}
     for size, prediction in tracks.items():
-        p, days = prediction.mean[:, 0], _times(len(prediction.mean))
-        found[size] = {"before": float(p[days < ONSET].mean()), "after": float(p[days > ONSET + 2.5].mean())}
+        p, std, days = prediction.mean[:, 0], prediction.epistemic_std[:, 0], _times(len(prediction.mean))
+        track = {"days": days.tolist(), "mean": p.tolist(), "std": std.tolist()}
+        found[size] = {"before": float(p[days < ONSET].mean()), "after": float(p[days > ONSET + 2.5].mean()), "track": track}
     return found
 
 
@@ -180,16 +181,17 @@ def _draw(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], c
             axis, mean, std = axes[row, column], prediction.mean[:, 0], prediction.epistemic_std[:, 0]
             days = _times(len(mean))
             low, high = (mean - 2 * std).clamp_min(0), (mean + 2 * std).clamp_max(1)
-            axis.fill_between(days, low, high, color="#1d4ed8", alpha=0.25, linewidth=0)
-            axis.plot(days, mean, color="#1d4ed8", linewidth=1.2)
+            axis.fill_between(days, low, high, color="#1d4ed8", alpha=0.25, linewidth=0, label="two standard deviations")
+            axis.plot(days, mean, color="#1d4ed8", linewidth=1.2, label="mean")
             if size != "0":
-                axis.axvline(ONSET, color="#dc2626", linewidth=1, linestyle="--")
+                axis.axvline(ONSET, color="#dc2626", linewidth=1, linestyle="--", label="the leak begins")
             score = figures[name]["tonnes"][size].get("auroc")
             text = f"{int(size):,} t" + (f", AUROC {score:.3f}" if score is not None else ": no leak")
             axis.set_title(f"{name}, {text}" if not row else text, fontsize=9)
             axis.set_ylim(-0.03, 1.03)
     for axis in axes[:, 0]:
         axis.set_ylabel("P(leak)")
+    axes[-1, 0].legend(frameon=False, fontsize=8, loc="center left")
     for axis in axes[-1]:
         axis.set_xlabel("days (window's end)")
     return save(drawing, context.out / "leak.png")

@@ -51,6 +51,8 @@ def predict_run(
     """
     out = Path("predictions.csv" if out is None else out)
     check_suffix(out)
+    if out.resolve() == Path(inputs).resolve():
+        raise UsageError(f"{out}: the predictions would take the place of the inputs; name another file")
     opened = open_run(run)
     preprocessing = opened.preprocessing
     raw, names = read_inputs(inputs, preprocessing, _shape(opened))
@@ -67,7 +69,9 @@ def predict_run(
 
 
 def _shape(opened: OpenRun) -> tuple[int, ...] | None:
-    """The shape of one input, as the run's ONNX file has it; None where there is no file or the shape is not fixed."""
+    """The shape of one input ahead of the transforms, or as the run's ONNX file has it; None where neither is known."""
+    if opened.preprocessing.get("input_shape"):
+        return tuple(opened.preprocessing["input_shape"])
     path = opened.folder / "model.onnx"
     if not path.is_file():
         return None
@@ -109,7 +113,7 @@ def _by_onnx(opened: OpenRun, x: Any, samples: int) -> Iterator[dict[str, np.nda
 
     path = opened.folder / MC_FILE
     if not path.is_file():
-        raise ExportError(f"{path}: no such file; export it with: svdc export {opened.folder} --monte-carlo")
+        raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise UsageError(f"samples: {samples!r}; a whole number of at least 1 is needed")
     read_metadata(path)  # names the file where it is damaged

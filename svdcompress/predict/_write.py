@@ -64,7 +64,7 @@ def columns(
     table: dict[str, Any] = {"name": list(names)}
     if task == "classification":
         labels = [str(k) for k in range(mean.shape[1])] if classes is None else [str(name) for name in classes]
-        if len(labels) != mean.shape[1]:  # maps of classes, say
+        if len(set(labels)) != mean.shape[1]:  # maps of classes, say, or names that occur twice
             labels = [str(k) for k in range(mean.shape[1])]
         table["label"] = [labels[k] for k in mean.argmax(1)]
         table["confidence"] = mean.max(1)

@@ -130,6 +130,28 @@ def test_images_of_another_size_and_in_colour(images, tmp_path):
     assert torch.equal(colour[:, 1], torch.from_numpy(grey))
 
 
+def test_images_for_a_run_that_flattens_its_inputs(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = svdc.convert(nn.Sequential(nn.Linear(30, 3)), log_sigma2=-2.0)
+    export_onnx(model.eval(), tmp_path / "model.onnx", torch.zeros(2, 30), verify=False)
+    run = opened(tmp_path, model, preprocessing={"input_shape": [1, 6, 5], "transform": ["flatten"]})
+    monkeypatch.setattr(_run, "open_run", lambda folder: run)
+    pictures(tmp_path / "pictures", size=(10, 12), mode="RGB")
+    out, count = predict_run("run", tmp_path / "pictures", tmp_path / "p.npz", samples=2)
+    assert count == 3
+    x, _ = read_inputs(tmp_path / "pictures", {}, (1, 6, 5))
+    with np.load(out) as stored:
+        want = mc_predict(model, x.flatten(1).float() / 255, 2, generator=torch.Generator().manual_seed(0))
+        np.testing.assert_allclose(stored["mean"], want.mean.numpy())
+
+
+def test_classes_of_one_name_keep_a_column_each(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(images, "classes", ["ant", "bee", "ant", "dog"])
+    np.save(tmp_path / "x.npy", np.random.default_rng(1).random((3, 1, 6, 5)))
+    rows = rows_of(predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=5)[0])
+    assert [sum(float(row[f"mean_{k}"]) for k in range(4)) for row in rows] == pytest.approx([1, 1, 1])
+
+
 def test_regression_comes_back_in_the_targets_units(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Linear(3, 1)), log_sigma2=-2.0)
@@ -202,5 +224,5 @@ def test_places_and_numbers_that_do_not_do(images, tmp_path, monkeypatch):
         with pytest.raises(UsageError, match="samples"):
             predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=0, onnx=onnx)
     monkeypatch.setattr(_run, "open_run", lambda folder: opened(tmp_path, images.model))
-    with pytest.raises(ExportError, match="no such file"):
+    with pytest.raises(ExportError, match=r"no such file; write it with: svdc export .* --monte-carlo --out .*model_mc.onnx"):
         predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True)

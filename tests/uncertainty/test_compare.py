@@ -8,7 +8,8 @@ from small_models import mlp, widen
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.uncertainty import compare, draw, mc_predict, mean_predict, outside, quality
+from svdcompress.errors import DataError
+from svdcompress.uncertainty import compare, draw, images_like, mc_predict, mean_predict, outside, quality
 from svdcompress.uncertainty._baseline import RATES, dropout_baseline
 
 NAMES = ["dense", "dense, temperature", "dense, MC dropout", "sparse, mean", "sparse, samples"]
@@ -176,6 +177,26 @@ def test_sets_from_elsewhere_have_a_limit():
     x = torch.rand(10, 3)
     few = outside(batches_of(x, torch.zeros(10), 3), limit=4)
     assert {name: sum(len(part) for part, _ in batches()) for name, batches in few.items()} == {"shuffled": 6, "uniform": 6}
+
+
+def test_images_of_other_data_become_inputs_of_the_run():
+    colour = torch.rand(7, 3, 8, 8)
+    like = lambda images, **preprocessing: torch.cat(  # noqa: E731
+        [part for part, _ in images_like(batches_of(images, torch.zeros(7), 3), preprocessing, limit=5)()]
+    )
+    luma = 0.299 * colour[:6, 0] + 0.587 * colour[:6, 1] + 0.114 * colour[:6, 2]  # whole batches, until there are 5
+    steps = [{"normalize": {"mean": [0.5], "std": [0.25]}}, "flatten"]
+    got = like(colour, input_shape=[1, 8, 8], transform=steps)
+    torch.testing.assert_close(got, ((luma - 0.5) / 0.25).flatten(1))
+    small = like(colour, input_shape=[1, 4, 4])
+    torch.testing.assert_close(small.mean(), luma.mean(), rtol=0.02, atol=0)
+    assert small.shape == (6, 1, 4, 4) and small.std() < luma.std()  # an average, not every second pixel
+    grey = torch.rand(7, 1, 8, 8)
+    assert torch.equal(like(grey, input_shape=[3, 8, 8]), grey[:6].expand(-1, 3, -1, -1))
+    with pytest.raises(DataError, match="the run's inputs are no images"):
+        like(colour, input_shape=[64])
+    with pytest.raises(DataError, match="are no images, which the run takes"):
+        like(torch.rand(7, 5), input_shape=[1, 8, 8])
 
 
 def test_the_mean_prediction_is_the_models_own():

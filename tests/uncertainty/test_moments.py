@@ -193,7 +193,8 @@ class Optional(nn.Module):
         self.one, self.two, self.relu = nn.Linear(4, 3), nn.Linear(4, 3), nn.ReLU()
 
     def forward(self, x, scale=None, shift=1.5):
-        y = torch.sub(torch.add(self.one(x), self.two(x), alpha=2), x[:, :3], alpha=0.5) + shift
+        y = torch.sub(torch.add(self.one(x), self.two(x), alpha=2), x[:, :3], alpha=0.5)
+        y = x[:, 1:] - y + shift
         return self.relu(input=y if scale is None else y * scale)
 
 
