@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from svdcompress.convert import leave_fused_paths
 from svdcompress.errors import CheckpointError, OutputError, UsageError
-from svdcompress.layers import DROPOUT_CLASSES, VARIATIONAL_CLASSES, BernoulliDropout, GaussianDropout, VariationalLayer
+from svdcompress.layers import (
+    DROPOUT_CLASSES,
+    VARIATIONAL_CLASSES,
+    BernoulliDropout,
+    GaussianDropout,
+    VariationalLayer,
+    register_loaded,
+)
 
 FORMAT = 1
 KEY = "svdcompress"
@@ -166,6 +173,7 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
 
 def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Everything that speaks against loading, before anything is touched."""
+    register_loaded()
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, layer in manifest["layers"].items():
         yield from _layer_problem(name, layer, modules)

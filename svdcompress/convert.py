@@ -27,6 +27,7 @@ from svdcompress.layers import (
     check_variance_dtype,
     parse_share,
     parse_threshold,
+    register_loaded,
 )
 
 
@@ -149,6 +150,7 @@ def _patterns(patterns: str | Sequence[str]) -> list[str]:
 
 
 def _entries(model: nn.Module, include: list[str], exclude: list[str]) -> list[tuple[PlanEntry, nn.Module]]:
+    register_loaded()
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for field, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from svdcompress.errors import ExportError, UsageError
-from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer
+from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded
 from svdcompress.sources import call, first_tensor, map_tensors
 
 Feed = np.ndarray | Mapping[str, np.ndarray]
@@ -54,6 +54,7 @@ def measure(model: nn.Module, example_inputs: Any) -> Cost:
     example_inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs, batch first; the first example of
         the batch is run once in `eval()`.
     """
+    register_loaded()
     variational = (VariationalLayer, *VARIATIONAL_CLASSES)
     weights = {id(m.weight) for m in model.modules() if isinstance(m, variational) and isinstance(m.weight, Tensor)}
     alive = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}

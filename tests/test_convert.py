@@ -340,3 +340,26 @@ def test_a_model_without_dropout_is_an_error():
 
 def test_conv_classes():
     assert type(svdc.convert(nn.Sequential(nn.Conv2d(1, 1, 1)))[0]) is VariationalConv2d
+
+
+def test_conv1d_of_transformers_becomes_variational_and_back():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    model = transformers.GPT2Model(transformers.GPT2Config(**sizes)).eval()
+    tokens = torch.randint(0, 20, (2, 5))
+    with torch.no_grad():
+        before = model(tokens).last_hidden_state
+    kind, weight = type(model.h[0].mlp.c_fc), model.h[0].mlp.c_fc.weight
+    assert {entry.name for entry in svdc.plan(model) if entry.converted} == {
+        f"h.0.{name}" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    }
+    svdc.convert(model, log_sigma2=-40.0, share="input")
+    layer = model.h[0].mlp.c_fc
+    assert layer.weight is weight and layer.log_sigma2.shape == weight.shape == (8, 32)
+    assert layer.canonical(layer.weight).shape == (1, 32, 8, 1)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).last_hidden_state, before)
+        layer.log_sigma2[3] = 20.0  # all that reads one input
+    assert not layer.relevant()[3].any() and layer.relevant().sum() == 7 * 32
+    assert type(svdc.to_dense(model).h[0].mlp.c_fc) is kind and not weight[3].any()

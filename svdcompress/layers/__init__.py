@@ -1,5 +1,7 @@
 """The variational layers, their KL terms, and the reparameterised forward."""
 
+import sys
+
 from torch import nn
 
 from svdcompress.layers._base import DEFAULT_LOG_SIGMA2, DEFAULT_THRESHOLD, VariationalLayer
@@ -31,6 +33,15 @@ VARIATIONAL_CLASSES: dict[type[nn.Module], type[VariationalLayer]] = {
     )
 }
 """The variational layer of each torch.nn class that has one; register a class here to have it converted."""
+
+
+def register_loaded() -> None:
+    """Register the layers of packages that are in use: transformers' Conv1D. A model that has one has imported its package."""
+    if "transformers.pytorch_utils" in sys.modules:
+        from svdcompress.layers._hf import VariationalHFConv1D
+
+        VARIATIONAL_CLASSES.setdefault(VariationalHFConv1D.dense_class, VariationalHFConv1D)
+
 
 __all__ = [
     "DEFAULT_LOG_SIGMA2",
@@ -64,5 +75,6 @@ __all__ = [
     "log_alpha",
     "parse_share",
     "parse_threshold",
+    "register_loaded",
     "sampling",
 ]

@@ -1,7 +1,7 @@
 """The linear maps of the layers as data: how to apply one to any input and weight, and its two gradients.
 
-A map is None for a matrix product, else a `Convolution`. Both maps of a draw (mean and variance) and their gradients go
-through here, whatever the layer and the precision.
+A map is None for a matrix product by a weight (out, in), `TRANSPOSED` for one by a weight (in, out), else a `Convolution`.
+Both maps of a draw (mean and variance) and their gradients go through here, whatever the layer and the precision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ class Convolution(NamedTuple):
     groups: int
 
 
-Map = Convolution | None
+class Transposed:
+    """A matrix product by a weight whose rows are inputs."""
+
+
+TRANSPOSED = Transposed()
+
+Map = Convolution | Transposed | None
 
 
 def apply(map: Map, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -34,6 +40,8 @@ def apply(map: Map, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if map is None:
         return F.linear(x, weight, bias)
+    if isinstance(map, Transposed):
+        return F.linear(x, weight.t(), bias)
     return torch.convolution(x, weight, bias, *map)
 
 
@@ -46,19 +54,26 @@ def gradients(
     if map is None:
         grad_weight = grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1]) if of_weight else None
         return (grad @ weight if of_x else None), grad_weight
+    if isinstance(map, Transposed):
+        grad_weight = x.reshape(-1, x.shape[-1]).t() @ grad.reshape(-1, grad.shape[-1]) if of_weight else None
+        return (grad @ weight.t() if of_x else None), grad_weight
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *map, [of_x, of_weight, False])
     return grad_x if of_x else None, grad_weight if of_weight else None
 
 
 def bias_gradient(map: Map, grad: Tensor) -> Tensor:
     """Gradient of a bias: the sum over everything but the output units."""
-    return grad.reshape(-1, grad.shape[-1]).sum(0) if map is None else grad.sum((0, *range(2, grad.dim())))
+    if isinstance(map, Convolution):
+        return grad.sum((0, *range(2, grad.dim())))
+    return grad.reshape(-1, grad.shape[-1]).sum(0)
 
 
 def rows(map: Map, x: Tensor, weight: Tensor) -> tuple[int, int, int]:
     """The sizes (rows, inputs, outputs) of the matrix product that the map amounts to."""
     if map is None:
         return x.numel() // max(x.shape[-1], 1), weight.shape[1], weight.shape[0]
+    if isinstance(map, Transposed):
+        return x.numel() // max(x.shape[-1], 1), weight.shape[0], weight.shape[1]
     positions = x.numel() // max(x.shape[1], 1)
     kernel = weight[0, 0].numel()
     if map.transposed:

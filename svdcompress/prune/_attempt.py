@@ -39,7 +39,7 @@ class Attempt:
         report: PruneReport,
     ) -> None:
         self.model, self.masks, self.plain, self.inputs = model, masks, plain, inputs
-        self.deadline = time.perf_counter() + seconds
+        self.deadline = time.thread_time() + seconds
         self.round_to, self.report = round_to, report
         self.low = is_low(model) and not is_low(plain)
         self.modes = ["names", "heads", "every", "none"]
@@ -83,7 +83,7 @@ class Attempt:
     def _learn(self, analysis: Analysis, judge: Judge) -> None:
         """What is constant on the examples may not be on inputs of another size or with holes: look at these too."""
         for case, _ in judge.cases:
-            if time.perf_counter() > self.deadline:
+            if time.thread_time() > self.deadline:
                 return
             try:
                 analysis.learn(case)
@@ -131,7 +131,7 @@ class Attempt:
         self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], good: list[int], judge: Judge
     ) -> list[int]:
         """The groups that can go together with `good`, by halving; what time does not allow is left masked."""
-        if time.perf_counter() > self.deadline:
+        if time.thread_time() > self.deadline:
             self.failed.update(dict.fromkeys(groups, "left masked: the time budget was spent"))
             return good
         if self._works(analysis, self._choice(analysis, roots, good + groups), judge):

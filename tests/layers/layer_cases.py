@@ -16,7 +16,11 @@ from svdcompress.layers import (
     VariationalConvTranspose3d,
     VariationalLayer,
     VariationalLinear,
+    register_loaded,
 )
+from svdcompress.layers._hf import VariationalHFConv1D
+
+register_loaded()
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Case:
 
     def dense(self, layer: VariationalLayer) -> nn.Module:
         """torch.nn's layer with the same weight and bias."""
-        dense = self.kind.dense_class(**self.args, dtype=layer.weight.dtype)
+        dense = self.kind.dense_class(**self.args).to(layer.weight.dtype)
         dense.load_state_dict({name: value for name, value in layer.state_dict().items() if name in ("weight", "bias")})
         return dense
 
@@ -46,7 +50,12 @@ class Case:
 
     @property
     def batched(self) -> bool:
-        return len(self.shape) > (1 if self.kind is VariationalLinear else len(self.args["kernel_size"]) + 1)
+        return len(self.shape) > 1 + self.dims
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of space."""
+        return len(self.args.get("kernel_size", ()))
 
 
 def conv(kind, shape, kernel_size, inputs=4, outputs=6, **args) -> Case:
@@ -62,6 +71,8 @@ CASES = {
     "linear-no-bias": Case(VariationalLinear, {"in_features": 5, "out_features": 3, "bias": False}, (4, 5)),
     "linear-sequence": Case(VariationalLinear, {"in_features": 5, "out_features": 3}, (2, 3, 5)),
     "linear-one": Case(VariationalLinear, {"in_features": 5, "out_features": 3}, (5,)),
+    "hf-conv1d": Case(VariationalHFConv1D, {"nx": 5, "nf": 3}, (4, 5)),
+    "hf-conv1d-sequence": Case(VariationalHFConv1D, {"nx": 5, "nf": 3}, (2, 3, 5)),
     "conv1d": conv(C1, (2, 4, 8), (3,), stride=2, padding=1),
     "conv1d-circular-no-bias": conv(C1, (2, 4, 6), (3,), padding=1, padding_mode="circular", bias=False),
     "conv2d": conv(C2, IMAGE, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)),

@@ -176,7 +176,7 @@ class TestContract:
         layer.bias_sigma2 = torch.linspace(0.5, 2, len(layer.bias))
         with torch.no_grad():
             draws = layer_draws(case, layer, x, DRAWS)
-        units = -1 if case.kind is VariationalLinear else -len(case.args["kernel_size"]) - 1
+        units = -1 - case.dims
         by_unit = draws.var(0).movedim(units, -1).log() - layer.bias_sigma2.log()
         assert by_unit.abs().max() < 5 * (2 / DRAWS) ** 0.5
         layer.eval()

@@ -53,10 +53,7 @@ def test_pruned_is_masked(name: str, seed: int, tmp_path) -> None:
         assert torch.equal(a, b)
 
 
-FEWER = set(ZOO) - {"hf-gpt2"}
-
-
-@pytest.mark.parametrize("name", [n for n in _names() if (n if isinstance(n, str) else n.values[0]) in FEWER])
+@pytest.mark.parametrize("name", _names())
 def test_dead_units_go(name: str) -> None:
     """With many dead rows every one of these gets smaller."""
     model, inputs = _model(name, 2)

@@ -1,0 +1,26 @@
+"""The variational layer of the Conv1D of transformers (the Linear of GPT-2); imported only where transformers has been."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from svdcompress.layers._base import VariationalLayer
+from svdcompress.layers._maps import TRANSPOSED, Map
+
+
+class VariationalHFConv1D(VariationalLayer, Conv1D):
+    """transformers' Conv1D with Gaussian weights, a Linear whose weight is (nx, nf); x: (*, nx) -> (*, nf)."""
+
+    dense_class = Conv1D
+    transposed = True
+
+    def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
+
+    def _as_map(self, x: Tensor) -> tuple[Tensor, Map]:
+        return x, TRANSPOSED
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(nf={self.nf}, nx={self.nx}{self.extra_repr()})"
