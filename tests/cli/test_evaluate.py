@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from svdcompress.cli import app
+from svdcompress.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +36,7 @@ def test_what_tells_inputs_from_elsewhere(tiny_run, photos, tmp_path):
     folder, _ = tiny_run
     run = ["evaluate", folder, "--samples", 3, "--outside", f"npz:{photos}", "--out", tmp_path / "e"]
     text = svdc(*run).stdout
-    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith(("dense", "sparse"))] == NAMES + NAMES
+    assert [re.split(" *│|  ", line)[0] for line in text.splitlines() if line.startswith(("dense", "sparse"))] == NAMES + NAMES
     assert all(word in text for word in ("shuffled", "uniform", "npz", "mutual information", "entropy", "1 - confidence"))
     found = json.loads((tmp_path / "e" / "evaluation.json").read_text())
     for row in found["contenders"]:
@@ -52,7 +54,7 @@ def test_other_data_that_are_no_images(tiny_run, tmp_path):
         (f"npz:{tmp_path}/none.npz", "none.npz"),
         ("what", "what"),
     ):
-        text = svdc("evaluate", tiny_run[0], "--outside", name, code=5).stderr
+        text = svdc("evaluate", tiny_run[0], "--outside", name, code=DataError.exit_code).stderr
         assert "--outside" in text and words in text
 
 
