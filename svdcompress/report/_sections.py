@@ -291,11 +291,13 @@ def _figure_text(key: str, value: Any) -> str:
         return "–"
     if isinstance(value, int):
         return f"{value:,}"
-    if 1e-12 < abs(value) < 1e-3:
+    if 1e-12 < abs(value) < 1e-4:
         return f"{value:.1e}"
     return f"{value:,.{2 if key == 'error' or abs(value) >= 100 else 4}f}"
 
 
 def _words(name: str) -> str:
     """A key as a heading: `mutual_information` -> mutual information; short names such as nll are abbreviations."""
-    return name.upper() if name in ("nll", "ece", "rmse", "mae", "mi") else name.replace("_", " ")
+    if name in ("nll", "ece", "rmse", "mae", "mi"):
+        return name.upper()
+    return {"brier": "Brier", "error": "error %"}.get(name, name.replace("_", " "))

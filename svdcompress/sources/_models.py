@@ -119,7 +119,9 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
             extra["ignore_mismatched_sizes"] = "num_labels" in args  # a new head for other classes
             model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **extra)
     except Exception as error:  # transformers raises many kinds
-        raise ModelError(f"model: hf:{place}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+        reason = (str(error).splitlines() or [""])[0]
+        here = "" if Path(place).is_dir() else f" (and there is no folder {place} below the current one)"
+        raise ModelError(f"model: hf:{place}: {type(error).__name__}: {reason}{here}") from error
     fresh = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
     _FRESH[model] = sorted(map(str, fresh))
     return model

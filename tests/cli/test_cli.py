@@ -202,6 +202,11 @@ BAD = {
     "a pattern that matches nothing": ((*GOOD, "--set", "convert.exclude=[head]"), 4, "exclude: 'head' matches no module"),
     "a loss that explodes": ((*GOOD, "--set", "dense.lr=1e38"), 8, "dense: the loss is"),
     "no run to evaluate": (("evaluate", "absent"), 7, "absent: no such folder"),
+    "predictions over their inputs": (
+        ("predict", "absent", "--input", "texts.csv", "--out", "./texts.csv"),
+        2,
+        "would take the place of the inputs",
+    ),
     "no run to report": (("report", "."), 7, "not a run's folder"),
 }
 

@@ -100,11 +100,18 @@ def test_the_architecture_alone(vit):
     assert not torch.equal(model.classifier.weight, trained.classifier.weight)
 
 
-def test_what_is_wrong_with_a_folder_is_said(tmp_path, vit):
+def test_what_is_wrong_with_a_folder_is_said(tmp_path, vit, monkeypatch):
     with pytest.raises(ModelError, match=rf"model: hf: {tmp_path}/absent: no such folder"):
         make(f"hf:{tmp_path}/absent")
     with pytest.raises(ModelError, match=rf"model: hf:{tmp_path}: \w+Error"):
         make(f"hf:{tmp_path}")
+
+    def unreachable(*args, **kwargs):
+        raise OSError("the hub cannot be reached")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
+    with pytest.raises(ModelError, match=r"the hub cannot be reached \(and there is no folder my-vit below the current one\)"):
+        make("hf:my-vit")
     with pytest.raises(ModelError, match=r"model\.args\.auto: transformers has no class 'AutoFoo'"):
         make(f"hf:{vit[0]}", auto="AutoFoo")
 
