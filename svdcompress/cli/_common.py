@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -42,7 +43,9 @@ def command(work: Function) -> Function:
     @functools.wraps(work)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return work(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")  # torch's, of vmap and attention
+                return work(*args, **kwargs)
         except SvdcError as error:
             if kwargs.get("debug"):
                 err_console().print_exception()

@@ -18,9 +18,10 @@ def dropout_baseline(dense: nn.Module, nll: Callable[[nn.Module], float]) -> tup
     """A copy of a dense model with MC dropout: (model, rate, whether the dropout was put in).
 
     A model that was trained with dropout keeps its layers and rates (rate None). Otherwise dropout is put before each
-    Linear and convolution layer but the first, at the rate of least `nll`, a function that judges a model.
+    Linear and convolution layer but the first, at the rate of least `nll`, a function that judges a model. Dropout layers of
+    rate 0, which most models of transformers have, are none.
     """
-    if any(type(module) in DROPOUT_CLASSES for module in dense.modules()):
+    if any(type(module) in DROPOUT_CLASSES and getattr(module, "p", 0) for module in dense.modules()):
         return convert_dropout(copy.deepcopy(dense)), None, False
     best = min(RATES, key=lambda rate: nll(_with_dropout(dense, rate)))
     return _with_dropout(dense, best), best, True

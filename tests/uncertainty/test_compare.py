@@ -9,7 +9,7 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import DataError
-from svdcompress.uncertainty import compare, draw, images_like, mc_predict, mean_predict, outside, quality
+from svdcompress.uncertainty import compare, draw, images_like, mc_predict, mean_predict, outside, quality, regression_quality
 from svdcompress.uncertainty._baseline import RATES, dropout_baseline
 
 NAMES = ["dense", "dense, temperature", "dense, MC dropout", "sparse, mean", "sparse, samples"]
@@ -98,6 +98,14 @@ def test_a_models_own_dropout_is_used():
     assert not inserted and rate is None and model[1].p == 0.3 and type(dense[1]) is nn.Dropout
 
 
+def test_dropout_of_rate_0_is_none():
+    dense = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 2))
+    model, rate, inserted = dropout_baseline(dense, lambda model: abs(model[2].mc_dropout.p - 0.1))
+    assert inserted and rate == 0.1
+    with svdc.sampling(model.eval()):
+        assert not torch.equal(*(model(torch.ones(2, 4)) for _ in range(2)))
+
+
 def test_dropout_that_is_put_in_drops_the_layers_inputs():
     dense = mlp(4, 16, 3)
     model, rate, inserted = dropout_baseline(dense, lambda model: abs(model[2].mc_dropout.p - 0.2))
@@ -130,8 +138,10 @@ def test_regression(task, tmp_path):
     rows = {row["name"]: row for row in result["contenders"]}
     assert list(rows) == [name for name in NAMES if "temperature" not in name]
     with torch.no_grad():
-        error = dense(x[::2])[:, 0] - y[::2]
-    assert rows["dense"]["metrics"]["rmse"] == pytest.approx(3 * float(error.double().square().mean().sqrt()), rel=1e-6)
+        output, held = dense(x[::2]).double(), dense(x[1::2]).double()
+    noise = (held[:, 0] - y[1::2]).square().mean() if task == "regression" else output[:, 1].exp()
+    want = regression_quality(3 * output[:, 0], (9 * noise).expand(120), 3 * y[::2])
+    assert rows["dense"]["metrics"] == pytest.approx(want, rel=1e-4)
     for row in rows.values():
         assert row["metrics"]["coverage"] > 0.85 and row["metrics"]["nll"] < 1
     assert rows["dense"]["rejection"] is None or task == "gaussian"
