@@ -34,7 +34,7 @@ def log_alpha_histograms(model: nn.Module, threshold: Threshold | None = None) -
 
 @torch.no_grad()
 def first_filters(dense: nn.Module, sparse: nn.Module, limit: int = 32) -> dict[str, dict[str, Any]]:
-    """`filters` of the results: the first layer whose weights are pictures, before and after, or {} if there is none.
+    """`filters` of the results: the first converted layer before and after, or {} if its weights are no pictures.
 
     dense: the model before. sparse: the same model after, masked but not yet pruned, so that their layers have the same
     names and shapes. Of more than `limit` filters those are taken whose weights are largest after.
@@ -42,12 +42,9 @@ def first_filters(dense: nn.Module, sparse: nn.Module, limit: int = 32) -> dict[
     after = dict(variational_layers(sparse))
     for name, module in dense.named_modules():
         weight = getattr(module, "weight", None)
-        if (
-            name in after
-            and isinstance(weight, Tensor)
-            and after[name].weight.shape == weight.shape
-            and _is_picture(after[name])
-        ):
+        if name in after and isinstance(weight, Tensor):
+            if after[name].weight.shape != weight.shape or not _is_picture(after[name]):
+                break  # a later layer reads features, however square their number
             left = (after[name].weight * after[name].relevant()).float().cpu()
             order = left.flatten(1).norm(dim=1).argsort(descending=True, stable=True)[:limit]
             return {name: {"before": _rounded(weight.float().cpu()[order]), "after": _rounded(left[order])}}

@@ -263,3 +263,8 @@ def test_layers_without_pictures_give_no_filters():
         return torch.nn.Sequential(torch.nn.Linear(13, 5))
 
     assert report.first_filters(tabular(), svdc.convert(tabular())) == {}
+
+    def patches():  # the second layer has 64 inputs, which are no picture of 8x8
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 64, 2), torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    assert report.first_filters(patches(), svdc.convert(patches())) == {}
