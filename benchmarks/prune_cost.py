@@ -2,9 +2,9 @@
 
     python benchmarks/prune_cost.py [--only resnet-50 vit-b bert-base]
 
-Each network (transformers' default configuration, random weights, random masks with 40% dead rows) is pruned in a process of its
-own. `added` is the peak of the process's resident memory during `prune` less what was resident before it, when torch, the
-variational model and its masks were there already: the copies that pruning works on, the result, and what the forward passes need.
+Each network (default configuration of transformers, random weights, random masks with 40% dead rows) is pruned in a process of
+its own. `added` is the peak of the process's resident memory during `prune` less what was resident before it, when torch, the
+variational model and its masks were there already: the copies that pruning works on, the result, and what the passes need.
 Goals: ResNet-50 in 10 s, ViT-B and BERT-base in 20 s, on two cores; 2 GB. Results go to benchmarks/results/prune_cost.json and
 prune_cost.md.
 """
@@ -112,9 +112,10 @@ def table(results: dict[str, Any]) -> str:
         f"{where['cpu']}, {where['cores']} cores, two threads, load {results['load']:.1f}; torch {where['versions']['torch']}; "
         "float32, random masks (40% dead rows), two examples.",
         "",
-        "`model`: means and log variances. `added`: peak resident memory while pruning, less what was resident before (torch, model",
-        "and masks): the dense copy that is traced and compared with, the pruned model, and the forward passes. `process`: all of it.",
-        "The wall time holds what else ran on the machine; the CPU time of both threads bounds it from above on an idle one.",
+        "`model`: means and log variances. `added`: peak resident memory while pruning, less what was resident before (torch,",
+        "model and masks): the dense copy that is traced and compared with, the pruned model, and the forward passes.",
+        "`process`: all of it. The wall time holds what else ran on the machine; the CPU time of both threads bounds it from",
+        "above on an idle one.",
         "",
         "| network | parameters | wall s | CPU s | goal s | model GB | added GB | process GB | largest difference |",
         "|---|---|---|---|---|---|---|---|---|",

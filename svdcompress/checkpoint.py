@@ -19,13 +19,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from svdcompress.convert import leave_fused_paths
-from svdcompress.errors import CheckpointError, OutputError, UsageError
+from svdcompress.errors import CheckpointError, ModelError, OutputError, UsageError
 from svdcompress.layers import (
     DROPOUT_CLASSES,
     VARIATIONAL_CLASSES,
     BernoulliDropout,
     GaussianDropout,
     VariationalLayer,
+    check_prior,
+    check_variance_dtype,
+    parse_share,
+    parse_threshold,
     register_loaded,
 )
 
@@ -187,6 +191,8 @@ def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, 
     for name, attributes in manifest["surgery"].get("attributes", {}).items():
         if name not in modules or any(not hasattr(modules[name], key) for key in attributes):
             yield f"{name or 'the model'}: lacks one of the attributes {sorted(attributes)}"
+        elif any(not _like(getattr(modules[name], key), value) for key, value in attributes.items()):
+            yield f"{name or 'the model'}: attributes {attributes} are no lengths as the model has them"
     state = model.state_dict(keep_vars=True)
     yield from _name_problems(state, manifest, tensors, shapes)
     for name in sorted(set(state) & set(tensors)):
@@ -198,6 +204,14 @@ def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, 
             yield f"{name}: one tensor with {other} in the model, another in the file"
 
 
+def _like(own: Any, stored: Any) -> bool:
+    """Whether a stored attribute may take the place of the model's: an integer for one, or as many integers for a tuple."""
+    if type(own) is int:
+        return type(stored) is int
+    alike = isinstance(own, tuple | list) and isinstance(stored, list) and len(own) == len(stored)
+    return alike and all(type(part) is int for part in (*own, *stored))
+
+
 def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Module]) -> Iterator[str]:
     classes = {kind.__name__: (dense, kind) for dense, kind in VARIATIONAL_CLASSES.items()}
     if layer["class"] not in classes:
@@ -205,6 +219,14 @@ def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Mo
     elif type(modules.get(name)) not in classes[layer["class"]]:
         found = type(modules[name]).__name__ if name in modules else "no such layer"
         yield f"{name}: {layer['class']} in the file, {found} in the model"
+    else:
+        try:
+            check_prior(layer["prior"])
+            check_variance_dtype(layer["variance_dtype"])
+            parse_share(layer["share"])
+            parse_threshold(layer["threshold"])
+        except ModelError as error:
+            yield f"{name}: {error}"
 
 
 def _name_problems(

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -211,3 +212,35 @@ def test_state_that_needs_a_pickle_is_refused(tmp_path) -> None:
 
     with pytest.raises(CheckpointError, match="pickle"):
         save(nn.Sequential(Odd(2, 2)), tmp_path / "odd.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "word"),
+    [
+        (("layers", "5", "prior"), "flat", "prior"),
+        (("layers", "5", "share"), {"nobody": 1.0}, "share"),
+        (("layers", "5", "threshold"), {"nobody": 1.0}, "threshold"),
+        (("layers", "5", "variance_dtype"), "int8", "int8"),
+        (("surgery", "attributes", "5"), {"training": 3}, "no lengths"),
+        (("surgery", "attributes", "5"), {"in_features": "many"}, "no lengths"),
+        (("surgery", "attributes", "5"), {"nothing": 3}, "lacks"),
+    ],
+)
+def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, word, tmp_path) -> None:
+    """The model is as it was: nothing is converted or set before all of the manifest was looked at."""
+    path, changed = tmp_path / "model.safetensors", tmp_path / "changed.safetensors"
+    save(masked(), path)
+    with safe_open(str(path), "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        manifest = json.loads(file.metadata()["svdcompress"])
+    part = manifest
+    for key in where[:-1]:
+        part = part.setdefault(key, {})
+    part[where[-1]] = value
+    save_file(tensors, str(changed), {"svdcompress": json.dumps(manifest)})
+    model = net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=word):
+        load(changed, model)
+    assert type(model[5]) is nn.Linear and model[5].in_features == 96
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

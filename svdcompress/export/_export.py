@@ -89,7 +89,8 @@ def export_onnx(
         and shape (None: the batch), each flattened, one after the other.
     tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the first.
     parts: outputs `aleatoric` and `epistemic` for classification and binary too.
-    metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added.
+    metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added, and "inputs" where pruning
+        removed input features: those of the first model that are read, and along which dimension.
     opset: 18 to 23, or to 21 for a file that draws.
 
     A Monte-Carlo file computes what depends on no noise once, and loops over draws for the rest: its memory does not grow with
@@ -110,7 +111,7 @@ def export_onnx(
     signature = Signature(reference, example_inputs)
     options = Options(task, noise, tau, dim, parts)
     work = MonteCarlo(reference, signature, options) if monte_carlo else Deterministic(reference, signature)
-    props = {**(metadata or {}), **_versions(), **work.metadata}
+    props = {**_inputs(model), **(metadata or {}), **_versions(), **work.metadata}
     encoded = encode(props)
     graph = work.graph(opset, verify)
     _sign(graph, encoded, type(reference).__name__)
@@ -157,3 +158,12 @@ def _sign(graph: Any, props: Mapping[str, str], name: str) -> None:
     graph.producer_name, graph.producer_version = "svdcompress", props["svdcompress_version"]
     graph.graph.name = name
     graph.metadata_props.update(props)
+
+
+def _inputs(model: nn.Module) -> dict[str, Any]:
+    """Which input features pruning has left, as the model or a module within it (a wrapper's) records them."""
+    for module in model.modules():
+        kept = (getattr(module, "surgery", None) or {}).get("inputs")
+        if kept:
+            return {"inputs": kept}
+    return {}

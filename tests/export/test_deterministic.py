@@ -242,3 +242,16 @@ def test_metadata_of_something_else(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ExportError, match="not an ONNX file"):
             read_metadata(tmp_path / name)
+
+
+def test_input_features_that_pruning_has_left_are_in_the_metadata(tmp_path):
+    torch.manual_seed(0)
+    model = svdc.convert(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)))
+    masks = {name: torch.ones_like(mask) for name, mask in svdc.relevance(model).items()}
+    masks["0"][:, [1, 4]] = False
+    small = svdc.prune(model, torch.randn(2, 6), masks=masks, remove_inputs=True)
+    for made in (small, nn.Sequential(small)):  # bare, and within a wrapper
+        path = svdc.export_onnx(made, tmp_path / "small.onnx", torch.randn(2, 4)).path
+        assert read_metadata(path)["inputs"] == {"kept": [0, 2, 3, 5], "dim": 1}
+    path = svdc.export_onnx(model, tmp_path / "whole.onnx", torch.randn(2, 6)).path
+    assert "inputs" not in read_metadata(path)

@@ -113,6 +113,26 @@ def test_variance_of_one_layer_exactly() -> None:
     torch.testing.assert_close(small[2].bias_sigma2, expected)
 
 
+def test_noise_of_a_second_pruning_adds_to_that_of_the_first() -> None:
+    torch.manual_seed(0)
+    model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)))
+    with torch.no_grad():
+        model[0].bias.fill_(0.7)
+        model[2].log_sigma2.copy_(torch.randn(5, 8))
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    masks["0"][:2] = False
+    once = prune(model, torch.randn(2, 4), masks=masks)
+    masks = {name: layer.mask.clone() for name, layer in variational_layers(once)}
+    masks["0"][0] = False
+    masks["4"][:, 1] = False
+    twice = prune(once, torch.randn(2, 4), masks=masks)
+    assert (once[0].out_features, twice[0].out_features, twice[2].out_features) == (6, 5, 4)
+    kept, sigma2 = [0, 2, 3, 4], model[2].log_sigma2.exp()
+    torch.testing.assert_close(once[2].bias_sigma2, 0.49 * sigma2[:, :2].sum(1))
+    torch.testing.assert_close(twice[2].bias_sigma2, 0.49 * sigma2[kept, :3].sum(1))
+    assert torch.equal(twice[2].log_sigma2, model[2].log_sigma2[kept, 3:])
+
+
 def test_prune_twice_keeps_the_noise_of_the_first_time() -> None:
     """A row whose bias is noisy is no constant: what it feeds keeps its variance."""
     torch.manual_seed(1)
