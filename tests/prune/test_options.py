@@ -56,6 +56,16 @@ def test_report_tells_groups_and_layers() -> None:
     assert told["surgery"]["attributes"]["0"] == {"out_features": 13} and told["max_error"] is not None
 
 
+def test_what_only_dead_units_read_goes_too() -> None:
+    model = convert(shake(net()))
+    masks = dead(model, "4", [], columns=tuple(range(6)))
+    masks["2"][6:, :5] = False  # five units of the first layer are read by the six dead ones of the second alone
+    x = torch.randn(2, 8)
+    small = prune(model, x, masks=masks)
+    assert [layer.out_features for _, layer in variational_layers(small)] == [11, 6, 3]
+    assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-6
+
+
 def test_groups_tells_without_doing() -> None:
     for model in (net(), convert(net())):
         before = copy.deepcopy(model.state_dict())
