@@ -28,7 +28,7 @@ from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
-from svdcompress.recipe import Recipe, Training, dump_recipe
+from svdcompress.recipe import Recipe, Training, dump_recipe, in_epochs
 from svdcompress.relevance import hold
 from svdcompress.sources import Data, example_inputs, make_loss, make_model, open_data, save_weights
 from svdcompress.train import Bars, Fit, Place, agree, evaluate, fit, wait, write_atomically
@@ -115,6 +115,8 @@ class Stages:
             lr_log_sigma2=train.lr_log_sigma2,
             distill=train.distill,
             compiled=train.compile,
+            shrink_from=None if train.shrink is None else in_epochs(train.shrink, train.epochs),
+            inputs=self.inputs,
         ).history
 
     def _fit(self, model: nn.Module, stage: str, settings: Training, *, tau: float | None = None, **more: Any) -> Fit:

@@ -169,6 +169,7 @@ class TrainSection(Training):
     lr_log_sigma2: float | None = Field(default=None, gt=0)  # None: as the means
     beta: Annotated[BetaSchedule, _short("name")] = BetaSchedule()
     distill: Distillation = Distillation()
+    shrink: Moment | None = None  # from then on dead units are removed after each epoch: faster, and they cannot come back
     compile: bool = False
 
 

@@ -25,6 +25,7 @@ from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
+from svdcompress.train._shrink import reshape, shrink
 from svdcompress.train._state import StateFile, mix, seed_everything
 
 CHECK_EVERY = 20
@@ -70,6 +71,8 @@ def fit(
     seed: int = 0,
     device: str = "auto",
     compiled: bool = False,
+    shrink_from: float | None = None,
+    inputs: Any = None,
     state: Path | None = None,
     bars: Bars | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -89,6 +92,8 @@ def fit(
     teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
+    shrink_from: epoch from which on dead units are removed after each epoch, in place, with the optimizer started anew; this
+        needs `inputs`, a few examples for one forward pass. Not under several processes.
     state: file to save each epoch in and to go on from if it exists.
     stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
 
@@ -106,6 +111,8 @@ def fit(
         StateFile(state),
         validate,
         on_epoch,
+        math.inf if shrink_from is None else shrink_from,
+        inputs,
     )
 
 
@@ -136,6 +143,8 @@ class _Loop:
         file: StateFile,
         validate: Callable[[nn.Module], dict[str, float]] | None,
         on_epoch: Callable[[dict[str, Any]], None] | None,
+        shrink_from: float,
+        inputs: Any,
     ) -> Fit:
         started = time.monotonic()
         model, epochs = self.model, self.settings.epochs
@@ -144,12 +153,13 @@ class _Loop:
         model.to(self.device)
         if self.teacher is not None:
             self.teacher.model.to(self.device).eval()
-        self.optimizer = make_optimizer(model, self.settings, lr_log_sigma2)
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.lr_log_sigma2 = lr_log_sigma2
+        self._optimize()
         self.factor = LrFactor(self.settings.schedule, epochs)
-        self.scaled = accelerator.prepare_optimizer(self.optimizer) if accelerator.scaler is not None else self.optimizer
         self.steps = 0
         result, best, first = Fit(), _Best(), 0
+        if shrink_from < epochs:
+            self.total = self.total or relevance(model).total
         if (saved := file.load()) is not None:
             first = self._restore(saved, result, best)
         elif self.rank == 0:
@@ -181,7 +191,13 @@ class _Loop:
                     on_epoch(row)
                 if self.bars is not None:
                     self.bars.epoch(row)
-                if self.rank == 0 and (epoch + 1 == epochs or file.due()):
+                shrunk = shrink_from <= epoch + 1 < epochs and self.world == 1 and shrink(model, inputs)
+                if shrunk:
+                    self._optimize()
+                    best.score, best.weights = _Best().score, None  # those of another shape
+                    if compiled:
+                        self.network = torch.compile(wrapped)
+                if self.rank == 0 and (shrunk or epoch + 1 == epochs or file.due()):
                     file.save(self._state(epoch + 1, result, best))
                 epoch += 1
         finally:
@@ -193,6 +209,13 @@ class _Loop:
             result.kept_epoch = best.epoch
         result.seconds = time.monotonic() - started
         return result
+
+    def _optimize(self) -> None:
+        """An optimizer for the parameters as they are now."""
+        self.optimizer = make_optimizer(self.model, self.settings, self.lr_log_sigma2)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        scaled = self.accelerator.scaler is not None
+        self.scaled = self.accelerator.prepare_optimizer(self.optimizer) if scaled else self.optimizer
 
     def _mode(self, noise: bool) -> None:
         self.model.train()
@@ -306,6 +329,7 @@ class _Loop:
             "epoch": epoch,
             "steps": self.steps,
             "model": self.model.state_dict(),
+            "surgery": getattr(self.model, "surgery", None) or {},
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
             "history": result.history,
@@ -315,6 +339,9 @@ class _Loop:
     def _restore(self, saved: dict[str, Any], result: Fit, best: _Best) -> int:
         if saved["stage"] != self.stage:
             raise TrainingError(f"the saved state belongs to the stage {saved['stage']}, not to {self.stage}")
+        if saved.get("surgery"):
+            reshape(self.model, saved["surgery"], saved["model"])
+            self._optimize()
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         if saved["scaler"] is not None and self.accelerator.scaler is not None:

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
@@ -79,6 +80,18 @@ def test_the_resolved_recipe_runs_again_to_the_same_model(tiny_run, tmp_path):
     assert again["sparse"]["metrics"] == results["sparse"]["metrics"]
     left, right = open_run(folder).model.state_dict(), open_run(tmp_path / "again").model.state_dict()
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_that_shrinks_while_it_trains(tiny_run, tmp_path):
+    whole = tiny_run[1]
+    settings = ["train.shrink=1", "train.epochs=5", "train.batch_size=10", "train.beta={start: 0, stop: 1, final: 1}"]
+    results = run(load_recipe(tiny_run[0] / "recipe.yaml", settings), tmp_path / "run")
+    assert [layer["shape_before"] for layer in results["layers"]] == [layer["shape_before"] for layer in whole["layers"]]
+    assert results["sparse"]["parameters"] < results["dense"]["parameters"] == whole["dense"]["parameters"]
+    opened = open_run(tmp_path / "run")  # its manifest holds what each step removed
+    kept = {name: tuple(layer.weight.shape) for name, layer in variational_layers(opened.model)}
+    assert kept == {layer["name"]: tuple(layer["shape_after"]) for layer in results["layers"]}
+    assert opened.model(next(opened.data.test.batches(3))[0]).shape == (3, 10)
 
 
 SLOWLY = """
@@ -185,7 +198,8 @@ def test_no_permission_and_no_space_are_said_before_training(tmp_path, monkeypat
         prepare(tmp_path / "file" / "run")
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
+def test_a_failed_write_leaves_the_old_file(tmp_path, error):
     from svdcompress.train import write_atomically
 
     path = tmp_path / "kept"
@@ -193,7 +207,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
     def half(temporary):
         temporary.write_text("ne")
-        raise OSError(28, "No space left on device")
+        raise error
 
     with pytest.raises(OutputError, match="No space left on device"):
         write_atomically(path, half)

@@ -1,0 +1,61 @@
+"""Removing dead units while training goes on: what is left trains at the cost of its own size."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress.prune import prune
+from svdcompress.relevance import hold
+
+WORTH_IT = 0.95
+"""A model is replaced when at most this share of its parameters is left: each time Adam's averages start anew."""
+
+
+def size(model: nn.Module) -> int:
+    """Number of parameters, log variances included."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def shrink(model: nn.Module, inputs: Any) -> bool:
+    """Remove the units that are dead at the layers' own thresholds from a model in `eval()`, in place; whether it did.
+
+    The masks are let go again: weights of what stays may still come back. inputs: examples for one forward pass.
+    """
+    small: Any = prune(copy.deepcopy(model).cpu(), inputs)
+    if size(small) > WORTH_IT * size(model):
+        return False
+    hold(small, None)
+    reshape(model, small.surgery, small.state_dict())
+    return True
+
+
+def reshape(model: nn.Module, surgery: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+    """Give a model the attributes and shapes of a pruned one, and its state, in place; parameters of another shape are new.
+
+    A parameter that several modules share stays shared.
+    """
+    for name, attributes in surgery.get("attributes", {}).items():
+        module = model.get_submodule(name)
+        for attribute, value in attributes.items():
+            old = getattr(module, attribute)
+            setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
+    made: dict[int, nn.Parameter] = {}
+    old_ones = []  # kept alive: an id must not be given to another tensor meanwhile
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for own in (module._parameters, module._buffers):
+            for key, tensor in own.items():
+                wanted = state.get(f"{prefix}.{key}".lstrip("."))
+                if tensor is None or wanted is None or (wanted.shape == tensor.shape and id(tensor) not in made):
+                    continue
+                old_ones.append(tensor)
+                new = torch.empty(wanted.shape, dtype=tensor.dtype, device=tensor.device)
+                if isinstance(tensor, nn.Parameter):
+                    new = made.setdefault(id(tensor), nn.Parameter(new, tensor.requires_grad))
+                own[key] = new
+    model.load_state_dict(state)
+    held: Any = model
+    held.surgery = surgery
