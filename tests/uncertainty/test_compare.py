@@ -185,7 +185,7 @@ def test_shuffled_and_uniform_inputs_keep_what_they_should():
 
 def test_sets_from_elsewhere_have_a_limit():
     x = torch.rand(10, 3)
-    few = outside(batches_of(x, torch.zeros(10), 3), limit=4)
+    few = outside(batches_of(x, torch.zeros(10), 3), limit=6)
     assert {name: sum(len(part) for part, _ in batches()) for name, batches in few.items()} == {"shuffled": 6, "uniform": 6}
 
 

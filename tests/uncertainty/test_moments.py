@@ -219,6 +219,16 @@ def test_a_variance_head():
     assert with_noise.aleatoric.shape == (5, 3, 3) and with_noise.aleatoric[0, 0, 0] == 0.25
 
 
+def test_the_mean_noise_is_that_of_a_log_normal_variable():
+    model = svdc.convert(nn.Sequential(nn.Linear(1, 2)), log_sigma2=0.3)
+    model[0].mask = torch.ones(2, 1, dtype=torch.bool)
+    got = moments(model, torch.tensor([[1.0], [2.0]]), "gaussian")
+    with torch.no_grad():
+        mean = model.eval()(torch.tensor([[1.0], [2.0]]))[:, 1]
+    want = (mean + 0.5 * torch.tensor([1.0, 4.0]) * np.exp(0.3)).exp()
+    torch.testing.assert_close(got.aleatoric[:, 0], want.double(), rtol=1e-5, atol=0)
+
+
 def test_what_cannot_be_followed():
     x = torch.randn(2, 4)
     for layer in (nn.Tanh(), nn.Softmax(1), nn.LayerNorm(5)):

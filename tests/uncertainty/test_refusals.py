@@ -10,7 +10,7 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import DataError, ModelError, UsageError
-from svdcompress.uncertainty import mc_predict, mean_predict
+from svdcompress.uncertainty import Prediction, mc_predict, mean_predict
 
 
 @pytest.mark.parametrize("samples", [0, -3, 2.5, "ten", True, None])
@@ -120,6 +120,12 @@ def test_no_standard_deviation_is_nan(x, full, samples):
         assert (diagonal(got.epistemic) >= 0).all() and (got.mutual_information >= 0).all()
         if not full:
             assert (got.aleatoric >= 0).all() and (got.variance >= 0).all()
+
+
+def test_rounding_below_zero_is_no_deviation():
+    matrices = torch.diag_embed(torch.tensor([[-1e-18, 0.25]]).double())
+    got = Prediction("classification", 2, torch.zeros(1, 2), matrices, matrices, matrices, full=True)
+    assert got.std.tolist() == got.epistemic_std.tolist() == [[0.0, 0.5]]
 
 
 def test_the_mean_prediction_is_without_noise_under_sampling(classifier, x):
