@@ -158,11 +158,7 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
         more = f" (and {len(problems) - 6} more)" if len(problems) > 6 else ""
         raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {'; '.join(problems[:6])}{more}")
     _convert(model, manifest)
-    for name, attributes in manifest["surgery"].get("attributes", {}).items():
-        module = model.get_submodule(name)
-        for attribute, value in attributes.items():
-            old = getattr(module, attribute)
-            setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
+    take_attributes(model, manifest["surgery"])
     for name, tensor in tensors.items():
         _set(model, name, tensor)
     for name, module in model.named_modules():
@@ -171,8 +167,18 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
                 if f"{name}.{key}".lstrip(".") not in tensors:
                     setattr(module, key, None)
             module.train(module.training)  # forget what it derived from its old weights
-    model.surgery = manifest["surgery"]
     return model
+
+
+def take_attributes(model: nn.Module, surgery: dict[str, Any]) -> None:
+    """Set what pruning changed of the modules beside their tensors (in_features, num_heads ...), as `surgery` records it, and
+    leave the record with the model, in place."""
+    for name, attributes in surgery.get("attributes", {}).items():
+        module = model.get_submodule(name)
+        for attribute, value in attributes.items():
+            old = getattr(module, attribute)
+            setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
+    object.__setattr__(model, "surgery", surgery)
 
 
 def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:

@@ -179,12 +179,12 @@ class VariationalLayer(StochasticLayer):
         """The same map as data, and its input: padded where the map cannot, and with a batch dimension."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.draws:
-            return self._transform(x, self._effective("weight"), self.bias, *args, **kwargs)
+            return self._transform(input, self._effective("weight"), self.bias, *args, **kwargs)
         if self.sampler is not None and self.sampler.members:
-            return self._transform(x, *self._member(), *args, **kwargs)
-        batch, map = self._as_map(autocast(x), *args, **kwargs)
+            return self._transform(input, *self._member(), *args, **kwargs)
+        batch, map = self._as_map(autocast(input), *args, **kwargs)
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
         noise = None if self.sampler is None else self.sampler.normal
         if torch.is_grad_enabled():
@@ -192,7 +192,7 @@ class VariationalLayer(StochasticLayer):
             y = Draw.apply(batch, self.weight, self.log_sigma2, self.bias, self.bias_sigma2, keep, map, dtype, noise)
         else:
             y = self._sample(batch, map, dtype, noise or normal_like)
-        return y if batch.dim() == x.dim() else y.squeeze(0)
+        return y if batch.dim() == input.dim() else y.squeeze(0)
 
     def _sample(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise) -> Tensor:
         """A draw without gradients: parameters from the cache, nothing in place (see `draw`)."""

@@ -16,6 +16,9 @@ class VariationalHFConv1D(VariationalLayer, Conv1D):
     dense_class = Conv1D
     transposed = True
 
+    def forward(self, x: Tensor) -> Tensor:  # its own name of the argument
+        return super().forward(x)
+
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from svdcompress.checkpoint import take_attributes
 from svdcompress.prune import prune
 from svdcompress.relevance import hold
 
@@ -38,11 +39,7 @@ def reshape(model: nn.Module, surgery: dict[str, Any], state: dict[str, torch.Te
 
     A parameter that several modules share stays shared.
     """
-    for name, attributes in surgery.get("attributes", {}).items():
-        module = model.get_submodule(name)
-        for attribute, value in attributes.items():
-            old = getattr(module, attribute)
-            setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
+    take_attributes(model, surgery)
     made: dict[int, nn.Parameter] = {}
     old_ones = []  # kept alive: an id must not be given to another tensor meanwhile
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -57,5 +54,3 @@ def reshape(model: nn.Module, surgery: dict[str, Any], state: dict[str, torch.Te
                     new = made.setdefault(id(tensor), nn.Parameter(new, tensor.requires_grad))
                 own[key] = new
     model.load_state_dict(state)
-    held: Any = model
-    held.surgery = surgery

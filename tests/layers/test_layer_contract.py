@@ -251,6 +251,13 @@ class TestContract:
         assert torch.equal(back(x), expected)
 
 
+@pytest.mark.parametrize("name", ["linear", "conv2d-groups", "transposed2d"])
+def test_the_argument_has_the_name_that_torch_gives_it(name):
+    case = CASES[name]
+    layer = case.layer().eval()
+    assert torch.equal(layer(input=case.x()), layer(case.x()))
+
+
 def test_wrong_dense_class():
     with pytest.raises(TypeError, match="takes a Linear, not a Conv2d"):
         VariationalLinear.from_dense(nn.Conv2d(1, 1, 1))
