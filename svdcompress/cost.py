@@ -76,10 +76,70 @@ def measure(model: nn.Module, example_inputs: Any) -> Cost:
 
 def macs(model: nn.Module, example_inputs: Any) -> int:
     """Multiply-accumulates of one example in `eval()`, as `measure` counts them."""
-    inputs = _first_example(example_inputs)
-    with _evaluating(model), _countable(), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        call(model, inputs)
+    with _counting(model) as counter:
+        call(model, _first_example(example_inputs))
     return counter.get_total_flops() // 2
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer has of its own, without the layers inside it.
+
+    parameters: numbers in its parameters (no `log_sigma2`). macs: multiply-accumulates for one example, as `measure` counts
+    them. ran: whether the model called it at all.
+    """
+
+    parameters: int
+    macs: int
+    ran: bool
+
+
+def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
+    """The cost of each layer that has parameters of its own, by name, from one pass as that of `measure`.
+
+    A layer called several times has the multiply-accumulates of all calls. The sum over layers is what `measure` tells,
+    except for weights that several layers share and operations of modules without parameters.
+    """
+    inputs = _first_example(example_inputs)
+    flops: dict[str, int] = {}
+    open_calls: list[list[int]] = []  # of each call under way: the count when it began, and what was counted inside it
+    handles = []
+
+    def hook(name: str, module: nn.Module) -> None:
+        def enter(*_: Any) -> None:
+            open_calls.append([counter.get_total_flops(), 0])
+
+        def leave(*_: Any) -> None:
+            begun, inside = open_calls.pop()
+            total = counter.get_total_flops() - begun
+            flops[name] = flops.get(name, 0) + total - inside
+            if open_calls:
+                open_calls[-1][1] += total
+
+        handles.extend((module.register_forward_pre_hook(enter), module.register_forward_hook(leave)))
+
+    with _counting(model) as counter:
+        try:
+            for name, module in model.named_modules():
+                if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                    hook(name, module)
+            call(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    found = {}
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        own.pop("log_sigma2", None)
+        if own:
+            found[name] = LayerCost(sum(p.numel() for p in own.values()), flops.get(name, 0) // 2, name in flops)
+    return found
+
+
+@contextmanager
+def _counting(model: nn.Module) -> Iterator[FlopCounterMode]:
+    with _evaluating(model), _countable(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        yield counter
 
 
 @contextmanager

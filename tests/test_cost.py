@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.cost import compression, file_bytes, latencies, latency, macs, measure
+from svdcompress.cost import by_layer, compression, file_bytes, latencies, latency, macs, measure
 from svdcompress.errors import ExportError, UsageError
 
 
@@ -147,3 +147,26 @@ def test_compression_is_dense_over_sparse():
     dense = {"parameters": 100, "nonzero": 90, "bytes": 400, "latency_ms": {"batch_1": 1.0, "batch_128": 9.0}}
     sparse = {"parameters": 50, "nonzero": 0, "bytes": None, "macs": 4, "latency_ms": {"batch_1": 0.5}}
     assert compression(dense, sparse) == {"parameters": 2.0, "nonzero": 90.0, "latency": {"batch_1": 2.0}}
+
+
+def test_layers_add_up_to_the_whole_and_those_that_never_ran_are_named():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.twice, self.spare = nn.Conv2d(2, 4, 3), nn.Linear(4, 4, bias=False), nn.Linear(4, 4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            x = self.twice(self.twice(self.first(x).flatten(2).transpose(1, 2)))
+            return self.attention(x, x, x)[0]
+
+    model, x = svdc.convert(Net()), torch.randn(3, 2, 4, 4)
+    found = by_layer(model, x)
+    told = {name: (layer.parameters, layer.macs, layer.ran) for name, layer in found.items()}
+    assert told["first"] == (4 * 18 + 4, 4 * 4 * 18, True)
+    assert told["twice"] == (16, 2 * 4 * 16, True)
+    assert told["spare"] == (20, 0, False)
+    whole = measure(model, x)
+    assert sum(layer.macs for layer in found.values()) == whole.macs
+    assert sum(layer.parameters for layer in found.values()) == whole.parameters
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

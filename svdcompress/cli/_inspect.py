@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.markup import escape
@@ -9,15 +10,16 @@ from rich.table import Table
 
 from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Json, out_console, print_json
-from svdcompress.cli._sparsify import plan_table
+from svdcompress.cli._sparsify import plan_table, what_is_done
 from svdcompress.errors import UsageError
 
 
 @s.with_settings
 def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> None:
-    """Say which layers would be converted and which units could be removed, and why not the others. Nothing is trained.
+    """Say which layers would be converted and which units could be removed, what each costs, and why not the others.
 
-    Without --data it is the layers alone: the model is not run.
+    Nothing is trained. Parameters and multiply-accumulates (MACs, for one example) are those of each layer, and those that
+    would go with one unit of a group. Without --data it is the layers alone: the model is not run.
 
     Example: svdc inspect --model ./model.py:make --data npz:examples.npz
     """
@@ -40,6 +42,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
         inputs = example_inputs(data.train, 2)
         check_model(net, made, data, inputs)
         found["cost"] = cost.measure(net, inputs).to_dict()
+        found["plan"] = _with_costs(found["plan"], cost.by_layer(net, inputs))
         found["pruning"] = groups(converted(net, made), inputs).to_dict()
     if json:
         print_json(found)
@@ -48,20 +51,57 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     size = found.get("cost") or {"parameters": sum(p.numel() for p in net.parameters())}
     macs = f", {size['macs']:,} MACs for one example" if "macs" in size else ""
     console.print(f"{size['parameters']:,} parameters{macs}\n", highlight=False)
-    console.print(plan_table(entries))
+    console.print(plan_table(entries) if data is None else _layers_table(found["plan"]))
     if data is None:
         console.print("\nWith --data also: the cost of one example, and which units can be removed.")
     elif found["pruning"].get("groups"):
         console.print()
         console.print(_groups_table(found["pruning"]["groups"]))
+    for note in found.get("pruning", {}).get("notes", ()):
+        console.print(f"\n[yellow]note:[/] {escape(note)}")
+
+
+def _with_costs(plan: list[dict[str, Any]], costs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The plan's entries with parameters (weight, bias and all), MACs and whether the layer ran; `parameters` is the weight.
+
+    A second name of a shared layer costs nothing more.
+    """
+    return [
+        {
+            **entry,
+            "all_parameters": found.parameters if (found := costs.get(entry["name"])) else 0,
+            "macs": found.macs if found else 0,
+            "ran": found is None or found.ran,
+        }
+        for entry in plan
+    ]
+
+
+def _layers_table(plan: list[dict[str, Any]]) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("layer", "type"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("parameters", "MACs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for entry in plan:
+        what = what_is_done(entry["converted"], entry["kind"], entry["reason"])
+        if entry["converted"] and not entry["ran"]:
+            what += "[yellow], but never ran on the example inputs[/]"
+        table.add_row(entry["name"], entry["kind"], f"{entry['all_parameters']:,}", f"{entry['macs']:,}", what)
+    return table
 
 
 def _groups_table(groups: list[dict[str, Any]]) -> Table:
     table = Table(title="units that go together", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("group", no_wrap=True)
-    table.add_column("units", justify="right", no_wrap=True)
+    wide = any(group["units"] != group["kept"] + group["removed"] for group in groups)  # heads, say, of many channels
+    for heading in ("units", *(["channels"] if wide else []), "parameters each", "MACs each"):
+        table.add_column(heading, justify="right", no_wrap=heading[0] in "uc")
     table.add_column("")
     for group in groups:
         what = f"[dim]stays: {escape(group['reason'])}[/]" if group.get("reason") else "[green]can go[/]"
-        table.add_row(group["name"], f"{group['kept'] + group['removed']:,}", what)
+        channels = [group["kept"] + group["removed"]] if wide else []
+        numbers = (group["units"], *channels, group["unit_parameters"], group["unit_macs"])
+        table.add_row(group["name"], *(f"{number:,}" for number in numbers), what)
     return table

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from svdcompress.layers import VariationalLayer
 from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
+from svdcompress.prune._unit_costs import unit_costs
 
 
 @dataclass
@@ -59,6 +60,7 @@ def group_roots(analysis: Analysis) -> list[np.ndarray]:
 def tell_groups(analysis: Analysis, choice: Choice, failed: Mapping[int, str]) -> list[PruneGroup]:
     """What happened to each group, in the model's order."""
     written = _writers(analysis)
+    parameters, macs = unit_costs(analysis)
     result = []
     for group in _by_axes(analysis):
         names = ["input" if n < 0 else analysis.trace.units.parameters[n].name for n, _ in group.axes]
@@ -67,7 +69,18 @@ def tell_groups(analysis: Analysis, choice: Choice, failed: Mapping[int, str]) -
         reasons = Counter(why for root in group.roots[~gone].tolist() if (why := _why(analysis, choice, failed, root)))
         reason = reasons.most_common(1)[0][0] if reasons else ""
         removed, kept = _channels(analysis, choice, group, where)
-        result.append(PruneGroup(_layer(names[where]), removed, kept, reason, tuple(dict.fromkeys(names)), len(group.roots)))
+        result.append(
+            PruneGroup(
+                name=_layer(names[where]),
+                removed=removed,
+                kept=kept,
+                reason=reason,
+                layers=tuple(dict.fromkeys(names)),
+                units=len(group.roots),
+                unit_parameters=round(float(parameters[group.roots].mean())),
+                unit_macs=round(float(macs[group.roots].mean())),
+            )
+        )
     return result
 
 

@@ -12,6 +12,7 @@ from svdcompress.prune._moves import MOVES
 from svdcompress.prune._pointwise import POINTWISE, pointwise
 from svdcompress.prune._shadow import Shadow, flat
 from svdcompress.prune._trace import Trace, tensors_in
+from svdcompress.prune._unit_costs import count_macs
 
 
 def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
@@ -34,6 +35,7 @@ def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None
         handler(trace, name, args, kwargs, out)
     except Exception:  # a case that its handler did not foresee is as unknown as an unknown operator
         unknown(trace, func, operands, results)
+    count_macs(trace, name, func, args, kwargs, out)
     for result in results:
         if any(result is operand for operand in operands) or func.is_view:
             trace.viewed.add(result.untyped_storage()._cdata)

@@ -12,7 +12,9 @@ class PruneGroup:
 
     name: the first layer that writes them. removed, kept: numbers of its channels. reason: why those that stay do (""
     where nothing speaks against their going: they are in use). layers: all tensors that have them as an axis. units: in how
-    many parts the group could go (heads, where there are any; else channels).
+    many parts the group could go (heads, where there are any; else channels). unit_parameters, unit_macs: what goes with
+    one of them, before anything else does (the mean, where they differ): the weights that write it and read it, its biases
+    and entries of norms; the multiply-accumulates of these weights for one example.
     """
 
     name: str
@@ -21,6 +23,8 @@ class PruneGroup:
     reason: str
     layers: tuple[str, ...] = ()
     units: int = 0
+    unit_parameters: int = 0
+    unit_macs: int = 0
 
     @property
     def prunable(self) -> bool:

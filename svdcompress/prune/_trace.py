@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from svdcompress.prune._shadow import Shadow, flat, small, varying
 from svdcompress.prune._units import Parameter, Units
-from svdcompress.sources import call, map_tensors
+from svdcompress.sources import call, first_tensor, map_tensors
 
 OPAQUE: dict[type[nn.Module], str] = {
     nn.RNNBase: "recurrent layer: its state feeds back into its gates",
@@ -98,6 +98,8 @@ class Trace(TorchDispatchMode):
         self.parameters: dict[int, Parameter] = {}
         self.viewed: set[int] = set()
         self.dirty: set[int] = set()
+        self.macs: dict[int, int] = {}  # of a whole batch, by weight
+        self.batch = 1
         self._register(alive, protect)
 
     @classmethod
@@ -189,6 +191,7 @@ class Trace(TorchDispatchMode):
             id(value) for module in self.model.modules() for value in vars(module).values() if isinstance(value, Tensor)
         } | {id(buffer) for buffer in self.model.buffers()}
         self._take_inputs(inputs, remove_inputs)
+        self.batch = (*first_tensor(inputs).shape, 1)[0] or 1
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:

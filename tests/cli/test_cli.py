@@ -108,7 +108,18 @@ def test_inspect_says_what_is_converted_and_why_the_rest_is_not(place):
     found = json.loads(svdc(*args, "--json").stdout)
     assert [entry["converted"] for entry in found["plan"]] == [True, False]
     assert found["plan"][0]["parameters"] == 4 * 12
-    assert found["pruning"]["groups"]
+    assert [(entry["all_parameters"], entry["macs"], entry["ran"]) for entry in found["plan"]] == [
+        (60, 48, True),
+        (39, 36, True),
+    ]
+    groups = [
+        {key: group[key] for key in ("name", "units", "unit_parameters", "unit_macs")} for group in found["pruning"]["groups"]
+    ]
+    assert groups == [
+        {"name": "0", "units": 12, "unit_parameters": 4 + 1 + 3, "unit_macs": 4 + 3},
+        {"name": "2", "units": 3, "unit_parameters": 12 + 1, "unit_macs": 12},
+    ]
+    assert "can go" in text and "stays: output of the model" in text and "MACs each" in text
 
 
 def test_inspect_takes_a_model_alone(place):

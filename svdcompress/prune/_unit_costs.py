@@ -1,0 +1,73 @@
+"""What a unit costs: the parameters and multiply-accumulates that would go with it, counted in the traced pass itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+from torch.utils.flop_counter import flop_registry
+
+from svdcompress.prune._units import Parameter
+
+if TYPE_CHECKING:
+    from svdcompress.prune._choice import Analysis
+    from svdcompress.prune._trace import Trace
+
+FACTORS = {"convolution": (1,), "mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+"""Where the factors of a product are among an operator's arguments."""
+
+
+def count_macs(trace: Trace, name: str, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    """Put the multiply-accumulates of an operator down to the weight it applies; `trace.macs` holds them by weight."""
+    factors = [trace.of(args[i]).parameter for i in FACTORS.get(name, ()) if i < len(args)]
+    weights = [parameter for parameter in factors if parameter is not None]
+    formula = flop_registry.get(func._overloadpacket)
+    if len(weights) == 1 and formula is not None:
+        key = id(weights[0].tensor)
+        trace.macs[key] = trace.macs.get(key, 0) + formula(*args, **kwargs, out_val=out) // 2
+
+
+def unit_costs(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
+    """Per root, what the model would lose if this unit alone went: parameters, and multiply-accumulates of one example.
+
+    These are the rows and columns of all weights that write or read the unit, its biases and its entries of norms. A
+    layer's multiply-accumulates are shared evenly by the elements of its weight; those of attention, which multiplies
+    activations with each other, belong to no weight and are left out.
+    """
+    trace = analysis.trace
+    parameters, macs = np.zeros(analysis.count, np.int64), np.zeros(analysis.count)
+    for parameter in trace.units.parameters:
+        roots, elements = _elements(parameter, analysis.root)
+        if isinstance(parameter.tensor, nn.Parameter):
+            parameters[roots] += elements
+        if operations := trace.macs.get(id(parameter.tensor)):
+            macs[roots] += elements * (operations / parameter.tensor.numel() / trace.batch)
+    return parameters, macs
+
+
+def _elements(parameter: Parameter, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The units of a parameter and how many of its elements lie in one of their indices."""
+    axes = [root[first : first + size] for first, size in zip(parameter.axes, parameter.sizes, strict=True)]
+    roots = np.unique(np.concatenate(axes))
+    if not parameter.grouped:
+        left = np.ones(len(roots), np.int64)  # elements without any index of the unit
+        for own in axes:
+            left *= len(own) - np.bincount(np.searchsorted(roots, own), minlength=len(roots))
+        return roots, parameter.tensor.numel() - left
+    groups = parameter.groups
+    outs, ins = (len(own) // groups for own in axes)
+    positions = parameter.tensor.numel() // (groups * outs * ins)
+    keys, counts = [], []
+    for own in axes:  # a key for each pair of a unit and a group of the convolution
+        key, number = np.unique(
+            np.searchsorted(roots, own) * groups + np.arange(len(own)) // (len(own) // groups), return_counts=True
+        )
+        keys.append(key)
+        counts.append(number)
+    elements = np.zeros(len(roots), np.int64)
+    np.add.at(elements, keys[0] // groups, counts[0] * ins)
+    np.add.at(elements, keys[1] // groups, counts[1] * outs)
+    both, first, second = np.intersect1d(*keys, return_indices=True)
+    np.subtract.at(elements, both // groups, counts[0][first] * counts[1][second])
+    return roots, elements * positions
