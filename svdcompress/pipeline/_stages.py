@@ -168,7 +168,7 @@ class Stages:
     # From log alpha to a small model
 
     def _threshold(self) -> None:
-        self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, self._validate)
+        self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, self._validate, self.inputs)
         self.results["log_alpha"] = report.log_alpha_histograms(self.model, threshold)
         self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
         self.results["threshold_curve"] = curve

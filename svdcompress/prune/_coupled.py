@@ -33,21 +33,40 @@ def coupled_relevance(
     example_inputs: as for `prune`. threshold: as for `relevance`.
     Raises UsageError for another side or a model without variational layers, and what `prune` raises.
     """
+    _check(side)
+    relevance(model, threshold)  # a model without variational layers is refused before it is traced
+    return Coupling(model, example_inputs).relevance(threshold, side)
+
+
+class Coupling:
+    """Which units the layers of a model share, traced once; `relevance` is `coupled_relevance` at any threshold.
+
+    model, example_inputs: as for `coupled_relevance`; the model keeps its architecture, its weights may change.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Any) -> None:
+        self.model, self._analysis = model, analyse(model, example_inputs)
+
+    def relevance(self, threshold: Threshold | None = None, side: str = "input") -> Masks:
+        """The masks; arguments and errors as those of `coupled_relevance`."""
+        _check(side)
+        model, analysis = self.model, self._analysis
+        masks = {name: mask.clone() for name, mask in relevance(model, threshold).items()}
+        if analysis is None:
+            return as_masks(model, masks)
+        limits = None if threshold is None else parse_threshold(threshold)
+        alive = {id(layer): masks[name] for name, layer in variational_layers(model)}
+        scores, limit = _scores(model, analysis, side, limits)
+        for consumer in analysis.consumers:
+            for module, key in holders(model, consumer.parameter):
+                if isinstance(module, VariationalLayer) and key == "weight":
+                    _decide(consumer, module, alive[id(module)], analysis, scores, limit, side, threshold)
+        return as_masks(model, masks)
+
+
+def _check(side: str) -> None:
     if side not in ("input", "output"):
         raise UsageError(f"side: {side!r} is neither 'input' nor 'output'")
-    own = relevance(model, threshold)
-    analysis = analyse(model, example_inputs)
-    masks = {name: mask.clone() for name, mask in own.items()}
-    if analysis is None:
-        return as_masks(model, masks)
-    limits = None if threshold is None else parse_threshold(threshold)
-    alive = {id(layer): masks[name] for name, layer in variational_layers(model)}
-    scores, limit = _scores(model, analysis, side, limits)
-    for consumer in analysis.consumers:
-        for module, key in holders(model, consumer.parameter):
-            if isinstance(module, VariationalLayer) and key == "weight":
-                _decide(consumer, module, alive[id(module)], analysis, scores, limit, side, threshold)
-    return as_masks(model, masks)
 
 
 def _slots(consumer: Consumer, side: str) -> np.ndarray:

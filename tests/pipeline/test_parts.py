@@ -8,8 +8,10 @@ from torch import nn
 from svdcompress import convert, hold, prune, relevance
 from svdcompress.errors import OutputError
 from svdcompress.pipeline import feed, prepare
+from svdcompress.pipeline._figures import choose_masks
 from svdcompress.pipeline._folder import discard
 from svdcompress.pipeline._select import Select, bare, whole
+from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, InMemory
 
 
@@ -77,3 +79,48 @@ def test_a_folder_left_by_a_kill_before_the_recipe_is_free_and_a_finished_run_is
     (tmp_path / "done" / "recipe.yaml").write_text("model: mlp")
     with pytest.raises(OutputError, match="is finished; its figures: svdc report"):
         prepare(tmp_path / "done", resume=True)
+
+
+class Residual(nn.Module):
+    """A stream of 6 units that `inner` and `head` read, and `stem` and `outer` write."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.inner, self.outer, self.head = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        return self.head(x + self.outer(torch.tanh(self.inner(x))))
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
+    torch.manual_seed(0)
+    model, x = convert(Residual(), share=side), torch.randn(4, 4)
+    readers = ("inner", "head") if side == "input" else ("stem", "outer")
+    with torch.no_grad():
+        for name, layer in model.named_children():
+            layer.log_sigma2.fill_(-8.0)
+            layer.weight.copy_(torch.randn_like(layer.weight).sign())
+            rows = layer.weight if side == "output" else layer.weight.T
+            noise = layer.log_sigma2 if side == "output" else layer.log_sigma2.T
+            if name in readers:
+                noise[1] = 9.0  # both find unit 1 to be noise
+            if name == readers[0]:
+                noise[2], rows[2] = 9.0, 1e-3  # one of them unit 2, which the other needs
+            elif name == readers[1]:
+                rows[2] = 60.0
+
+    def chosen(coupled):
+        settings = [f"relevance.coupled={coupled}", f"convert.share={side}", "relevance.candidates=[3]"]
+        masks, _, curve = choose_masks(model, load_recipe(None, settings), lambda m: {"error": 1.0, "nll": 0.0}, x)
+        assert {point["threshold"]: point["nonzero"] for point in curve}[3.0] == masks.kept + 20  # and the biases
+        units = {name: masks[name].T if side == "input" else masks[name] for name in readers}
+        return [[bool(units[name][unit].any()) for name in readers] for unit in range(6)], units
+
+    alone, _ = chosen("false")
+    assert alone[1] == [False, False] and alone[2] == [False, True]
+    together, units = chosen("true")
+    assert together == [[True, True], [False, False], *[[True, True]] * 4]
+    assert all(units[name][unit].all() for name in readers for unit in (0, 2, 3, 4, 5))
+    assert all(layer.mask is None for _, layer in model.named_children())
