@@ -49,7 +49,8 @@ class Divergence(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, parts: Parts, layout: Layout
     ) -> Tensor:
-        mean, noise, kept = (tensor if tensor is None else canonical(tensor, *layout) for tensor in (weight, log_sigma2, keep))
+        mean, noise = canonical(weight, *layout), canonical(log_sigma2, *layout)
+        kept = None if keep is None else canonical(keep, *layout)
         total, saved = (_ard if prior == "ard" else _log_uniform)(mean, noise, kept, parts)
         ctx.save_for_backward(weight, log_sigma2, keep, *saved)
         ctx.prior, ctx.parts, ctx.layout = prior, parts, layout
@@ -59,9 +60,8 @@ class Divergence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, log_sigma2, keep, *saved = ctx.saved_tensors
-        mean, noise, kept = (
-            tensor if tensor is None else canonical(tensor, *ctx.layout) for tensor in (weight, log_sigma2, keep)
-        )
+        mean, noise = canonical(weight, *ctx.layout), canonical(log_sigma2, *ctx.layout)
+        kept = None if keep is None else canonical(keep, *ctx.layout)
         gradients = _ard_gradients if ctx.prior == "ard" else _log_uniform_gradients
         found = gradients(mean, noise, kept, ctx.parts, saved, grad, ctx.needs_input_grad[:2])
         return *(None if one is None else _restored(one, weight, ctx.layout) for one in found), None, None, None, None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from svdcompress.layers._base import VariationalLayer
@@ -20,7 +20,7 @@ class VariationalHFConv1D(VariationalLayer, Conv1D):
         return super().forward(x)
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
+        return F.linear(x, weight.t(), bias)
 
     def _as_map(self, x: Tensor) -> tuple[Tensor, Map]:
         return x, TRANSPOSED

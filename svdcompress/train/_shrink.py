@@ -43,7 +43,8 @@ def reshape(model: nn.Module, surgery: dict[str, Any], state: dict[str, torch.Te
     made: dict[int, nn.Parameter] = {}
     old_ones = []  # kept alive: an id must not be given to another tensor meanwhile
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for own in (module._parameters, module._buffers):
+        stores: Any = (module._parameters, module._buffers)
+        for own in stores:
             for key, tensor in own.items():
                 wanted = state.get(f"{prefix}.{key}".lstrip("."))
                 if tensor is None or wanted is None or (wanted.shape == tensor.shape and id(tensor) not in made):
