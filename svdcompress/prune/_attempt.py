@@ -14,7 +14,7 @@ from svdcompress.convert import variational_layers
 from svdcompress.errors import PruneError
 from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._copies import full_copy, is_low, own_memory, sharing_copy, widened
-from svdcompress.prune._groups import group_roots, tell_groups, tell_layers
+from svdcompress.prune._groups import count_means, group_roots, tell_groups, tell_layers
 from svdcompress.prune._report import PruneReport
 from svdcompress.prune._surgery import operate
 from svdcompress.prune._verify import Judge
@@ -44,6 +44,7 @@ class Attempt:
         self.low = is_low(model) and not is_low(plain)
         self.modes = ["names", "heads", "every", "none"]
         self.failed: dict[int, str] = {}  # group -> why
+        self.good: list[int] = []  # groups that the result was chosen from
         self.why = ""
 
     def result(self, analysis: Analysis | None, verify: bool) -> nn.Module:
@@ -52,7 +53,7 @@ class Attempt:
             return self._finish(None, None, "none")
         roots = group_roots(analysis)
         judge = Judge(self.plain, self.inputs, first_tensor(self.inputs).shape[0]) if verify else None
-        everything = list(range(len(roots)))
+        everything = self.good = list(range(len(roots)))
         choice = self._choice(analysis, roots, everything)
         small = self._finish(analysis, choice, self.modes[0])
         if judge is not None and (self.low or not self._passes(small, judge, analysis)):
@@ -62,6 +63,7 @@ class Attempt:
                 self._learn(analysis, judge)
                 works = self._works(analysis, self._choice(analysis, roots, everything), judge)
                 good = everything if works else self._search(analysis, roots, everything, [], judge)
+            self.good = good
             choice = self._choice(analysis, roots, good)
             self._works(analysis, choice, judge)
             small = self._finish(analysis, choice, self.modes[0])
@@ -72,13 +74,27 @@ class Attempt:
                     "left masked: the masked model does not compute what its layers do (it reads their weights past them, or "
                     "draws at random in eval())"
                 )
+                self.good = []
                 choice = self._choice(analysis, roots, [])
                 small = self._finish(analysis, choice, "none")
                 judge.worst = 0.0
             self.report.max_error = judge.worst
         reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
-        self.report.groups = tell_groups(analysis, choice, reasons)
+        self.report.groups = tell_groups(analysis, choice, reasons, self._unrounded(analysis, roots))
         return small
+
+    def _unrounded(self, analysis: Analysis, roots: list[np.ndarray]) -> Choice | None:
+        """The choice that the same groups would have led to without rounding; notes what it would have left."""
+        if self.round_to == 1:
+            return None
+        choice = self._choice(analysis, roots, self.good, round_to=1)
+        trial = hold(sharing_copy(self.model), {name: mask.clone() for name, mask in self.masks.items()})
+        try:
+            operate(trial, analysis, choice, self.modes[0])
+            self.report.parameters_unrounded = count_means(trial)
+        except Exception:  # of other sizes, code that holds a length as a number may not be adapted
+            self.report.parameters_unrounded = None
+        return choice
 
     def _learn(self, analysis: Analysis, judge: Judge) -> None:
         """What is constant on the examples may not be on inputs of another size or with holes: look at these too."""
@@ -100,11 +116,11 @@ class Attempt:
         judge.passed = small if agreed else None
         return agreed
 
-    def _choice(self, analysis: Analysis, roots: list[np.ndarray], groups: list[int]) -> Choice:
+    def _choice(self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], round_to: int | None = None) -> Choice:
         allowed = np.zeros(analysis.count, bool)
         for group in groups:
             allowed[roots[group]] = True
-        return analysis.choose(allowed, self.round_to)
+        return analysis.choose(allowed, round_to or self.round_to)
 
     def _works(self, analysis: Analysis, choice: Choice, judge: Judge) -> bool:
         """Whether a choice verifies, with one of the ways to adapt numbers in code; the way that does comes first."""

@@ -57,8 +57,10 @@ def group_roots(analysis: Analysis) -> list[np.ndarray]:
     return [roots for roots in groups if len(roots)]
 
 
-def tell_groups(analysis: Analysis, choice: Choice, failed: Mapping[int, str]) -> list[PruneGroup]:
-    """What happened to each group, in the model's order."""
+def tell_groups(
+    analysis: Analysis, choice: Choice, failed: Mapping[int, str], unrounded: Choice | None = None
+) -> list[PruneGroup]:
+    """What happened to each group, in the model's order; unrounded: what would have, without rounding (None: the same)."""
     written = _writers(analysis)
     parameters, macs = unit_costs(analysis)
     result = []
@@ -79,6 +81,7 @@ def tell_groups(analysis: Analysis, choice: Choice, failed: Mapping[int, str]) -
                 units=len(group.roots),
                 unit_parameters=round(float(parameters[group.roots].mean())),
                 unit_macs=round(float(macs[group.roots].mean())),
+                kept_unrounded=kept if unrounded is None else _channels(analysis, unrounded, group, where)[1],
             )
         )
     return result
@@ -147,7 +150,7 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
         surgery["inputs"] = before_that
     report.surgery = surgery
     object.__setattr__(small, "surgery", surgery)
-    report.parameters_before, report.parameters_after = _count(model), _count(small)
+    report.parameters_before, report.parameters_after = count_means(model), count_means(small)
     if masks and not any(mask.any() for mask in masks.values()):
         report.notes.append("every weight is masked: one unit stays in each layer, and the model's output is a constant")
 
@@ -162,6 +165,7 @@ def _integers(module: nn.Module, other: nn.Module) -> dict[str, Any]:
     return changed
 
 
-def _count(model: nn.Module) -> int:
+def count_means(model: nn.Module) -> int:
+    """Numbers in a model's parameters, variances aside."""
     variances = {id(m.log_sigma2) for m in model.modules() if isinstance(m, VariationalLayer)}
     return sum(p.numel() for p in model.parameters() if id(p) not in variances)

@@ -68,11 +68,13 @@ def prune(
     held = relevance(model, threshold) if masks is None else as_masks(model, masks)
     _known(model, protect)
     plain, inputs = _prepared(model, held, example_inputs)
-    report = PruneReport()
+    report = PruneReport(round_to=round_to)
     left = time_budget - (time.thread_time() - begun)
     attempt = Attempt(model, held, plain, inputs, left, round_to, report)
     analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report, left)
     small = attempt.result(analysis, verify)
+    if round_to == 1 or analysis is None:
+        report.parameters_unrounded = report.parameters_after
     report.seconds = time.perf_counter() - start
     object.__setattr__(small, "pruning", report)
     return small

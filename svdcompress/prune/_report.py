@@ -15,6 +15,7 @@ class PruneGroup:
     many parts the group could go (heads, where there are any; else channels). unit_parameters, unit_macs: what goes with
     one of them, before anything else does (the mean, where they differ): the weights that write it and read it, its biases
     and entries of norms; the multiply-accumulates of these weights for one example.
+    kept_unrounded: channels that would have stayed without `round_to`.
     """
 
     name: str
@@ -25,6 +26,7 @@ class PruneGroup:
     units: int = 0
     unit_parameters: int = 0
     unit_macs: int = 0
+    kept_unrounded: int = 0
 
     @property
     def prunable(self) -> bool:
@@ -48,7 +50,9 @@ class PruneReport:
 
     inputs_kept: indices of the input features that the pruned model reads, or None for all. inputs_dim: the dimension of
     the input that they index. max_error: largest absolute difference from the masked model, None if not verified.
-    seconds: wall time. notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
+    seconds: wall time. parameters_before, parameters_after: means only. round_to: as it was asked for.
+    parameters_unrounded: what would have been left without rounding (cut by the same surgery, not verified; None if that
+    cannot be told). notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
     """
 
     groups: list[PruneGroup] = field(default_factory=list)
@@ -59,6 +63,8 @@ class PruneReport:
     seconds: float = 0.0
     parameters_before: int = 0
     parameters_after: int = 0
+    round_to: int = 1
+    parameters_unrounded: int | None = None
     notes: list[str] = field(default_factory=list)
     surgery: dict[str, Any] = field(default_factory=dict)
 

@@ -30,6 +30,8 @@ OPAQUE: dict[type[nn.Module], str] = {
 }
 """Modules that are not looked into: what enters and leaves them stays."""
 
+IDLE = "never ran on the example inputs: left as it is"
+
 NORMS = nn.modules.batchnorm._NormBase
 
 MAX_FEATURES = 1_000_000
@@ -100,6 +102,9 @@ class Trace(TorchDispatchMode):
         self.dirty: set[int] = set()
         self.macs: dict[int, int] = {}  # of a whole batch, by weight
         self.batch = 1
+        self.converted = set(alive)
+        self.entered: set[str] = set()
+        self.touched: set[int] = set()
         self._register(alive, protect)
 
     @classmethod
@@ -139,6 +144,7 @@ class Trace(TorchDispatchMode):
         if known is None:
             parameter = self.parameters.get(id(tensor))
             if parameter is not None:
+                self.touched.add(id(tensor))
                 return self._parameter(parameter, tensor)
             constant = tensor.dim() == 0 or id(tensor) in self._constants
             return Shadow(None, flat(not constant, tensor.shape))
@@ -202,7 +208,24 @@ class Trace(TorchDispatchMode):
                     self.pin(tensor, "output of the model")
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
+        self._leave_idle()
         return output
+
+    def _leave_idle(self) -> None:
+        """Converted layers that had no part in the pass stay as they are: their outputs are units that cannot go."""
+        biases = {name: parameter for parameter in self.units.parameters for name in parameter.names}
+        for parameter in self.units.parameters:
+            owners = [name.rpartition(".")[0] for name in parameter.names]
+            idle = id(parameter.tensor) not in self.touched and not self.entered.intersection(owners)
+            if not idle or self.converted.isdisjoint(parameter.names):
+                continue
+            axis = int(parameter.transposed and not parameter.grouped)
+            outs = torch.arange(parameter.axes[axis], parameter.axes[axis] + parameter.sizes[axis])
+            self.seal(parameter, IDLE)
+            self.units.produce(outs)
+            bias = biases.get(f"{owners[0]}.bias" if owners[0] else "bias")
+            if bias is not None and id(bias.tensor) not in self.touched and bias.sizes == [len(outs)]:
+                self.units.tie(outs, torch.arange(bias.axes[0], bias.axes[0] + len(outs)))
 
     def _take_inputs(self, inputs: Any, remove_inputs: bool) -> None:
         whole = self.units.new(1)
@@ -240,6 +263,7 @@ class Trace(TorchDispatchMode):
 
             def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name, reason: str | None = reason) -> None:
                 self.stack.append(name)
+                self.entered.add(name)
                 if reason is not None and not self.opaque:
                     self._close(module, (args, kwargs), reason)
                 self.opaque += reason is not None

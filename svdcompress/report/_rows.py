@@ -33,6 +33,20 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
     return [*_metric_rows(dense, sparse), *_size_rows(dense, sparse), *_latency_rows(dense, sparse)]
 
 
+def rounding(results: Mapping[str, Any]) -> str:
+    """One sentence on what rounding the numbers of channels kept beyond what was needed; "" where nothing was rounded."""
+    report = results.get("pruning") or {}
+    groups = [group for group in report.get("groups") or () if group.get("kept_unrounded") is not None]
+    if (report.get("round_to") or 1) <= 1 or not groups:
+        return ""
+    kept, needed = (sum(group[key] for group in groups) for key in ("kept", "kept_unrounded"))
+    text = f"Channels are kept at multiples of {report['round_to']}: {kept:,} stay, without rounding {needed:,}"
+    after, unrounded = report.get("parameters_after"), report.get("parameters_unrounded")
+    if after is not None and unrounded is not None:
+        text += f"; {after:,} parameters, without rounding {unrounded:,}"
+    return f"{text}."
+
+
 def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Row]:
     before, after = dense.get("metrics") or {}, sparse.get("metrics") or {}
     known = [name for name in _METRICS if name in before or name in after]

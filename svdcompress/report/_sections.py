@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.report import _plots
-from svdcompress.report._rows import count, duration, rows, times
+from svdcompress.report._rows import count, duration, rounding, rows, times
 
 SINGLE_HISTOGRAMS = 9
 """Up to so many layers have a histogram each; more of them share one map."""
@@ -133,16 +133,21 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
     kept_inputs = report.get("inputs_kept")
     if kept_inputs is not None:
         facts.append(f"The pruned model reads {len(kept_inputs):,} of the inputs.")
+    rounded = rounding(results)
+    facts += [rounded] if rounded else []
+    facts += [f"{str(note)[:1].upper()}{str(note)[1:]}." for note in report.get("notes") or ()]
     body = [
         [
             _name(group["name"]),
             _right(count(_length(group.get("removed")))),
             _right(count(_length(group.get("kept")))),
+            *([_right(count(_length(group.get("kept_unrounded"))))] if rounded else []),
             escape(str(group.get("reason") or "")),
         ]
         for group in groups
     ]
-    table = _table(["units of", ">removed", ">kept", "why the kept ones stay"], body)
+    heads = ["units of", ">removed", ">kept", *([">kept without rounding"] if rounded else []), "why the kept ones stay"]
+    table = _table(heads, body)
     if len(body) > 12:
         table = f"<details><summary>{len(body)} groups</summary>{table}</details>"
     return _paragraph(" ".join(facts)) + table

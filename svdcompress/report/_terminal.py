@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from svdcompress.report._rows import duration, rows, size
+from svdcompress.report._rows import duration, rounding, rows, size
 
 FILES = {
     "recipe.yaml": "the resolved recipe",
@@ -37,6 +37,8 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
         colour = {True: "green", False: "yellow", None: ""}[row.better]
         view.add_row(row.label, row.dense, Text(row.sparse, style="bold"), Text(row.change, style=colour))
     console.print(view)
+    if text := rounding(results):
+        console.print(f"\n{text}", highlight=False)
     if results.get("seconds"):
         console.print(f"\n{duration(sum(results['seconds'].values()))} on {results.get('device', 'an unnamed device')}")
     for warning in results.get("warnings") or ():

@@ -170,6 +170,22 @@ def test_regression_has_rmse_and_no_error(results):
     assert "RMSE" in labels and "Error" not in labels
 
 
+def test_rounding_is_told_beside_what_it_would_have_been_without(results, tmp_path):
+    results["pruning"].update(round_to=8, parameters_after=12_345, parameters_unrounded=11_000, notes=["seen <once>"])
+    for group, kept in zip(results["pruning"]["groups"], (27, 18), strict=True):
+        group["kept_unrounded"] = kept
+    told = "multiples of 8: 51 stay, without rounding 45; 12,345 parameters, without rounding 11,000."
+    stream = io.StringIO()
+    report.table(results, Console(file=stream, width=200))
+    assert told in stream.getvalue()
+    html = _sections.pruning(results, tmp_path)
+    assert told in html and "kept without rounding" in html and ">27<" in html and "Seen &lt;once&gt;." in html
+    results["pruning"]["round_to"] = 1
+    stream = io.StringIO()
+    report.table(results, Console(file=stream, width=200))
+    assert "rounding" not in stream.getvalue() and "rounding" not in _sections.pruning(results, tmp_path)
+
+
 def test_the_terminal_table_names_the_files_that_exist(results, tmp_path):
     report.write_json(tmp_path / "report.json", results)
     (tmp_path / "model.onnx").write_bytes(b"x" * 2048)
