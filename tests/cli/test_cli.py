@@ -132,7 +132,8 @@ def test_inspect_takes_a_model_alone(place):
     assert "nothing to inspect" in svdc("inspect", "vae", code=2).stderr
 
 
-def test_layers_with_long_names_are_named_in_full(place):
+def test_layers_with_long_names_are_named_in_full(place, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # a terminal of that width would cut them
     (place / "deep.py").write_text(
         "from torch import nn\ndef make():\n"
         "    inner = nn.Sequential()\n    inner.add_module('a_rather_long_name_of_a_layer_for_a_table', nn.Linear(4, 3))\n"
