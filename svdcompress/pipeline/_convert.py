@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 
 from svdcompress.convert import convert, plan
 from svdcompress.errors import PruneError
+from svdcompress.layers import parse_threshold
 from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
 from svdcompress.relevance import Masks, hold
 from svdcompress.sources import Examples, call, main_output
+from svdcompress.train import shrink
 
 CONSTANT_BATCH = 256
 """Examples whose outputs are compared to see that a model still tells them apart."""
@@ -59,6 +64,24 @@ def make_schedule(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
         return AdditiveWarmup(beta.step, final)
     kind = CosineWarmup if beta.name == "cosine" else LinearWarmup
     return kind(in_epochs(beta.start, epochs), in_epochs(beta.stop, epochs), final)
+
+
+def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
+    """The arguments of `fit` that remove dead units during training, never one that the last pruning would keep.
+
+    inputs: examples for one forward pass.
+    """
+    if recipe.train.shrink is None:
+        return {}
+    wanted = recipe.relevance.candidates or [recipe.relevance.threshold]
+    limits = [parse_threshold(limit) for limit in wanted if limit is not None]
+    mildest = {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
+    settings = recipe.prune
+    options = {"round_to": settings.round_to, "protect": settings.protect, "time_budget": settings.time_budget}
+    return {
+        "shrink_from": in_epochs(recipe.train.shrink, recipe.train.epochs),
+        "shrink": partial(shrink, inputs=inputs, threshold=mildest, **options),
+    }
 
 
 @torch.no_grad()

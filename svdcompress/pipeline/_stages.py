@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from svdcompress.export import export_onnx
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule
+from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
-from svdcompress.recipe import Recipe, Training, dump_recipe, in_epochs
+from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
 from svdcompress.sources import Data, example_inputs, make_loss, make_model, open_data, save_weights
 from svdcompress.train import Bars, Fit, Place, agree, evaluate, fit, wait, write_atomically
@@ -115,8 +116,7 @@ class Stages:
             lr_log_sigma2=train.lr_log_sigma2,
             distill=train.distill,
             compiled=train.compile,
-            shrink_from=None if train.shrink is None else in_epochs(train.shrink, train.epochs),
-            inputs=self.inputs,
+            **shrinking(self.recipe, self.inputs),
         ).history
 
     def _fit(self, model: nn.Module, stage: str, settings: Training, *, tau: float | None = None, **more: Any) -> Fit:
@@ -205,7 +205,7 @@ class Stages:
                 noise=recover.noise,
                 lr_log_sigma2=recover.lr_log_sigma2,
                 distill=recover.distill,
-                total=self.masks.total,
+                total=sum(prod(shape) for shape in self.shapes.values()),
             ).history
         if self.place.first:
             pruning = self.results["pruning"]

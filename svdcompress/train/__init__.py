@@ -5,6 +5,7 @@ from svdcompress.train._loop import Fit, fit
 from svdcompress.train._metrics import evaluate, score
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
+from svdcompress.train._shrink import shrink
 from svdcompress.train._state import StateFile, mix, seed_everything, write_atomically
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "mix",
     "score",
     "seed_everything",
+    "shrink",
     "wait",
     "write_atomically",
 ]

@@ -25,7 +25,7 @@ from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
-from svdcompress.train._shrink import reshape, shrink
+from svdcompress.train._shrink import reshape
 from svdcompress.train._state import StateFile, mix, seed_everything
 
 CHECK_EVERY = 20
@@ -71,8 +71,8 @@ def fit(
     seed: int = 0,
     device: str = "auto",
     compiled: bool = False,
-    shrink_from: float | None = None,
-    inputs: Any = None,
+    shrink_from: float = math.inf,
+    shrink: Callable[[nn.Module], bool] | None = None,
     state: Path | None = None,
     bars: Bars | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -92,8 +92,8 @@ def fit(
     teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
-    shrink_from: epoch from which on dead units are removed after each epoch, in place, with the optimizer started anew; this
-        needs `inputs`, a few examples for one forward pass. Not under several processes.
+    shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
+        units in place, the optimizer starts anew. Not under several processes.
     state: file to save each epoch in and to go on from if it exists.
     stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
 
@@ -111,8 +111,8 @@ def fit(
         StateFile(state),
         validate,
         on_epoch,
-        math.inf if shrink_from is None else shrink_from,
-        inputs,
+        shrink_from if shrink is not None else math.inf,
+        shrink or (lambda model: False),
     )
 
 
@@ -144,7 +144,7 @@ class _Loop:
         validate: Callable[[nn.Module], dict[str, float]] | None,
         on_epoch: Callable[[dict[str, Any]], None] | None,
         shrink_from: float,
-        inputs: Any,
+        shrink: Callable[[nn.Module], bool],
     ) -> Fit:
         started = time.monotonic()
         model, epochs = self.model, self.settings.epochs
@@ -191,7 +191,7 @@ class _Loop:
                     on_epoch(row)
                 if self.bars is not None:
                     self.bars.epoch(row)
-                shrunk = shrink_from <= epoch + 1 < epochs and self.world == 1 and shrink(model, inputs)
+                shrunk = shrink_from <= epoch + 1 < epochs and self.world == 1 and shrink(model)
                 if shrunk:
                     self._optimize()
                     best.score, best.weights = _Best().score, None  # those of another shape

@@ -21,12 +21,13 @@ def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def shrink(model: nn.Module, inputs: Any) -> bool:
-    """Remove the units that are dead at the layers' own thresholds from a model in `eval()`, in place; whether it did.
+def shrink(model: nn.Module, inputs: Any, **options: Any) -> bool:
+    """Remove the dead units of a model in `eval()`, in place; whether it did.
 
-    The masks are let go again: weights of what stays may still come back. inputs: examples for one forward pass.
+    The masks are let go again: weights of what stays may still come back. inputs: examples for one forward pass. options:
+    of `prune`, such as the threshold (None: the layers' own), `protect` and `round_to` that the last pruning will have.
     """
-    small: Any = prune(copy.deepcopy(model).cpu(), inputs)
+    small: Any = prune(copy.deepcopy(model).cpu(), inputs, **options)
     if size(small) > WORTH_IT * size(model):
         return False
     hold(small, None)

@@ -1,6 +1,7 @@
 """Dead units removed while training goes on: the same function, ties kept, and a state to go on from."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -68,6 +69,14 @@ def test_a_fresh_model_takes_the_shapes_of_a_shrunk_one(tmp_path):
     assert torch.equal(load(tmp_path / "small.safetensors", net().eval())(x), model(x))
 
 
+def test_options_are_those_of_pruning():
+    model, x = kill(net()), torch.randn(2, 1, 4, 4)
+    assert not shrink(model, x, protect=["*"])
+    assert not shrink(model, x, threshold=20.0)
+    assert shrink(model, x, round_to=4)
+    assert model[0].weight.shape[0] % 4 == model[4].weight.shape[0] % 4 == 0
+
+
 def test_ties_stay():
     class Twice(nn.Module):
         def __init__(self):
@@ -94,17 +103,18 @@ def test_ties_stay():
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_a_fit_shrinks_and_goes_on_after_a_stop_to_the_same_end(tmp_path, keep):
     data = examples()
+    smaller = partial(shrink, inputs=data.inputs[:2])
     settings = Training(epochs=5, batch_size=16, lr=1e-2, keep=keep)
 
     def run(model, **more):
-        found = {"schedule": LinearWarmup(0, 1, 0.1), "shrink_from": 2.0, "inputs": data.inputs[:2], "device": "cpu"}
-        return fit(model, data, LOSS, settings, validate=lambda model: {"error": size(model), "nll": 0.0}, **found, **more)
+        found = {"schedule": LinearWarmup(0, 1, 0.1), "shrink_from": 2.0, "shrink": smaller, "device": "cpu"}
+        return fit(model, data, LOSS, settings, validate=lambda model: {"error": -size(model), "nll": 0.0}, **found, **more)
 
     straight = kill(net())
     result = run(straight)
     full = size(net())
     assert size(straight) < full and straight[0].weight.shape[0] <= 4
-    sizes = [row["val_error"] for row in result.history]
+    sizes = [-row["val_error"] for row in result.history]  # the largest, of which no weights fit any more, are the best
     assert sizes[:2] == [full, full] and sizes[-1] < full  # not before the moment that was asked for
     assert all(0 <= row["sparsity"] <= 1 for row in result.history)
     assert result.history[2]["sparsity"] > 0.1  # of the first number of weights, not of what is left
@@ -113,5 +123,5 @@ def test_a_fit_shrinks_and_goes_on_after_a_stop_to_the_same_end(tmp_path, keep):
         run(kill(net()), state=tmp_path / "state.pt", stop=lambda: next(steps) == 14)  # in the fourth epoch
     resumed = kill(net())
     again = run(resumed, state=tmp_path / "state.pt")
-    assert [row["val_error"] for row in again.history] == sizes
+    assert [-row["val_error"] for row in again.history] == sizes
     assert all(torch.equal(one, other) for one, other in zip(straight.parameters(), resumed.parameters(), strict=True))
