@@ -12,7 +12,7 @@ HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
 
 
-def advice(recipe: Recipe, model: nn.Module, examples: int) -> list[str]:
+def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1) -> list[str]:
     """Warnings, one line each; model: the dense one. examples: N, the number of training examples."""
     weights, total = sizes(recipe, model)
     train, beta = recipe.train, recipe.train.beta
@@ -37,6 +37,8 @@ def advice(recipe: Recipe, model: nn.Module, examples: int) -> list[str]:
         lines.append(f"only {share:.0f}% of the {total:,} parameters are in layers to be converted (svdc inspect tells why)")
     if examples < 500:
         lines.append(f"only {examples} training examples: the KL counts for 1/{examples} each, so expect much to be pruned")
+    if train.shrink is not None and processes > 1:
+        lines.append("train.shrink works in one process only: here nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)
 
 

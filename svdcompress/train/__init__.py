@@ -1,7 +1,8 @@
 """The fine-tuning loop, on any device and any number of them."""
 
 from svdcompress.train._device import Place, agree, find_place, make_accelerator, wait
-from svdcompress.train._loop import Fit, fit
+from svdcompress.train._fit import fit
+from svdcompress.train._loop import Fit
 from svdcompress.train._metrics import evaluate, score
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars

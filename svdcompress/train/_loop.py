@@ -6,8 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import DataError, Interrupted, TrainingError
-from svdcompress.objective import ELBO, Schedule
-from svdcompress.recipe import Distillation, Training
+from svdcompress.objective import ELBO
+from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
 from svdcompress.sources import Examples, Loss, call, to_device
-from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
@@ -52,108 +50,42 @@ class _Best:
     weights: dict[str, Tensor] | None = None
 
 
-def fit(
-    model: nn.Module,
-    examples: Examples,
-    loss: Loss,
-    settings: Training,
-    *,
-    stage: str = "train",
-    schedule: Schedule | None = None,
-    num_examples: int | None = None,
-    lr_log_sigma2: float | None = None,
-    noise: bool = True,
-    teacher: nn.Module | None = None,
-    distill: Distillation | None = None,
-    task: str = "classification",
-    validate: Callable[[nn.Module], dict[str, float]] | None = None,
-    total: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    compiled: bool = False,
-    shrink_from: float = math.inf,
-    shrink: Callable[[nn.Module], bool] | None = None,
-    state: Path | None = None,
-    bars: Bars | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    on_epoch: Callable[[dict[str, Any]], None] | None = None,
-) -> Fit:
-    """Train a model, dense or converted, in place; it ends on the training device.
+@dataclass
+class Loop:
+    """One fit on its way: what it works with, where it stands, and what an epoch does."""
 
-    Each epoch's noise and order come from (seed, stage, epoch, rank) alone, so a fit that goes on from `state` after any
-    kill ends where an undisturbed one does. Under `accelerate launch` each process takes its part of each batch, draws its own
-    noise, and gradients are averaged (DDP); as each holds the whole KL, the average counts it once.
-
-    loss: mean negative log likelihood of (output, targets).
-    schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
-    num_examples: N (None: the number of examples).
-    lr_log_sigma2: learning rate of the log variances (None: as the others).
-    noise: False trains the mean of a converted model: its layers compute as in `eval()`.
-    teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
-    validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
-    total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
-    shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
-        units in place, the optimizer starts anew. Not under several processes.
-    state: file to save each epoch in and to go on from if it exists.
-    stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
-
-    Raises TrainingError for a loss that is not finite (the state before is kept), DataError without examples.
-    """
-    if not len(examples):
-        raise DataError(f"{stage}: no examples to train on")
-    learnt = Teacher(teacher, distill, task, loss) if teacher is not None and distill is not None and distill.weight else None
-    return _Loop(model, examples, loss, settings, stage, learnt, total, seed, bars, stop).run(
-        make_accelerator(device, settings.precision),
-        ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
-        lr_log_sigma2,
-        noise,
-        compiled,
-        StateFile(state),
-        validate,
-        on_epoch,
-        shrink_from if shrink is not None else math.inf,
-        shrink or (lambda model: False),
-    )
-
-
-class _Loop:
-    def __init__(
-        self,
-        model: nn.Module,
-        examples: Examples,
-        loss: Loss,
-        settings: Training,
-        stage: str,
-        teacher: Teacher | None,
-        total: int | None,
-        seed: int,
-        bars: Bars | None,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.model, self.examples, self.loss, self.settings, self.stage = model, examples, loss, settings, stage
-        self.teacher, self.total, self.seed, self.bars, self.stop = teacher, total, seed, bars, stop
+    model: nn.Module
+    examples: Examples
+    loss: Loss
+    settings: Training
+    accelerator: Any
+    _: KW_ONLY
+    stage: str
+    elbo: ELBO | None
+    teacher: Teacher | None
+    lr_log_sigma2: float | None
+    noise: bool
+    total: int | None
+    seed: int
+    compiled: bool
+    bars: Bars | None
+    stop: Callable[[], bool]
+    file: StateFile
 
     def run(
         self,
-        accelerator: Any,
-        elbo: ELBO | None,
-        lr_log_sigma2: float | None,
-        noise: bool,
-        compiled: bool,
-        file: StateFile,
         validate: Callable[[nn.Module], dict[str, float]] | None,
-        on_epoch: Callable[[dict[str, Any]], None] | None,
         shrink_from: float,
-        shrink: Callable[[nn.Module], bool],
+        shrink: Callable[[nn.Module], bool] | None,
+        on_epoch: Callable[[dict[str, Any]], None] | None,
     ) -> Fit:
         started = time.monotonic()
-        model, epochs = self.model, self.settings.epochs
-        self.accelerator, self.device, self.elbo = accelerator, accelerator.device, elbo
-        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        model, epochs, file = self.model, self.settings.epochs, self.file
+        self.device = self.accelerator.device
+        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
         model.to(self.device)
         if self.teacher is not None:
             self.teacher.model.to(self.device).eval()
-        self.lr_log_sigma2 = lr_log_sigma2
         self._optimize()
         self.factor = LrFactor(self.settings.schedule, epochs)
         self.steps = 0
@@ -165,16 +97,15 @@ class _Loop:
         elif self.rank == 0:
             file.save(self._state(0, result, best))
         self.kept = f"The state before it is kept in {file.path}." if file.path else "The model has its last good weights."
-        wrapped = accelerator.prepare_model(model) if self.world > 1 else model
-        self.network: Any = torch.compile(wrapped) if compiled else wrapped
-        self.synced = wrapped
+        self.synced = self.accelerator.prepare_model(model) if self.world > 1 else model
+        self._compile()
         if self.bars is not None:
             self.bars.start(self.stage, epochs, first)
         self.look_each_step, self.saves = self.device.type == "cpu", file.path is not None
         try:
             epoch = first
             while epoch < epochs:
-                self._mode(noise)
+                self._mode()
                 try:
                     row = self._epoch(epoch)
                 except _Late:  # go back and look at each step, so that step and layer are the right ones
@@ -191,15 +122,14 @@ class _Loop:
                     on_epoch(row)
                 if self.bars is not None:
                     self.bars.epoch(row)
-                shrunk = shrink_from <= epoch + 1 < epochs and self.world == 1 and shrink(model)
+                epoch += 1
+                shrunk = shrink is not None and shrink_from <= epoch < epochs and self.world == 1 and shrink(model)
                 if shrunk:
                     self._optimize()
+                    self._compile()
                     best.score, best.weights = _Best().score, None  # those of another shape
-                    if compiled:
-                        self.network = torch.compile(wrapped)
-                if self.rank == 0 and (shrunk or epoch + 1 == epochs or file.due()):
-                    file.save(self._state(epoch + 1, result, best))
-                epoch += 1
+                if self.rank == 0 and (shrunk or epoch == epochs or file.due()):
+                    file.save(self._state(epoch, result, best))
         finally:
             self._unwrap()
             model.eval()
@@ -210,6 +140,9 @@ class _Loop:
         result.seconds = time.monotonic() - started
         return result
 
+    def _compile(self) -> None:
+        self.network: Any = torch.compile(self.synced) if self.compiled else self.synced
+
     def _optimize(self) -> None:
         """An optimizer for the parameters as they are now."""
         self.optimizer = make_optimizer(self.model, self.settings, self.lr_log_sigma2)
@@ -217,9 +150,9 @@ class _Loop:
         scaled = self.accelerator.scaler is not None
         self.scaled = self.accelerator.prepare_optimizer(self.optimizer) if scaled else self.optimizer
 
-    def _mode(self, noise: bool) -> None:
+    def _mode(self) -> None:
         self.model.train()
-        if not noise:
+        if not self.noise:
             for _, layer in variational_layers(self.model):
                 layer.eval()
 
@@ -353,10 +286,6 @@ class _Loop:
         if best.weights is not None:
             best.weights = to_device(best.weights, self.device)
         return saved["epoch"]
-
-
-def _as_it_is(loss: Tensor) -> Tensor:
-    return loss
 
 
 def _mean_of_ranks(values: Tensor) -> Tensor:

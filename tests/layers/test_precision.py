@@ -148,6 +148,23 @@ def test_autocast_in_eval_and_sampling(case):
 # Memory formats
 
 
+def test_noise_has_the_order_of_its_tensor_in_memory():
+    """torch fills anything but contiguous memory several times slower."""
+    from svdcompress.layers._reparam import _half_noise, normal_like
+
+    x = torch.empty(40, 8, 9, 7).to(memory_format=torch.channels_last)
+    for noise, std in ((normal_like(x), 1.0), (_half_noise(x), 0.5), (normal_like(x, torch.Generator().manual_seed(0)), 1.0)):
+        assert noise.shape == x.shape and noise.stride() == x.stride()
+        assert abs(noise.std() / std - 1) < 0.05 and abs(noise.mean()) < 0.05
+
+
+def test_gradients_of_the_kl_can_be_added_to_in_place():
+    """Autograd copies a gradient that is a view of something before it adds another to it."""
+    for layer in (VariationalLinear(3, 4), VariationalConv2d(4, 4, 3, groups=2, share=["weight", "input"])):
+        for grad in torch.autograd.grad(layer.kl(), [layer.weight, layer.log_sigma2]):
+            assert grad._base is None and grad.untyped_storage().nbytes() == grad.numel() * 4
+
+
 def test_channels_last():
     torch.manual_seed(0)
     layer = VariationalConv2d(4, 6, 3, padding=1)

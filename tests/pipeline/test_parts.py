@@ -8,6 +8,7 @@ from torch import nn
 from svdcompress import convert, hold, prune, relevance
 from svdcompress.errors import OutputError
 from svdcompress.pipeline import feed, prepare
+from svdcompress.pipeline._convert import shrinking
 from svdcompress.pipeline._figures import choose_masks
 from svdcompress.pipeline._folder import discard
 from svdcompress.pipeline._select import Select, bare, whole
@@ -124,3 +125,15 @@ def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
     assert together == [[True, True], [False, False], *[[True, True]] * 4]
     assert all(units[name][unit].all() for name in readers for unit in (0, 2, 3, 4, 5))
     assert all(layer.mask is None for _, layer in model.named_children())
+
+
+def test_shrinking_takes_the_mildest_threshold_and_the_settings_of_pruning():
+    wanted = ["train.shrink=50%", "train.epochs=8", "prune.round_to=8", "prune.protect=[fc1]"]
+    candidates = "relevance.candidates=[2.0, {weight: 3.0, input: 1.0}]"
+    found = shrinking(load_recipe("digits", [*wanted, candidates]), "inputs")
+    assert found["shrink_from"] == 4
+    options = found["shrink"].keywords
+    assert options["threshold"]["weight"] == 3.0 and options["threshold"]["input"] == 2.0
+    assert (options["inputs"], options["round_to"], options["protect"]) == ("inputs", 8, ["fc1"])
+    assert shrinking(load_recipe("digits", wanted), None)["shrink"].keywords["threshold"] is None
+    assert shrinking(load_recipe("digits"), None) == {}

@@ -88,6 +88,8 @@ def test_a_run_that_shrinks_while_it_trains(tiny_run, tmp_path):
     results = run(load_recipe(tiny_run[0] / "recipe.yaml", settings), tmp_path / "run")
     assert [layer["shape_before"] for layer in results["layers"]] == [layer["shape_before"] for layer in whole["layers"]]
     assert results["sparse"]["parameters"] < results["dense"]["parameters"] == whole["dense"]["parameters"]
+    trained, recovered = (next(row for row in reversed(results["history"]) if row["stage"] == s) for s in ("train", "recover"))
+    assert recovered["sparsity"] >= trained["sparsity"] - 0.1  # a share of all weights, not of those that are left
     opened = open_run(tmp_path / "run")  # its manifest holds what each step removed
     kept = {name: tuple(layer.weight.shape) for name, layer in variational_layers(opened.model)}
     assert kept == {layer["name"]: tuple(layer["shape_after"]) for layer in results["layers"]}

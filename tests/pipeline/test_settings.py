@@ -23,6 +23,14 @@ def warned(model, examples, *overrides):
     return "\n".join(advice(settings(*overrides), model, examples))
 
 
+def test_a_launch_of_several_processes_hears_that_nothing_shrinks():
+    model = nn.Sequential(nn.Linear(10, 10))
+    assert "one process" not in warned(model, 10_000, "train.shrink=30%")
+    lines = advice(settings("train.shrink=30%"), model, 10_000, processes=2)
+    assert any("train.shrink works in one process only" in line for line in lines)
+    assert advice(settings(), model, 10_000, processes=2) == advice(settings(), model, 10_000)
+
+
 def test_schedules_are_those_of_the_recipe():
     linear = make_schedule(BetaSchedule(start="10%", stop="50%"), 20, 2.0)
     assert [linear(e) for e in (0, 2, 6, 10, 19)] == [0, 0, 1, 2, 2]

@@ -152,9 +152,9 @@ def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_state(tmp_
 
 def test_a_bad_loss_seen_late_is_traced_to_its_step(tmp_path, monkeypatch):
     """As on an accelerator, where not each step is looked at."""
-    from svdcompress.train import _loop
+    from svdcompress.train import _fit
 
-    class Late(_loop._Loop):
+    class Late(_fit.Loop):
         def __setattr__(self, name, value):
             looks = getattr(self, "looks", 0)
             if name == "look_each_step":
@@ -162,7 +162,7 @@ def test_a_bad_loss_seen_late_is_traced_to_its_step(tmp_path, monkeypatch):
                 value = value and looks > 0
             object.__setattr__(self, name, value)
 
-    monkeypatch.setattr(_loop, "_Loop", Late)
+    monkeypatch.setattr(_fit, "Loop", Late)
     data = examples()
     data.inputs[:, 3] *= 1e30
     with pytest.raises(TrainingError) as error:

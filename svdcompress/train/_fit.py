@@ -1,0 +1,96 @@
+"""A fit by its arguments: what the loop needs is made here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from svdcompress.errors import DataError
+from svdcompress.objective import ELBO, Schedule
+from svdcompress.recipe import Distillation, Training
+from svdcompress.sources import Examples, Loss
+from svdcompress.train._device import make_accelerator
+from svdcompress.train._distill import Teacher
+from svdcompress.train._loop import Fit, Loop
+from svdcompress.train._progress import Bars
+from svdcompress.train._state import StateFile
+
+
+def fit(
+    model: nn.Module,
+    examples: Examples,
+    loss: Loss,
+    settings: Training,
+    *,
+    stage: str = "train",
+    schedule: Schedule | None = None,
+    num_examples: int | None = None,
+    lr_log_sigma2: float | None = None,
+    noise: bool = True,
+    teacher: nn.Module | None = None,
+    distill: Distillation | None = None,
+    task: str = "classification",
+    validate: Callable[[nn.Module], dict[str, float]] | None = None,
+    total: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    compiled: bool = False,
+    shrink_from: float = math.inf,
+    shrink: Callable[[nn.Module], bool] | None = None,
+    state: Path | None = None,
+    bars: Bars | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+) -> Fit:
+    """Train a model, dense or converted, in place; it ends on the training device.
+
+    Each epoch's noise and order come from (seed, stage, epoch, rank) alone, so a fit that goes on from `state` after any
+    kill ends where an undisturbed one does. Under `accelerate launch` each process takes its part of each batch, draws its own
+    noise, and gradients are averaged (DDP); as each holds the whole KL, the average counts it once.
+
+    loss: mean negative log likelihood of (output, targets).
+    schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
+    num_examples: N (None: the number of examples).
+    lr_log_sigma2: learning rate of the log variances (None: as the others).
+    noise: False trains the mean of a converted model: its layers compute as in `eval()`.
+    teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
+    validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
+    total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
+    shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
+        units in place, the optimizer starts anew. Not under several processes.
+    state: file to save each epoch in and to go on from if it exists.
+    stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
+
+    Raises TrainingError for a loss that is not finite (the state before is kept), DataError without examples.
+    """
+    if not len(examples):
+        raise DataError(f"{stage}: no examples to train on")
+    learnt = Teacher(teacher, distill, task, loss) if teacher is not None and distill is not None and distill.weight else None
+    elbo = ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None
+    loop = Loop(
+        model,
+        examples,
+        loss,
+        settings,
+        make_accelerator(device, settings.precision),
+        stage=stage,
+        elbo=elbo,
+        teacher=learnt,
+        lr_log_sigma2=lr_log_sigma2,
+        noise=noise,
+        total=total,
+        seed=seed,
+        compiled=compiled,
+        bars=bars,
+        stop=stop,
+        file=StateFile(state),
+    )
+    return loop.run(validate, shrink_from if shrink is not None else math.inf, shrink, on_epoch)
+
+
+def _as_it_is(loss: Tensor) -> Tensor:
+    return loss
