@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from svdcompress.pipeline._convert import check_some_left, converted, final_beta
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
-from svdcompress.pipeline._select import bare, whole
+from svdcompress.pipeline._select import Select, bare, faster, whole
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
@@ -242,7 +243,7 @@ class Stages:
     def _export(self) -> None:
         if not self.recipe.export.onnx:
             return
-        results, opset = self.results, self.recipe.export.opset
+        results, data, opset = self.results, self.data, self.recipe.export.opset
         metadata = {
             "compression": cost.compression(results["dense"], results["sparse"]),
             "metrics": results["sparse"]["metrics"],
@@ -250,10 +251,13 @@ class Stages:
             "classes": self.data.classes,
             "task": self.data.task,
         }
-        self.exported = {
-            "dense": export_onnx(self.dense, self.out / "dense.onnx", self.inputs, opset=opset),
-            "sparse": export_onnx(self.small, self.out / "model.onnx", self.inputs, opset=opset, metadata=metadata),
-        }
+        dense = export_onnx(self.dense, self.out / "dense.onnx", self.inputs, opset=opset)
+        sparse = export_onnx(self.small, self.out / "model.onnx", self.inputs, opset=opset, metadata=metadata)
+        if isinstance(self.small, Select) and self.recipe.report.latency:
+            write = partial(export_onnx, example_inputs=self.inputs, opset=opset, metadata={**sparse.metadata, **metadata})
+            feed = _figures.feed(data, sparse.path)
+            sparse, results["pruning"]["inputs_gathered"] = faster(self.small, self.inputs, sparse, feed, write)
+        self.exported = {"dense": dense, "sparse": sparse}
         results["parity"] = {file.path.name: file.parity for file in self.exported.values()}
         for name, file in self.exported.items():
             results[name]["bytes"] = file.bytes

@@ -18,8 +18,8 @@ it knows these keys, all optional:
     threshold_curve: [{threshold, error | rmse, nll, nonzero}]
     calibration: {model: {confidence, accuracy, count, ece}}, one number for each bin
     uncertainty: {model: {figure: number}}
-    pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, max_error, seconds, round_to,
-        parameters_after, parameters_unrounded, notes}
+    pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
+        round_to, parameters_after, parameters_unrounded, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
     recipe: the resolved recipe as text

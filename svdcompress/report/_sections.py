@@ -132,7 +132,10 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
         facts.append(f"Largest difference between the masked and the pruned model: {report['max_error']:.1e}.")
     kept_inputs = report.get("inputs_kept")
     if kept_inputs is not None:
-        facts.append(f"The pruned model reads {len(kept_inputs):,} of the inputs.")
+        fact = f"The pruned model reads {len(kept_inputs):,} of the inputs"
+        if report.get("inputs_gathered") is False:
+            fact += "; its ONNX file reads all of them, with weights of 0, as that measured faster than to select"
+        facts.append(f"{fact}.")
     rounded = rounding(results)
     facts += [rounded] if rounded else []
     facts += [f"{str(note)[:1].upper()}{str(note)[1:]}." for note in report.get("notes") or ()]

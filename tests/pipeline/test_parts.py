@@ -1,17 +1,21 @@
 """Parts of a run by themselves: models that read fewer inputs, batches for onnxruntime, folders taken back."""
 
+from functools import partial
+
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
 
 from svdcompress import convert, hold, prune, relevance
 from svdcompress.errors import OutputError
+from svdcompress.export import check_parity, export_onnx
 from svdcompress.pipeline import feed, prepare
 from svdcompress.pipeline._convert import shrinking
 from svdcompress.pipeline._figures import choose_masks
 from svdcompress.pipeline._folder import discard
-from svdcompress.pipeline._select import Select, bare, whole
+from svdcompress.pipeline._select import Select, bare, faster, whole, widened
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, InMemory
 
@@ -32,9 +36,71 @@ def test_a_model_without_its_dead_inputs_takes_whole_inputs_still():
     assert whole(model, {"inputs_kept": None}) is model
 
 
-def test_batches_for_onnxruntime_have_any_size_and_the_names_of_the_inputs(tmp_path):
-    from svdcompress.export import export_onnx
+def selected(first, shape, last, index):
+    torch.manual_seed(0)
+    small = nn.Sequential(first, nn.ReLU(), nn.Flatten(), last)
+    return Select(convert(small).eval(), index, 1), torch.randn(2, *shape)
 
+
+@pytest.mark.parametrize(
+    ("first", "shape", "last"),
+    [
+        (nn.Linear(3, 6), (8,), nn.Linear(6, 2)),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 6)), (8,), nn.Linear(6, 2)),
+        (nn.Conv2d(3, 4, 3, padding=1), (8, 5, 5), nn.Linear(100, 2)),
+        (nn.Conv1d(3, 4, 3), (8, 5), nn.Linear(12, 2)),
+    ],
+    ids=["linear", "flattened", "conv2d", "conv1d"],
+)
+def test_weights_of_zero_do_what_a_selection_does(first, shape, last):
+    model, x = selected(first, shape, last, [6, 0, 3])
+    wide = widened(model, x)
+    other = torch.randn(5, *shape)
+    with torch.no_grad():
+        assert torch.allclose(wide(other), model(other), atol=1e-6)
+    before, after = (next(m.weight for m in net.modules() if hasattr(m, "weight")) for net in (model, wide))
+    assert after.shape[1] == 8 and before.shape[1] == 3 and (after[:, [1, 2, 4, 5, 7]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "shape", "last"),
+    [
+        (nn.LayerNorm(3), (8,), nn.Linear(3, 2)),
+        (nn.Conv2d(3, 3, 3, groups=3), (8, 5, 5), nn.Linear(27, 2)),
+        (nn.Linear(5, 6), (8, 5), nn.Linear(18, 2)),  # reads another dimension
+    ],
+    ids=["norm", "depthwise", "other dimension"],
+)
+def test_inputs_that_something_else_reads_are_selected(first, shape, last):
+    model, x = selected(first, shape, last, [6, 0, 3])
+    assert widened(model, x) is None
+
+
+def test_inputs_that_are_read_twice_are_selected():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.a(x) + self.b(x * 2) if x.shape[1] == 3 else self.a(x)
+
+    assert widened(Select(convert(Twice()).eval(), [6, 0, 3], 1), torch.randn(2, 8)) is None
+
+
+@pytest.mark.parametrize(("gather", "everything", "gathers"), [(1.0, 2.0, True), (2.0, 1.0, False)])
+def test_the_faster_file_stays_and_knows_its_inputs(tmp_path, monkeypatch, gather, everything, gathers):
+    model, x = selected(nn.Linear(3, 6), (8,), nn.Linear(6, 2), [6, 0, 3])
+    times = {"gather": {"batch_1": gather, "batch_128": 1.0}, "all": {"batch_1": everything, "batch_128": 1.0}}
+    monkeypatch.setattr("svdcompress.cost.latencies", lambda paths, feed: times)
+    first = export_onnx(model, tmp_path / "model.onnx", x)
+    file, gathered = faster(model, x, first, lambda batch: None, partial(export_onnx, example_inputs=x))
+    assert gathered is gathers and [path.name for path in tmp_path.iterdir()] == ["model.onnx"] == [file.path.name]
+    assert file.bytes == file.path.stat().st_size and check_parity(file.path, model, x) < 1e-5
+    assert any(node.op_type == "Gather" for node in onnx.load(file.path).graph.node) is gathers
+
+
+def test_batches_for_onnxruntime_have_any_size_and_the_names_of_the_inputs(tmp_path):
     class Two(nn.Module):
         def __init__(self):
             super().__init__()

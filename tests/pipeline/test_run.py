@@ -9,13 +9,16 @@ import sys
 import time
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
+from svdcompress.export import check_parity, read_metadata
 from svdcompress.pipeline import OpenRun, converted, estimate, free_folder, open_run, prepare, run
+from svdcompress.pipeline._select import bare
 from svdcompress.recipe import load_recipe
 
 FILES = {"recipe.yaml", "model.safetensors", "model.onnx", "model_mc.onnx", "report.json", "report.html"}
@@ -85,15 +88,22 @@ def test_the_resolved_recipe_runs_again_to_the_same_model(tiny_run, tmp_path):
 def test_a_run_that_shrinks_while_it_trains(tiny_run, tmp_path):
     whole = tiny_run[1]
     settings = ["train.shrink=1", "train.epochs=5", "train.batch_size=10", "train.beta={start: 0, stop: 1, final: 1}"]
+    settings += ["prune.remove_inputs=true", "data.transform=[flatten]"]
     results = run(load_recipe(tiny_run[0] / "recipe.yaml", settings), tmp_path / "run")
     assert [layer["shape_before"] for layer in results["layers"]] == [layer["shape_before"] for layer in whole["layers"]]
     assert results["sparse"]["parameters"] < results["dense"]["parameters"] == whole["dense"]["parameters"]
     trained, recovered = (next(row for row in reversed(results["history"]) if row["stage"] == s) for s in ("train", "recover"))
     assert recovered["sparsity"] >= trained["sparsity"] - 0.1  # a share of all weights, not of those that are left
     opened = open_run(tmp_path / "run")  # its manifest holds what each step removed
-    kept = {name: tuple(layer.weight.shape) for name, layer in variational_layers(opened.model)}
+    kept = {name: tuple(layer.weight.shape) for name, layer in variational_layers(bare(opened.model))}
     assert kept == {layer["name"]: tuple(layer["shape_after"]) for layer in results["layers"]}
-    assert opened.model(next(opened.data.test.batches(3))[0]).shape == (3, 10)
+    x = next(opened.data.test.batches(3))[0]
+    assert opened.model(x).shape == (3, 10) and x.shape == (3, 64)
+    read = read_metadata(tmp_path / "run" / "model.onnx")["inputs"]
+    assert read == {"kept": results["pruning"]["inputs_kept"], "dim": 1} and len(read["kept"]) < 64
+    gathers = [node for node in onnx.load(tmp_path / "run" / "model.onnx").graph.node if node.op_type == "Gather"]
+    assert bool(gathers) is results["pruning"]["inputs_gathered"]
+    assert check_parity(tmp_path / "run" / "model.onnx", opened.model, x) < 1e-5
 
 
 SLOWLY = """
