@@ -117,16 +117,17 @@ def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = F
     p: a rate for all of them (None: each keeps its own). gaussian: multiplicative Gaussian noise of the same variance.
     Raises ModelError if the model has no dropout layer.
     """
-    found = False
+    kind = GaussianDropout if gaussian else BernoulliDropout
+    made: dict[nn.Module, nn.Module] = {}  # one object under several names stays one
     for parent in list(model.modules()):
         child: Any
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # named_children would give each object once only
             if type(child) in DROPOUT_CLASSES:
-                kind = GaussianDropout if gaussian else BernoulliDropout
-                layer = kind(child.p if p is None else p, channels=DROPOUT_CLASSES[type(child)])
-                setattr(parent, name, layer.train(child.training))
-                found = True
-    if not found:
+                if child not in made:
+                    layer = kind(child.p if p is None else p, channels=DROPOUT_CLASSES[type(child)])
+                    made[child] = layer.train(child.training)
+                setattr(parent, name, made[child])
+    if not made:
         raise ModelError(f"{type(model).__name__} has no dropout layer (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d)")
     return model
 

@@ -327,6 +327,15 @@ def test_dropout_becomes_mc_dropout_of_the_same_rate_and_mode():
         assert set(model[0](x).tolist()) == {0.0, 1.25}
 
 
+def test_a_dropout_object_under_several_names_becomes_one_object():
+    shared = nn.Dropout(0.2)
+    model = nn.Sequential(shared, nn.Linear(3, 3), shared, nn.Sequential(shared), nn.Dropout(0.4))
+    svdc.convert_dropout(model)
+    assert repr(model[0]) == "BernoulliDropout(p=0.2, channels=False)"
+    assert model[0] is model[2] is model[3][0] and model[4] is not model[0]
+    assert not [module for module in model.modules() if isinstance(module, nn.Dropout)]
+
+
 def test_dropout_rate_and_kind_can_be_chosen():
     model = svdc.convert_dropout(nn.Sequential(nn.Dropout(0.2)), p=0.5, gaussian=True)
     noise = model(torch.ones(40_000))

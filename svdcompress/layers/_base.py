@@ -144,16 +144,19 @@ class VariationalLayer(StochasticLayer):
         return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(weight.shape)])
 
     @torch.no_grad()
-    def relevant(self, threshold: Threshold | None = None) -> Tensor:
+    def relevant(self, threshold: Threshold | None = None, ignoring: str | None = None) -> Tensor:
         """Which weights stay: bool, the weight's shape. A held `mask` counts before log alpha unless a threshold is given.
 
-        A weight stays when log alpha is below the threshold for each of the shares that it belongs to.
+        A weight stays when log alpha is below the threshold for each of the shares that it belongs to, but for the share
+        `ignoring`, which somebody else judges.
         """
         if threshold is None and self.mask is not None:
             return self.mask
         limit = self.threshold if threshold is None else parse_threshold(threshold)
         keep = torch.ones(self.weight.shape, dtype=torch.bool, device=self.weight.device)
         for name in self.share:
+            if name == ignoring:
+                continue
             if name == "weight":
                 keep &= self.log_alpha() < limit[name]
             else:

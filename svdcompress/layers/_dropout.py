@@ -34,9 +34,10 @@ class _NoiseLayer(StochasticLayer):
         if self.sampler is None or not self.sampler.members:
             return x * self._noise(shape, x, self.sampler or Sampler())
         # A member drops the same units for every input (Gal & Ghahramani 2016: one draw of the columns of the weights).
-        if self not in self.sampler.draws:
-            self.sampler.draws[self] = self._noise(shape[1:], x, self.sampler)
-        return x * self.sampler.draws[self]
+        draws = self.sampler.draws.setdefault(self, {})  # by shape: one layer may serve several widths
+        if shape[1:] not in draws:
+            draws[shape[1:]] = self._noise(shape[1:], x, self.sampler)
+        return x * draws[shape[1:]]
 
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}"

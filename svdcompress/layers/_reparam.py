@@ -131,6 +131,8 @@ class Draw(torch.autograd.Function):
         return grad_x, grad_weight, grad_log_sigma2, grad_bias, None, None, None, None, None
 
 
+# Called in forward and again in backward: keeping it would double what is kept of a layer's input, and it is one pass over
+# that, where each of the step's products is one for each output.
 def _square(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x * x if x.dtype == dtype else x.to(dtype).square_()
 

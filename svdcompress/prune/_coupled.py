@@ -26,9 +26,9 @@ def coupled_relevance(
     """Masks in which each unit goes or stays with all the layers that share it.
 
     The relevance of a unit is that of one group made of all weights that read it (side "input") or write it ("output"),
-    whatever layers they are in: `log(sum sigma2) - log(sum mu^2)`, irrelevant at or above the limit of that share. Weights
-    of units that stay are judged one by one where their layer's `share` has "weight"; units that may not go (see
-    `groups`), or that a layer without variances reads, are judged by each layer for itself, as `relevance` does.
+    whatever layers they are in: `log(sum sigma2) - log(sum mu^2)`, irrelevant at or above the limit of that share. Of units
+    that stay, each layer still drops what its other shares ("weight", the other side, "layer") find irrelevant. Units that may
+    not go (see `groups`), or that a layer without variances reads, are judged by each layer for itself, as `relevance` does.
 
     example_inputs: as for `prune`. threshold: as for `relevance`.
     Raises UsageError for another side or a model without variational layers, and what `prune` raises.
@@ -115,10 +115,7 @@ def _decide(
     if not judged.any():
         return
     stays = torch.from_numpy(scores[roots] < limit[roots])
-    alone = torch.ones_like(mask) if layer.mask is None else layer.mask.clone()
-    if "weight" in layer.share:
-        limits = layer.threshold if threshold is None else parse_threshold(threshold)
-        alone &= layer.log_alpha() < limits["weight"]
+    alone = layer.relevant(threshold, ignoring=side)  # what its other shares drop stays dropped
     shape = (slice(None), None, slice(None), None) if side == "input" else (slice(None), slice(None), None, None)
     decided = oriented(consumer, alone) & stays[shape].to(mask.device)
     view = oriented(consumer, mask)

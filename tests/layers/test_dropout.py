@@ -46,6 +46,13 @@ def test_members_drop_the_same_units_for_every_input(kind):
         assert not torch.equal(layer(x), one)
 
 
+def test_members_of_a_layer_that_serves_several_widths():
+    layer = BernoulliDropout(0.5).eval()
+    with svdc.sampling(layer, members=True):
+        wide, narrow = layer(torch.ones(4, 50)), layer(torch.ones(4, 20))
+        assert torch.equal(layer(torch.ones(2, 50)), wide[:2]) and torch.equal(layer(torch.ones(2, 20)), narrow[:2])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_channels(kind):
     y = kind(0.5, channels=True)(torch.ones(8, 16, 3, 3))

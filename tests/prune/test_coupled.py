@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from masking import gap, masked, outputs, shake
 from torch import Tensor, nn
 from zoo_models import ZOO
@@ -67,6 +69,55 @@ def test_single_weights_are_still_judged_in_units_that_stay() -> None:
         model.head.weight[1, 4] = 1e-4
     masks = coupled_relevance(model, torch.randn(2, 4))
     assert masks["head"].sum() == 17 and not masks["head"][1, 4]
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_rows_and_columns_that_the_other_side_drops_stay_dropped(side: str) -> None:
+    torch.manual_seed(0)
+    model = convert(shake(Residual()), share=["input", "output"])
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.weight.fill_(1.0)
+            layer.log_sigma2.fill_(-8)
+        noise = model.inner.log_sigma2
+        (noise[:2] if side == "input" else noise[:, :2]).fill_(5.0)
+    own, masks = relevance(model), coupled_relevance(model, torch.randn(2, 4), side=side)
+    assert own["inner"].sum() < 30 and torch.equal(masks["inner"], own["inner"])
+
+
+SHARES = ["weight", "input", "output", "layer"]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    share=st.lists(st.sampled_from(SHARES), min_size=1, unique=True),
+    side=st.sampled_from(["input", "output"]),
+    limits=st.none() | st.fixed_dictionaries({name: st.floats(-1, 6) for name in SHARES}),
+    held=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_coupling_judges_one_side_and_leaves_the_rest(
+    share: list[str], side: str, limits: dict[str, float] | None, held: bool, seed: int
+) -> None:
+    """No weight stays that a share other than the judged side drops; units that stay keep all that these leave."""
+    torch.manual_seed(seed)
+    model = convert(Residual(), share=share)
+    layers = dict(variational_layers(model))
+    with torch.no_grad():
+        for layer in layers.values():
+            layer.weight.normal_()
+            layer.log_sigma2.copy_(torch.randn(layer.weight.shape) * 2 + torch.randn(layer.weight.shape[1]) * 3)
+            if held:
+                layer.mask = torch.rand(layer.weight.shape) > 0.1
+    masks = coupled_relevance(model, torch.randn(2, 4), threshold=limits, side=side)
+    for name, layer in layers.items():
+        others = layer.relevant(limits, ignoring=side)
+        assert not (masks[name] & ~others).any()
+        dim = 0 if side == "input" else 1
+        whole = (masks[name] == others).all(dim) | ~masks[name].any(dim)
+        assert whole.all()
+        if held:
+            assert not (masks[name] & ~layer.mask).any()
 
 
 @pytest.mark.parametrize("name", ["resnet-basic", "mobilenet-v3", "gated-mlp", "timm-vit", "densenet", "resnext"])

@@ -42,7 +42,8 @@ def test_pruned_is_masked(name: str, seed: int, tmp_path) -> None:
     report = small.pruning
     assert report.max_error is not None and report.max_error < 1e-3
     fewer = report.parameters_after < report.parameters_before
-    assert fewer or all(group.reason for group in report.groups if group.removed == 0)
+    untouched = [group.reason for group in report.groups if group.removed == 0]
+    assert fewer or (untouched and all(untouched))
 
     save(small, tmp_path / "small.safetensors")
     again = load(tmp_path / "small.safetensors", ZOO[name][0]()).eval()
