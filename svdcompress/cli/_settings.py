@@ -106,14 +106,7 @@ class Settings:
         source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
         Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named.
         """
-        given = {FIELDS.get(name, name): getattr(self, name) for name in ("model", "data", "loss", *FIELDS)}
-        given |= {name.replace("__", "."): value for name, value in more.items()}
-        fields = {name: value for name, value in given.items() if value is not None}
-        if self.model_arg:
-            fields["model.args"] = key_values(self.model_arg, "--model-arg")
-        if self.data_arg:
-            fields["data.args"] = key_values(self.data_arg, "--data-arg")
-        found = load_recipe(source or self.recipe, self.set_, fields)
+        found = load_recipe(source or self.recipe, self.set_, self._options(more))
         if found.experiment is None and not (found.model.name and (found.data.name or not needs_data)):
             missing = "--model" if not found.model.name else "--data"
             raise UsageError(
@@ -121,6 +114,20 @@ class Settings:
                 "as in: svdc sparsify --model ./model.py:make --weights trained.pt --data imagefolder:photos"
             )
         return found
+
+    def given(self, **more: Any) -> list[str]:
+        """Names of the recipe's fields that options and --set give; `more` as in `resolved`."""
+        return [*self._options(more), *(pair.partition("=")[0].strip() for pair in self.set_)]
+
+    def _options(self, more: dict[str, Any]) -> dict[str, Any]:
+        given = {FIELDS.get(name, name): getattr(self, name) for name in ("model", "data", "loss", *FIELDS)}
+        given |= {name.replace("__", "."): value for name, value in more.items()}
+        fields = {name: value for name, value in given.items() if value is not None}
+        if self.model_arg:
+            fields["model.args"] = key_values(self.model_arg, "--model-arg")
+        if self.data_arg:
+            fields["data.args"] = key_values(self.data_arg, "--data-arg")
+        return fields
 
 
 def with_settings(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,6 +158,7 @@ def stem(recipe: str | None, made: Recipe) -> str:
     """A name for a run's folder."""
     if recipe is not None:
         path = Path(recipe)
-        return path.name if path.is_dir() else path.stem
+        of_a_run = path.name == "recipe.yaml" and path.resolve().parent.name  # runs/mine/recipe.yaml: another runs/mine
+        return of_a_run or (path.name if path.is_dir() else path.stem)
     name = str(made.model.name).rpartition(":")[2] if ":" in str(made.model.name) else str(made.model.name)
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name) or "run"

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
+from svdcompress.cli._experiment import experiment
 from svdcompress.errors import UsageError
 from svdcompress.recipe import Recipe
 
@@ -53,19 +54,19 @@ def sparsify(
     source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
     if resume and source is None and out is not None:
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
-    made = settings.resolved(source, train__epochs=epochs, convert__threshold=threshold, seed=seed, device=device)
-    if made.experiment is not None and (dry_run or resume):
-        raise UsageError(f"the experiment {made.experiment.name} has neither --dry-run nor --resume; it takes minutes")
+    options: dict[str, Any] = {"train__epochs": epochs, "convert__threshold": threshold, "seed": seed, "device": device}
+    made = settings.resolved(source, **options)
+    folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
+    if made.experiment is not None:
+        given = settings.given(**options)
+        experiment(made, folder, given, resume=resume, dry_run=dry_run, overwrite=overwrite, json=json, quiet=quiet)
+        return
     if dry_run:
         found = pipeline.estimate(made)
         print_json(found.to_dict()) if json else show_estimate(found, made, out_console())
         return
-    folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
     silent = quiet or json
     console = err_console()
-    if made.experiment is not None:
-        _experiment(made, folder, silent, json)
-        return
     if not silent:
         _announce(made, folder, recipe, console)
     results = pipeline.run(made, folder, resume=resume, overwrite=overwrite, console=console, quiet=silent)
@@ -75,19 +76,6 @@ def sparsify(
         from svdcompress import report
 
         report.table(results, out_console(), folder)
-
-
-def _experiment(made: Recipe, folder: Path, silent: bool, json: bool) -> None:
-    """Run an experiment in place of the usual stages, and say what it wrote."""
-    from svdcompress.experiments import run_recipe
-
-    console = err_console()
-    results = run_recipe(made, folder, (lambda line: None) if silent else console.print)
-    if json:
-        print_json({**results, "out": str(folder)})
-    elif not silent:
-        files = ", ".join(["report.json", *results["plots"]])
-        out_console().print(f"{results['experiment']}, {results['seconds']:.0f} s: {folder}/ holds {files}", highlight=False)
 
 
 def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) -> None:
@@ -110,7 +98,9 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
         f"memory for weights, gradients and optimizer: {found.memory / 1e6:,.1f} MB, beside activations", highlight=False
     )
     parts = ", ".join(f"{name} {_minutes(value)}" for name, value in found.seconds.items())
-    console.print(f"time on {found.device}, roughly: {_minutes(sum(found.seconds.values()))} ({parts})", highlight=False)
+    console.print(f"time on {found.device}, at most about {_minutes(sum(found.seconds.values()))} ({parts}):", highlight=False)
+    shrinks = "train and recover are" if made.train.shrink is not None else "recover is"
+    console.print(f"{shrinks} counted at the full size, but cost what is left once dead units are gone", highlight=False)
     for line in found.warnings:
         console.print(f"[yellow]warning:[/] {escape(line)}")
 

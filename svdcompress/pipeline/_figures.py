@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -86,21 +87,41 @@ def _judge(model: nn.Module, recipe: Recipe, inputs: Any) -> Callable[[Any], Mas
     return lambda threshold: coupling.relevance(threshold, side)
 
 
+@contextmanager
+def there(device: torch.device, *models: nn.Module) -> Iterator[None]:
+    """Models on a device for a while; between stages they wait on the CPU."""
+    try:
+        for model in models:
+            model.to(device)
+        yield
+    finally:
+        for model in models:
+            model.cpu()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 def noise_precision(model: nn.Module, data: Data) -> float | None:
     """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other tasks."""
     if data.task != "regression":
         return None
-    rmse = evaluate(model, data.validation, data.task)["rmse"]
+    rmse = evaluate(model, data.validation, data.task, device=_device(model))["rmse"]
     return 1 / max(rmse**2, 1e-12)
 
 
 def test_metrics(model: nn.Module, data: Data) -> dict[str, float]:
     """Metrics on the test data; the noise of a regression is that of the validation data."""
-    return evaluate(model, data.test, data.task, tau=noise_precision(model, data), scale=data.target_scale)
+    tau = noise_precision(model, data)
+    return evaluate(model, data.test, data.task, device=_device(model), tau=tau, scale=data.target_scale)
 
 
 def uncertainty(dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int) -> tuple[dict, dict]:
-    """Figures of the predictive distributions on the test data, and reliability diagrams: (uncertainty, calibration)."""
+    """Figures of the predictive distributions on the test data, and reliability diagrams: (uncertainty, calibration).
+
+    Both models are on the same device.
+    """
     generator = torch.Generator().manual_seed(seed)
     contenders = {
         "dense": lambda x: mean_predict(dense, x, task=data.task),
@@ -111,33 +132,35 @@ def uncertainty(dense: nn.Module, small: nn.Module, data: Data, samples: int, se
     for name, predict in contenders.items():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
-            mean, variance, target, spread = _predicted(predict, data.test)
+            mean, variance, target, spread = _predicted(predict, data.test, _device(small))
         if data.task in ("classification", "binary"):
             figures[name] = {**quality(mean, target), **spread}
             diagrams[name] = {**reliability(mean, target), "ece": figures[name]["ece"]}
         else:
-            figures[name] = _regression(predict, data, mean, variance, target)
+            figures[name] = _regression(predict, data, mean, variance, target, _device(small))
     return figures, diagrams
 
 
-def _predicted(predict: Callable, examples: Examples) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
+def _predicted(predict: Callable, examples: Examples, device: torch.device) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
     means, variances, targets, information = [], [], [], []
-    for inputs, target in examples.batches(CHUNK):
+    for inputs, target in examples.batches(CHUNK, device=device):
         prediction = predict(inputs)
-        means.append(prediction.mean)
-        variances.append(prediction.variance)
-        targets.append(target)
+        means.append(prediction.mean.cpu())
+        variances.append(prediction.variance.cpu())
+        targets.append(target.cpu())
         if prediction.mutual_information is not None:
-            information.append(prediction.mutual_information)
+            information.append(prediction.mutual_information.cpu())
     spread = {"mutual_information": float(torch.cat(information).mean())} if information else {}
     return torch.cat(means), torch.cat(variances), torch.cat(targets), spread
 
 
-def _regression(predict: Callable, data: Data, mean: Tensor, variance: Tensor, target: Tensor) -> dict[str, float]:
+def _regression(
+    predict: Callable, data: Data, mean: Tensor, variance: Tensor, target: Tensor, device: torch.device
+) -> dict[str, float]:
     from svdcompress.uncertainty import fit_tau
 
     if data.task == "regression":
-        known_mean, known_variance, known, _ = _predicted(predict, data.validation)
+        known_mean, known_variance, known, _ = _predicted(predict, data.validation, device)
         variance = variance + 1 / fit_tau(known_mean, known_variance, known.view_as(known_mean))
     scale = 1.0 if data.target_scale is None else data.target_scale[1]
     return regression_quality(mean * scale, variance * scale**2, target.view_as(mean) * scale)

@@ -44,7 +44,7 @@ def run(
     if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):
         say(moved)
     wait()
-    recipe = recipe.model_copy(update={"out": str(folder)})
+    recipe = recipe.model_copy(update={"out": None})  # the stored recipe must run again, elsewhere
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
             return Stages(recipe, folder, place, bars, stop, say).run()

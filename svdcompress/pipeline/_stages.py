@@ -169,7 +169,11 @@ class Stages:
     # From log alpha to a small model
 
     def _threshold(self) -> None:
-        self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, self._validate, self.inputs)
+        def validate(model: nn.Module) -> dict[str, float]:
+            with _figures.there(self.place.device, model):
+                return self._validate(model)
+
+        self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, validate, self.inputs)
         self.results["log_alpha"] = report.log_alpha_histograms(self.model, threshold)
         self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
         self.results["threshold_curve"] = curve
@@ -225,17 +229,15 @@ class Stages:
         """The only look at the test data."""
         results, data = self.results, self.data
         for name, model in (("dense", self.dense), ("sparse", self.small)):
-            measured = cost.measure(model, self.inputs).to_dict()
-            results[name] = {
-                "metrics": _figures.test_metrics(model, data),
-                "validation": self._validate(model),
-                **measured,
-            }
+            with _figures.there(self.place.device, model):
+                metrics, validation = _figures.test_metrics(model, data), self._validate(model)
+            results[name] = {"metrics": metrics, "validation": validation, **cost.measure(model, self.inputs).to_dict()}
         results["layers"] = _figures.layer_rows(self.shapes, self.masks, bare(self.small))
         results["filters"] = report.first_filters(self.dense, self._masked())
         if samples := self.recipe.uncertainty.samples:
-            figures, diagrams = _figures.uncertainty(self.dense, self.small, data, samples, self.recipe.seed)
-            results["uncertainty"], results["calibration"] = figures, diagrams
+            with _figures.there(self.place.device, self.dense, self.small):
+                found = _figures.uncertainty(self.dense, self.small, data, samples, self.recipe.seed)
+            results["uncertainty"], results["calibration"] = found
 
     def _masked(self) -> nn.Module:
         return hold(self.model, self.masks)

@@ -173,6 +173,9 @@ def test_a_users_model_weights_and_data_to_an_onnx_file(place):
     assert (place / "small" / "model.onnx").is_file()
     resolved = yaml.safe_load((place / "small" / "recipe.yaml").read_text())
     assert (resolved["train"]["epochs"], resolved["convert"]["threshold"]) == (2, 4.0)
+    again = json.loads(svdc("sparsify", "small/recipe.yaml", "--json").stdout)  # beside the first, which stays
+    assert again["name"] == "small" and (place / "runs" / "small" / "model.onnx").is_file()
+    assert again["sparse"]["metrics"] == found["sparse"]["metrics"]
 
 
 GOOD = ("sparsify", "--model", "./model.py:make", "--data", "npz:data.npz", "--out", "out")
