@@ -25,10 +25,11 @@ def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
     """A model converted as the recipe says, in place: first the layers that rules name, then the rest."""
     settings = recipe.convert
     base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "threshold")}
+    for_all = {"exclude": settings.exclude, "variance_dtype": settings.variance_dtype}
     for rule in settings.layers:
         own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
-        convert(model, include=[rule.match] if isinstance(rule.match, str) else rule.match, exclude=settings.exclude, **own)
-    return convert(model, include=settings.include, exclude=settings.exclude, **base)
+        convert(model, include=rule.patterns, **own, **for_all)
+    return convert(model, include=settings.include, **base, **for_all)
 
 
 LARGE = 5_000_000

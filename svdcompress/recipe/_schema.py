@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from svdcompress.recipe._checks import TASKS, known_loss, known_share, known_threshold, moment, opset_fits, taken_by, task_of
 
 
 class Section(BaseModel):
-    """Base of all sections: fields are checked, also on assignment, and an unknown one is an error."""
+    """Base of all sections: fields are checked, also on assignment, numbers are finite, and an unknown field is an error."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
-
-
-def _moment(value: Any) -> Any:
-    if isinstance(value, str):
-        text = value.strip()
-        try:
-            share = float(text.removesuffix("%"))
-        except ValueError:
-            share = -1.0
-        if not text.endswith("%") or not 0 <= share <= 100:
-            raise ValueError("a number of epochs, or a share of them such as 30%")
-        return text
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    raise ValueError("a number of epochs, or a share of them such as 30%")
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
 
-Moment = Annotated[float | str, BeforeValidator(_moment)]
+Moment = Annotated[float | str, BeforeValidator(moment)]
 """A point in training: a number of epochs, or a share of all of them such as "30%"."""
 
 
@@ -81,25 +77,28 @@ class DataSection(Section):
     limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
 
 
-TASKS = {"cross-entropy": "classification", "binary": "binary", "mse": "regression", "gaussian-nll": "gaussian"}
-"""Which task each named loss belongs to."""
-
-
-def _known_loss(name: str) -> str:
-    if name not in TASKS and ":" not in name:
-        raise ValueError(f"unknown loss; use {', '.join(TASKS)}, or package.module:loss")
-    return name
-
-
 class LossSection(Section):
     """The negative log likelihood: cross-entropy, binary, mse, gaussian-nll, or `package.module:loss`."""
 
-    name: Annotated[str, AfterValidator(_known_loss)] = "cross-entropy"
+    name: Annotated[str, AfterValidator(known_loss)] = "cross-entropy"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     class_weights: list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
     # 1 / noise variance of a regression with mse; "auto": 1 / validation MSE of the dense model
     tau: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    task: Literal["classification", "binary", "regression", "gaussian"] | None = None  # needed for a loss of your own
+    # needed for a loss of your own
+    task: Literal["classification", "binary", "regression", "gaussian"] | None = Field(default=None, validate_default=True)
+
+    @field_validator("label_smoothing", "class_weights", "tau")
+    @classmethod
+    def _taken(cls, value: Any, info: ValidationInfo) -> Any:
+        if value != cls.model_fields[str(info.field_name)].default:
+            taken_by(str(info.field_name), value, info.data.get("name"))
+        return value
+
+    @field_validator("task")
+    @classmethod
+    def _fits(cls, task: str | None, info: ValidationInfo) -> str | None:
+        return task_of(task, info.data.get("name"))
 
 
 class LrSchedule(Section):
@@ -185,8 +184,8 @@ class RecoverSection(Training):
     distill: Distillation = Distillation()
 
 
-Share = str | list[str] | dict[str, float]
-Threshold = float | dict[str, float]
+Share = Annotated[str | list[str] | dict[str, float], AfterValidator(known_share)]
+Threshold = Annotated[float | dict[str, float], AfterValidator(known_threshold)]
 
 
 class LayerRule(Section):
@@ -198,6 +197,11 @@ class LayerRule(Section):
     log_sigma2: float | None = None
     threshold: Threshold | None = None
 
+    @property
+    def patterns(self) -> list[str]:
+        """`match` as a list."""
+        return [self.match] if isinstance(self.match, str) else self.match
+
 
 class ConvertSection(Section):
     """Which layers become variational, and how."""
@@ -208,6 +212,7 @@ class ConvertSection(Section):
     exclude: list[str] = []
     log_sigma2: float = -10.0
     threshold: Threshold = 3.0
+    variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # in which the variances are computed
     layers: list[LayerRule] = []  # the first rule that matches a layer counts
 
 
@@ -236,7 +241,12 @@ class ExportSection(Section):
 
     onnx: bool = True
     monte_carlo: bool = True
-    opset: int = Field(default=20, ge=18)
+    opset: int = Field(default=20, ge=18, le=23)  # up to 21 with monte_carlo
+
+    @field_validator("opset")
+    @classmethod
+    def _draws(cls, opset: int, info: ValidationInfo) -> int:
+        return opset_fits(opset, bool(info.data.get("onnx") and info.data.get("monte_carlo")))
 
 
 class UncertaintySection(Section):

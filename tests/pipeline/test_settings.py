@@ -8,7 +8,7 @@ from torch import nn
 
 from svdcompress import convert, relevance
 from svdcompress.errors import PruneError
-from svdcompress.pipeline import advice, dense_model, final_beta, make_schedule
+from svdcompress.pipeline import advice, converted, dense_model, final_beta, make_schedule
 from svdcompress.pipeline._convert import check_some_left
 from svdcompress.recipe import BetaSchedule, load_recipe
 from svdcompress.relevance import as_masks
@@ -100,6 +100,13 @@ def test_an_empty_layer_is_an_error_only_if_the_model_becomes_a_constant():
     with pytest.raises(PruneError, match=r"nothing is left of layer 'branch', 'head': .* one and the same answer"):
         check_some_left(model, as_masks(model, masks), examples)
     assert model.head.mask is None  # the masks were tried on, not left
+
+
+def test_the_precision_of_variances_is_the_recipes():
+    for name in ("auto", "float32", "bfloat16"):
+        made = settings("convert.layers=[{match: '0', share: input}]", f"convert.variance_dtype={name}")
+        model = converted(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), made)
+        assert [layer.variance_dtype for layer in model] == [name, name]
 
 
 def test_what_is_trained_before(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from svdcompress.errors import RecipeError
-from svdcompress.recipe import Recipe, dump_recipe, find_recipe, in_epochs, load_recipe, parse_recipe, shipped_recipes
+from svdcompress.recipe import SHARES, Recipe, dump_recipe, find_recipe, in_epochs, load_recipe, parse_recipe, shipped_recipes
 
 
 def write(path, text):
@@ -46,6 +46,30 @@ def test_sections_may_be_one_string():
         ("loss: hinge", "loss.name: unknown loss; use cross-entropy"),
         ("data: {validation: 0}", "data.validation: should be greater than 0"),
         ("prune: {round_to: 0}", "prune.round_to"),
+        ("train: {lr: .inf}", "train.lr: should be a finite number (got inf)"),
+        ("convert: {log_sigma2: .nan}", "convert.log_sigma2: should be a finite number (got nan)"),
+        ("convert: {threshold: {weight: .inf}}", "convert.threshold.weight: should be a finite number"),
+        ("convert: {share: inputs}", "convert.share: unknown name 'inputs'; use one or several of weight, input"),
+        ("convert: {share: wieght}", "did you mean weight?"),
+        ("convert: {share: []}", "convert.share: name at least one of weight"),
+        ("convert: {share: {weight: 1, input: 0}}", "convert.share: parts are more than 0"),
+        ("convert: {threshold: {rows: 3}}", "convert.threshold: unknown share 'rows'"),
+        ("convert: {layers: [{match: a, share: rows}]}", "convert.layers.0.share: unknown name 'rows'"),
+        ("convert: {layers: [{match: a, threshold: {rows: 3}}]}", "convert.layers.0.threshold: unknown share 'rows'"),
+        ("convert: {variance_dtype: half}", "convert.variance_dtype: should be 'auto', 'float32' or 'bfloat16'"),
+        ("relevance: {threshold: {rows: 3}}", "relevance.threshold: unknown share 'rows'"),
+        ("relevance: {candidates: [3, {rows: 3}]}", "relevance.candidates.1: unknown share 'rows'"),
+        ("export: {opset: 99}", "export.opset: should be less than or equal to 23"),
+        ("export: {opset: 22}", "export.opset: model_mc.onnx draws random numbers, which onnxruntime has up to 21"),
+        ("loss: gausian-nll", "did you mean gaussian-nll?"),
+        ("loss: 'package.module:loss'", "loss.task: package.module:loss is a loss of your own: say what it is for"),
+        ("loss: {name: mse, task: classification}", "loss.task: the task of mse is regression"),
+        ("loss: {name: mse, label_smoothing: 0.1}", "loss.label_smoothing: only cross-entropy takes it, not mse"),
+        ("loss: {name: binary, label_smoothing: 0.1}", "loss.label_smoothing: only cross-entropy takes it, not binary"),
+        ("loss: {name: gaussian-nll, class_weights: balanced}", "loss.class_weights: only cross-entropy and binary take it"),
+        ("loss: {name: 'a:b', task: binary, class_weights: [2]}", "loss.class_weights: only cross-entropy and binary take it"),
+        ("loss: {name: binary, class_weights: [1, 2]}", "loss.class_weights: binary takes one weight"),
+        ("loss: {tau: 4}", "loss.tau: only mse takes it, not cross-entropy"),
         ("train: 7", "train: should be a valid dictionary"),
         ("- a list", "a recipe is a mapping of sections"),
         ("train: {epochs: [3", "not YAML"),
@@ -57,6 +81,27 @@ def test_errors_name_the_file_and_the_field(tmp_path, content, said):
         load_recipe(path)
     assert said in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_settings_that_go_together_are_taken():
+    for fine in (
+        {"export": {"opset": 23, "monte_carlo": False}},
+        {"export": {"opset": 22, "onnx": False}},
+        {"export": {"opset": 21}},
+        {"loss": {"name": "a.b:loss", "task": "regression"}},
+        {"loss": {"name": "mse", "tau": 4, "label_smoothing": 0, "class_weights": None}},
+        {"loss": {"name": "binary", "class_weights": [3]}},
+        {"convert": {"share": {"weight": 0.8, "layer": 0.2}, "threshold": {"layer": 2}}},
+    ):
+        recipe = parse_recipe(fine)
+        assert parse_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+def test_the_names_of_shares_are_those_of_the_layers():
+    from svdcompress.layers import REDUCED, VARIANCE_DTYPES
+
+    assert tuple(REDUCED) == SHARES
+    assert all(parse_recipe({"convert": {"variance_dtype": name}}) for name in VARIANCE_DTYPES)
 
 
 def test_all_problems_are_listed_one_line_each():

@@ -1,0 +1,95 @@
+"""What a value of a recipe must be, beyond its type; each raises ValueError, which names the nearest known name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+SHARES = ("weight", "input", "output", "layer")
+"""Who may share a prior variance (as `svdcompress.layers.REDUCED` has them)."""
+
+TASKS = {"cross-entropy": "classification", "binary": "binary", "mse": "regression", "gaussian-nll": "gaussian"}
+"""Which task each named loss belongs to."""
+
+LAST_RANDOM_OPSET = 21
+"""onnxruntime has the random numbers of a Monte-Carlo file up to this opset."""
+
+MOMENT = "a number of epochs, or a share of them such as 30%"
+
+
+def moment(value: Any) -> Any:
+    """A number of epochs, or a share of them as text."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            share = float(text.removesuffix("%"))
+        except ValueError:
+            share = -1.0
+        if not text.endswith("%") or not 0 <= share <= 100:
+            raise ValueError(MOMENT)
+        return text
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    raise ValueError(MOMENT)
+
+
+def known_share(share: Any) -> Any:
+    """One name, several, or parts by name."""
+    names = [share] if isinstance(share, str) else list(share)
+    _known(names, "name")
+    if not names:
+        raise ValueError(f"name at least one of {', '.join(SHARES)}")
+    if isinstance(share, dict) and any(part <= 0 for part in share.values()):
+        raise ValueError(f"parts are more than 0, as in {{weight: 0.8, input: 0.2}}, not {share}")
+    return share
+
+
+def known_threshold(threshold: Any) -> Any:
+    """One number, or numbers by share."""
+    if isinstance(threshold, dict):
+        _known(threshold, "share")
+    return threshold
+
+
+def _known(names: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in SHARES:
+            close = difflib.get_close_matches(str(name), SHARES, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"unknown {what} {name!r}; use one or several of {', '.join(SHARES)}{hint}")
+
+
+def known_loss(name: str) -> str:
+    """A named loss, or the name of a Python object."""
+    if name not in TASKS and ":" not in name:
+        close = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"unknown loss; use {', '.join(TASKS)}, or package.module:loss{hint}")
+    return name
+
+
+def taken_by(field: str, value: Any, loss: str | None) -> None:
+    """Refuse a field of the section `loss` that the named loss would pass over in silence; None: the name is wrong itself."""
+    users = {"label_smoothing": ("cross-entropy",), "class_weights": ("cross-entropy", "binary"), "tau": ("mse",)}[field]
+    if loss is not None and loss not in users:
+        raise ValueError(f"only {' and '.join(users)} take{'s' * (len(users) == 1)} it, not {loss}; leave it out")
+    if loss == "binary" and isinstance(value, list) and len(value) != 1:
+        raise ValueError("binary takes one weight, that of the positive class, as in [3.0]")
+
+
+def task_of(task: str | None, loss: str | None) -> str | None:
+    """A task that fits its loss; needed for a loss of one's own."""
+    if loss is not None and ":" in loss and task is None:
+        raise ValueError(f"{loss} is a loss of your own: say what it is for, one of {', '.join(TASKS.values())}")
+    if loss in TASKS and task not in (None, TASKS[loss]):
+        raise ValueError(f"the task of {loss} is {TASKS[loss]}; leave it out")
+    return task
+
+
+def opset_fits(opset: int, draws: bool) -> int:
+    """An opset in which all files of a run can be written; draws: whether one of them draws its own noise."""
+    if draws and opset > LAST_RANDOM_OPSET:
+        raise ValueError(f"model_mc.onnx draws random numbers, which onnxruntime has up to {LAST_RANDOM_OPSET}; "
+                         "take that, or export.monte_carlo=false")  # fmt: skip
+    return opset
