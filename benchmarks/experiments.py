@@ -159,16 +159,18 @@ def write(reports: dict[str, dict[str, Any]], results: Path, runs: Path) -> None
     ]
     for name, report in reports.items():
         made = report["machine"]
+        seconds = report["seconds"]  # of each stage; one number in reports of before
+        seconds = sum(seconds.values()) if isinstance(seconds, dict) else seconds
         settings = ", ".join(f"{key} {value}" for key, value in report["settings"].items())
         text += [
             "",
             f"## {name}",
             "",
-            f"{settings}; seed {report['seed']}. {report['seconds']:.0f} s on one core of {made['cpu']}",
+            f"{settings}; seed {report['seed']}. {seconds:.0f} s on one core of {made['cpu']}",
         ]
         text[-1] += f" (torch {made['torch']}, Python {made['python']}), beside other work."
         text += ["", *TABLES[name](report)]
-        for picture in report["plots"]:
+        for picture in report.get("plots") or [each["file"] for each in report["pictures"]]:
             if (runs / name / picture).is_file():
                 shutil.copyfile(runs / name / picture, results / "experiments" / picture)
             text += ["", f"![{name}](experiments/{picture})"]

@@ -208,14 +208,15 @@ def _bench_table(found: dict[str, Any]) -> Table:
 def report(run: Run, json: Json = False, debug: Debug = False) -> None:
     """Print a run's table and write its report.html anew from report.json."""
     from svdcompress import report as made
-    from svdcompress.pipeline import open_run
+    from svdcompress.pipeline import open_run, stored_recipe
 
-    opened = open_run(run)
+    # An experiment leaves figures and pictures, but no model to open.
+    results = made.load(run) if run.is_dir() and stored_recipe(run).experiment else open_run(run).results
     if json:
-        print_json(opened.results)
+        print_json(results)
         return
-    made.write(run, opened.results)
-    made.table(opened.results, out_console(), run)
+    made.write(run, results)
+    made.table(results, out_console(), run)
 
 
 def predict(

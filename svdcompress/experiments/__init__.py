@@ -4,6 +4,6 @@ They are smaller than the papers' own (iterations above all), so that each takes
 """
 
 from svdcompress.experiments._common import Context
-from svdcompress.experiments._run import EXPERIMENTS, run, run_recipe
+from svdcompress.experiments._run import EXPERIMENTS, check, outline, run, run_recipe
 
-__all__ = ["EXPERIMENTS", "Context", "run", "run_recipe"]
+__all__ = ["EXPERIMENTS", "Context", "check", "outline", "run", "run_recipe"]

@@ -46,10 +46,10 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     for name, x in (("orthogonal", orthogonal), ("correlated", correlated)):
         y = x @ torch.tensor(WEIGHTS) + settings.noise * torch.randn(settings.examples, generator=generator)
         results[name] = _fit(x, y, settings, context, name)
-    plots = [_draw(results, settings, context)]
+    pictures = [_draw(results, settings, context)]
     worst = results["orthogonal"]
     shift = max(abs(a - b) / s**0.5 for a, b, s in zip(worst["mean"], worst["best_mean"], worst["exact_variance"], strict=True))
-    return {"designs": results, "largest_shift_in_std": shift, "plots": plots}
+    return {"designs": results, "largest_shift_in_std": shift, "pictures": pictures}
 
 
 def _fit(x: Tensor, y: Tensor, settings: Settings, context: Context, name: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _fit(x: Tensor, y: Tensor, settings: Settings, context: Context, name: str) 
     }
 
 
-def _draw(results: dict[str, Any], settings: Settings, context: Context) -> str:
+def _draw(results: dict[str, Any], settings: Settings, context: Context) -> dict[str, str]:
     drawing, axes = figure(1, 3, (11, 3.4))
     places = torch.arange(len(WEIGHTS))
     for axis, (name, result) in zip(axes[0], results.items(), strict=False):
@@ -117,4 +117,8 @@ def _draw(results: dict[str, Any], settings: Settings, context: Context) -> str:
     axis.axhline(3, color="#dc2626", linewidth=0.8, linestyle="--", label="threshold")
     axis.set(xscale="log", xlabel="z² of the least-squares weight", ylabel="log alpha", ylim=(-10, 14), title="relevance")
     axis.legend(frameon=False, fontsize=8)
-    return save(drawing, context.out / "bayes-linear.png")
+    caption = (
+        "Mean and two standard deviations of each weight, of the variational posterior beside the exact one; right, log alpha "
+        "as learnt and as the closed form has it."
+    )
+    return save(drawing, context.out / "bayes-linear.png", "Variational beside exact", caption)

@@ -42,9 +42,13 @@ class Settings:
     beta: float = 1.0
 
 
+HELD = 7
+"""Of the known months every so manieth is held out of the training, for the noise; no divisor of a year, so any season's."""
+
+
 @dataclass(frozen=True)
 class Series:
-    """Time and value in the net's units, (N, 1) each; the first `known` are the training months.
+    """Time and value in the net's units, (N, 1) each; the first `known` are the training months and those `held` for the noise.
 
     beyond: further times; month: in the net's units. offset, slope, std: back to ppm: offset + slope * t + std * value."""
 
@@ -56,6 +60,17 @@ class Series:
     month: float
     line: tuple[float, float]
     std: float
+
+    @property
+    def held(self) -> Tensor:
+        """Which months, all of them amid known ones, validate: tau is chosen on them. Indices."""
+        return torch.arange(HELD // 2, self.known - 1, HELD)
+
+    @property
+    def trained(self) -> Tensor:
+        """Which months the nets are trained on. Indices."""
+        months = torch.arange(self.known)
+        return months[~torch.isin(months, self.held)]
 
     def years(self, t: Tensor) -> np.ndarray:
         """Calendar years of times."""
@@ -91,7 +106,7 @@ def load(settings: Settings) -> Series:
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Train all nets, predict, judge the months held back; writes co2.png."""
     series = load(settings)
-    x, y = series.t[: series.known], series.y[: series.known]
+    x, y = series.t[series.trained], series.y[series.trained]
     everywhere = torch.cat([series.t, series.beyond])
     predictions: dict[str, Prediction] = {}
     figures: dict[str, Any] = {}
@@ -121,7 +136,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     predictions[name] = _sampled(sparse, everywhere, settings, context)
     figures["sparsity"] = sparsity(sparse)
     figures["nets"] = {name: judge(prediction, series) for name, prediction in predictions.items()}
-    return {**figures, "plots": [_draw(predictions, series, figures, context)]}
+    return {**figures, "pictures": [_draw(predictions, series, figures, context)]}
 
 
 def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.Sequential:
@@ -160,19 +175,19 @@ def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, tau: float, settings: Set
 
 
 def judge(prediction: Prediction, series: Series) -> dict[str, float]:
-    """Error on the known months, and the mean width of the bands (standard deviation of the net, in ppm) within the known
-    months, in those held back, and beyond the record."""
+    """Error on the training months, and the mean width of the bands (standard deviation of the net, in ppm) within these, in
+    the months after them, and beyond the record. The noise is that of the months held out amid the training ones."""
     known, count = series.known, len(series.t)
     std = prediction.epistemic_std[:, 0] * series.std
-    target = series.y[:known]
-    tau = fit_tau(prediction.mean[:known], prediction.epistemic[:known], target)
-    inside = regression_quality(prediction.mean[:known], prediction.epistemic[:known] + 1 / tau, target)
-    held = regression_quality(prediction.mean[known:count], prediction.epistemic[known:count] + 1 / tau, series.y[known:])
+    held, trained = series.held, series.trained
+    tau = fit_tau(prediction.mean[held], prediction.epistemic[held], series.y[held])
+    inside = regression_quality(prediction.mean[trained], prediction.epistemic[trained] + 1 / tau, series.y[trained])
+    after = regression_quality(prediction.mean[known:count], prediction.epistemic[known:count] + 1 / tau, series.y[known:])
     return {
         "rmse_known_ppm": inside["rmse"] * series.std,
-        "rmse_held_back_ppm": held["rmse"] * series.std,
-        "coverage_held_back": held["coverage"],
-        "band_known_ppm": float(std[:known].mean()),
+        "rmse_held_back_ppm": after["rmse"] * series.std,
+        "coverage_held_back": after["coverage"],
+        "band_known_ppm": float(std[trained].mean()),
         "band_held_back_ppm": float(std[known:count].mean()),
         "band_beyond_ppm": float(std[count:].mean()),
         "noise_ppm": tau**-0.5 * series.std,
@@ -189,7 +204,7 @@ def _sampled(model: nn.Module, x: Tensor, settings: Settings, context: Context) 
     return mc_predict(model, x, settings.samples, task="regression", generator=generator, members=True)
 
 
-def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> str:
+def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> dict[str, str]:
     drawing, axes = figure(3, 2, (11, 8), sharex=True, sharey=True)
     everywhere = torch.cat([series.t, series.beyond])
     years, count = series.years(everywhere), len(series.t)
@@ -211,4 +226,8 @@ def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         axis.set_ylabel("CO2 (ppm)")
     for axis in axes[-1]:
         axis.set_xlabel("year")
-    return save(drawing, context.out / "co2.png")
+    caption = (
+        "Mean and bands of one and two standard deviations. Red: the record up to where training ends (the dashed line); from "
+        "there on the nets are on their own, at first beside the record, then beyond its end."
+    )
+    return save(drawing, context.out / "co2.png", "Mauna Loa CO2, carried on", caption)

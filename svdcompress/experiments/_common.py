@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from svdcompress.errors import RecipeError, TrainingError
+from svdcompress.errors import OutputError, RecipeError, TrainingError
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import DataSection
 from svdcompress.relevance import relevance
@@ -22,13 +23,15 @@ SettingsT = TypeVar("SettingsT")
 
 @dataclass
 class Context:
-    """Where an experiment runs: its folder, seed and device, the data that the recipe names, and what hears of progress."""
+    """Where an experiment runs: its folder, seed and device (as torch names it), the data that the recipe names, what hears of
+    progress, and the seconds that each training took."""
 
     out: Path
     seed: int = 0
     device: str = "cpu"
     data: DataSection = field(default_factory=lambda: DataSection())
     say: Callable[[str], None] = lambda line: None
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any], name: str) -> SettingsT:
@@ -70,7 +73,7 @@ def train(
     Raises TrainingError for a loss that ends up not finite.
     """
     context.say(f"{stage}: {epochs} epochs")
-    device = "cuda" if context.device == "auto" and torch.cuda.is_available() else context.device.replace("auto", "cpu")
+    started, device = time.monotonic(), torch.device(context.device)
     model, x, y = model.to(device).train(), x.to(device), y.to(device)
     objective = loss if beta is None else ELBO(model, loss, len(x), beta)
     optimizer = torch.optim.Adam(_groups(model, lr, lr_log_sigma2 or lr, weight_decay))
@@ -89,6 +92,7 @@ def train(
         falling.step()
     if not bool(value.isfinite()):
         raise TrainingError(f"{stage}: the loss is not finite; lower the learning rate")
+    context.seconds[stage] = time.monotonic() - started
     return model.cpu().eval()
 
 
@@ -118,7 +122,10 @@ def figure(rows: int, columns: int, size: tuple[float, float], **kwargs: Any) ->
     return drawing, axes
 
 
-def save(drawing: Any, path: Path) -> str:
-    """Write a figure as PNG; returns the file's name."""
-    drawing.savefig(path, dpi=110)
-    return path.name
+def save(drawing: Any, path: Path, title: str, caption: str) -> dict[str, str]:
+    """Write a figure as PNG; returns its entry in the report's `pictures`. Raises OutputError."""
+    try:
+        drawing.savefig(path, dpi=110)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    return {"title": title, "file": path.name, "caption": caption}

@@ -119,7 +119,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         "nets": figures,
         "sparsity": sparsity(sparse),
         "onset": {name: _summary(tracks) for name, tracks in followed.items()},
-        "plots": [_draw(followed, figures, context)],
+        "pictures": [_draw(followed, figures, context)],
     }
 
 
@@ -174,7 +174,7 @@ def _summary(tracks: dict[str, Prediction]) -> dict[str, Any]:
     return found
 
 
-def _draw(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], context: Context) -> str:
+def _draw(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], context: Context) -> dict[str, str]:
     drawing, axes = figure(4, 2, (10, 8), sharex=True, sharey=True)
     for column, (name, tracks) in enumerate(followed.items()):
         for row, (size, prediction) in enumerate(tracks.items()):
@@ -194,4 +194,5 @@ def _draw(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], c
     axes[-1, 0].legend(frameon=False, fontsize=8, loc="center left")
     for axis in axes[-1]:
         axis.set_xlabel("days (window's end)")
-    return save(drawing, context.out / "leak.png")
+    caption = "Four stations, one for each size of leak: the leak probability in the two days before each time."
+    return save(drawing, context.out / "leak.png", "Probability of a leak over time", caption)

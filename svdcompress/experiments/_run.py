@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import json
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from svdcompress.errors import OutputError, RecipeError
+from svdcompress import report
+from svdcompress.errors import RecipeError, UsageError
 from svdcompress.experiments._common import Context, read_settings
+from svdcompress.experiments._takes import DATA, check_recipe
+from svdcompress.pipeline import prepare, versions
 from svdcompress.recipe import Recipe, dump_recipe
-from svdcompress.train import seed_everything, write_atomically
+from svdcompress.train import find_place, seed_everything
 
 EXPERIMENTS = {
     "bayes-linear": "_bayes_linear",
@@ -24,45 +29,102 @@ EXPERIMENTS = {
 """The module of each experiment; it has `Settings` and `run(settings, context)`."""
 
 
-def run(name: str, settings: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Run an experiment; its pictures and report.json go into the context's folder, which is made.
+def run(
+    name: str, settings: Mapping[str, Any], context: Context, *, overwrite: bool = False, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Run an experiment; its pictures, report.json and report.html go into the context's folder, which is made.
 
-    Returns a JSON-able dict: "experiment", "settings", "seed", "seconds", "plots" (names of files) and the experiment's own
-    figures. Raises RecipeError for an unknown experiment or setting, OutputError for a folder that holds something.
+    context: its device as in a recipe (auto, cpu, cuda, cuda:1, mps). overwrite: what the folder holds is moved aside.
+    more: further entries of the report, such as its description.
+
+    Returns what report.json holds: "experiment", "settings", "seed", "device", "versions", "seconds" of each stage, "pictures",
+    and the experiment's own figures. Raises RecipeError for an unknown experiment or setting, UsageError for a device that is
+    not there or a launch of several processes, OutputError for a folder that holds something.
     """
-    if name not in EXPERIMENTS:
-        raise RecipeError(f"experiment: unknown {name!r}; one of {', '.join(EXPERIMENTS)}")
-    module = importlib.import_module(f"svdcompress.experiments.{EXPERIMENTS[name]}")
-    chosen = read_settings(module.Settings, settings, name)
-    _prepare(context.out)
+    module, chosen = _chosen(name, settings)
+    place = find_place(context.device)
+    if place.world > 1:
+        raise UsageError(f"the experiment {name} runs in one process; start it without accelerate or torchrun")
+    context = dataclasses.replace(context, device=str(place.device), seconds={})
+    if moved := prepare(context.out, overwrite=overwrite):
+        context.say(moved)
+    shutil.rmtree(context.out / "state")  # of runs that can be resumed
     seed_everything(context.seed, name)
-    start = time.perf_counter()
-    found = module.run(chosen, context)
+    start = time.monotonic()
+    try:
+        found = module.run(chosen, context)
+    except BaseException:
+        if not any(context.out.iterdir()):
+            context.out.rmdir()  # the name is free again
+        raise
+    rest = time.monotonic() - start - sum(context.seconds.values())
     results = {
+        "name": context.out.name,
+        **(more or {}),
         "experiment": name,
         "settings": dict(vars(chosen)),
         "seed": context.seed,
-        "seconds": round(time.perf_counter() - start, 1),
+        "device": context.device,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": {stage: round(value, 1) for stage, value in {**context.seconds, "figures": rest}.items()},
+        "versions": versions(),
         **found,
     }
-    write_atomically(context.out / "report.json", lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
+    results = report.plain(results)
+    report.write(context.out, results)
     return results
 
 
-def run_recipe(recipe: Recipe, out: Path, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Run the experiment that a recipe names; recipe.yaml goes into the folder too. See `run`."""
+def run_recipe(
+    recipe: Recipe, out: Path, say: Callable[[str], None] = lambda line: None, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Run the experiment that a recipe names; recipe.yaml goes into the folder too. See `run`.
+
+    Raises RecipeError for fields of the recipe that have no effect on an experiment.
+    """
     if recipe.experiment is None:
         raise RecipeError("experiment: the recipe names none")
+    check(recipe)
+    text = dump_recipe(recipe.model_copy(update={"out": None}))
     context = Context(out, recipe.seed, recipe.device, recipe.data, say)
-    results = run(recipe.experiment.name, recipe.experiment.settings, context)
-    write_atomically(out / "recipe.yaml", lambda path: path.write_text(dump_recipe(recipe), encoding="utf-8"))
+    more = {"description": recipe.description.strip(), "recipe": text}
+    results = run(recipe.experiment.name, recipe.experiment.settings, context, overwrite=overwrite, more=more)
+    report.write_text(out / "recipe.yaml", text)
     return results
 
 
-def _prepare(out: Path) -> None:
-    if out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"{out}: holds something already; choose another folder with --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be made ({error})") from error
+def check(recipe: Recipe, given: Iterable[str] = ()) -> None:
+    """Refuse what has no effect: fields of the recipe that its experiment does not read and that are not as by default, or that
+    somebody has set (`given`: dotted names). Raises RecipeError, which lists what the experiment takes."""
+    if recipe.experiment is None:
+        raise RecipeError("experiment: the recipe names none")
+    module, _ = _chosen(recipe.experiment.name, {})
+    check_recipe(recipe, [field.name for field in dataclasses.fields(module.Settings)], given)
+
+
+def outline(recipe: Recipe) -> dict[str, Any]:
+    """What `run_recipe` would do: "experiment", "about" (its description), "settings", all of them, "data" (None: it makes its
+    own), "seed" and "device". Nothing is read or written. Raises what `run_recipe` raises of a recipe and a device."""
+    if recipe.experiment is None:
+        raise RecipeError("experiment: the recipe names none")
+    name = recipe.experiment.name
+    check(recipe)
+    module, chosen = _chosen(name, recipe.experiment.settings)
+    about = recipe.description.strip() or (module.__doc__ or "").partition("\n")[0]
+    data = recipe.data.name if name in DATA else None
+    return {
+        "experiment": name,
+        "about": about,
+        "settings": dict(vars(chosen)),
+        "data": data,
+        "seed": recipe.seed,
+        "device": str(find_place(recipe.device).device),
+    }
+
+
+def _chosen(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """An experiment's module, and its settings."""
+    if name not in EXPERIMENTS:
+        raise RecipeError(f"experiment: unknown {name!r}; one of {', '.join(EXPERIMENTS)}")
+    module = importlib.import_module(f"svdcompress.experiments.{EXPERIMENTS[name]}")
+    return module, read_settings(module.Settings, settings, name)

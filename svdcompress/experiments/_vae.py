@@ -113,8 +113,8 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     return {
         "models": figures,
         "sparsity": sparsity(sparse),
-        "layers": {name: _kept(layer) for name, layer in sparse.named_modules() if hasattr(layer, "log_sigma2")},
-        "plots": [_draw(dense, sparse, test[:8], settings, context)],
+        "kept_by_layer": {name: _kept(layer) for name, layer in sparse.named_modules() if hasattr(layer, "log_sigma2")},
+        "pictures": [_draw(dense, sparse, test[:8], settings, context)],
     }
 
 
@@ -164,7 +164,7 @@ def complete(model: Vae, x: Tensor, samples: int, seed: int) -> tuple[Tensor, Te
 
 
 @torch.no_grad()
-def _draw(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Context) -> str:
+def _draw(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Context) -> dict[str, str]:
     few = {name: complete(model, x, settings.samples, context.seed) for name, model in (("dense", dense), ("sparse", sparse))}
     m = dense.measure(x)
     shown = torch.where(m[:, 1:] > 0, m[:, :1], torch.full_like(x, 0.35))
@@ -186,4 +186,5 @@ def _draw(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Conte
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
         axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    return save(drawing, context.out / "vae.png")
+    caption = "Digits, their reconstructions, and what a few of their pixels (the grey ones are unknown) tell of the rest."
+    return save(drawing, context.out / "vae.png", "Digits by the dense and the sparse model", caption)

@@ -4,7 +4,7 @@ from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
-from svdcompress.pipeline._figures import feed
+from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run
 from svdcompress.pipeline._run import run
@@ -27,4 +27,5 @@ __all__ = [
     "prepare",
     "run",
     "stored_recipe",
+    "versions",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import CheckpointError, OutputError
+from svdcompress.errors import CheckpointError, OutputError, UsageError
 from svdcompress.pipeline._folder import STATE, stored_recipe
 from svdcompress.pipeline._select import whole
 from svdcompress.recipe import Recipe
@@ -66,11 +66,14 @@ class OpenRun:
 
 
 def open_run(folder: str | Path) -> OpenRun:
-    """Open the folder of a finished run. Raises OutputError if it is none, or if the run was stopped before its end."""
+    """Open the folder of a finished run. Raises OutputError if it is none, or if the run was stopped before its
+    end; UsageError for an experiment's."""
     folder = Path(folder)
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder")
     recipe = stored_recipe(folder)
+    if recipe.experiment is not None:
+        raise UsageError(f"{folder}: an experiment leaves figures and pictures, but no model; see them: svdc report {folder}")
     if not (folder / "model.safetensors").is_file():
         if (folder / STATE).is_dir():
             raise OutputError(f"{folder}: the run is not finished; go on with: svdc sparsify --resume --out {folder}")

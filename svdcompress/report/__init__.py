@@ -22,6 +22,8 @@ it knows these keys, all optional:
         round_to, parameters_after, parameters_unrounded, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
+    experiment: its name; its own tables, {row: {figure: number}} under any key, are shown then, and
+        sparsity: {weights, kept}
     recipe: the resolved recipe as text
 """
 

@@ -15,6 +15,7 @@ Section = Callable[[Mapping[str, Any], "Path | None"], str]
 SECTIONS: dict[str, tuple[str, Section]] = {
     "summary": ("Dense beside sparse", _sections.summary),
     "pictures": ("Pictures of this experiment", _sections.pictures),
+    "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
     "calibration": ("Calibration", _sections.calibration),
     "layers": ("Layers", _sections.layers),

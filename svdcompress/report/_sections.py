@@ -69,7 +69,25 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
 
 def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:
     """One row for each model or method, one column for each figure that any of them has."""
-    table = {name: row for name, row in (results.get("uncertainty") or {}).items() if isinstance(row, Mapping)}
+    return _numbers(results.get("uncertainty"))
+
+
+def figures(results: Mapping[str, Any], folder: Path | None) -> str:
+    """An experiment's own tables, under their keys."""
+    if not results.get("experiment"):
+        return ""
+    found = {key: _numbers(value) for key, value in results.items() if key not in ("uncertainty", "latency")}
+    shown = [_titled(escape(_words(key)), table) for key, table in found.items() if table]
+    sparsity = results.get("sparsity") or {}
+    note = f"The sparse model keeps {sparsity['kept']:,} of {sparsity['weights']:,} weights." if sparsity.get("weights") else ""
+    return _paragraph(note) + "".join(shown)
+
+
+def _numbers(rows_: Any) -> str:
+    """A table of rows of figures, {row: {figure: number}}; "" for anything else. What is no number is left out."""
+    if not isinstance(rows_, Mapping):
+        return ""
+    table = {name: row for name, row in rows_.items() if isinstance(row, Mapping)}
     columns = list(dict.fromkeys(key for row in table.values() for key, value in row.items() if _is_number(value)))
     if not columns:
         return ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -36,7 +37,7 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
     for row in rows(results):
         colour = {True: "green", False: "yellow", None: ""}[row.better]
         view.add_row(row.label, row.dense, Text(row.sparse, style="bold"), Text(row.change, style=colour))
-    console.print(view)
+    console.print(view if view.row_count else f"[bold]{escape(str(results.get('name') or ''))}[/]")
     if text := rounding(results):
         console.print(f"\n{text}", highlight=False)
     if results.get("seconds"):
@@ -44,16 +45,17 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
     for warning in results.get("warnings") or ():
         console.print(Text(f"warning: {warning}", style="yellow"))
     if out_dir is not None:
-        _files(console, Path(out_dir))
+        pictures = {str(picture["file"]): str(picture.get("title", "")) for picture in results.get("pictures") or ()}
+        _files(console, Path(out_dir), {**FILES, **pictures})
 
 
-def _files(console: Console, folder: Path) -> None:
+def _files(console: Console, folder: Path, files: Mapping[str, str]) -> None:
     console.print(f"\nwritten to {folder}/", highlight=False)
     view = Table.grid(padding=(0, 2))
     view.add_column()
     view.add_column(justify="right")
     view.add_column()
-    for name, what in FILES.items():
+    for name, what in files.items():
         if (folder / name).is_file():
             view.add_row(f"  {name}", size((folder / name).stat().st_size), what)
     console.print(view)

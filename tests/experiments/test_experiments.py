@@ -10,10 +10,12 @@ from torch.distributions import Normal, kl_divergence
 
 from svdcompress.errors import OutputError, RecipeError
 from svdcompress.experiments import Context, run, run_recipe
+from svdcompress.experiments import _co2 as co2
 from svdcompress.experiments import _leak as leak
 from svdcompress.experiments import _rotated_digit as rotated
 from svdcompress.experiments import _vae as vae
 from svdcompress.recipe import DataSection, load_recipe
+from svdcompress.uncertainty import Prediction
 
 PLACES = (os.environ.get("SVDC_MNIST", ""), "data/mnist", "../shared/data/mnist")
 MNIST = next((Path(place) for place in PLACES if place and (Path(place) / "raw").is_dir()), None)
@@ -23,8 +25,10 @@ needs_mnist = pytest.mark.skipif(MNIST is None, reason="MNIST is not here")
 def ran(name, settings, folder, **context):
     results = run(name, settings, Context(folder / name, **context))
     assert json.loads((folder / name / "report.json").read_text()) == results
-    for file in results["plots"]:
-        assert (folder / name / file).read_bytes().startswith(b"\x89PNG")
+    for picture in results["pictures"]:
+        assert (folder / name / picture["file"]).read_bytes().startswith(b"\x89PNG")
+        assert picture["title"] and picture["caption"]
+    assert (folder / name / "report.html").read_text().count("data:image/png") == len(results["pictures"]) > 0
     return results
 
 
@@ -131,7 +135,7 @@ def test_digits_come_back(tmp_path):
         assert model["mse"] < 0.018 and model["few_mse"] < 0.052, name  # the mean digit: 0.067
         assert model["few_std"] > 0.05 and 0.93 < model["few_covered"] < 0.995, name
     assert results["sparsity"]["compression"] > 3.5
-    decoder = {name: layer for name, layer in results["layers"].items() if name.startswith(("decoder", "enter"))}
+    decoder = {name: layer for name, layer in results["kept_by_layer"].items() if name.startswith(("decoder", "enter"))}
     assert len(decoder) == 3 and all(0 < layer["kept"] < layer["weights"] for layer in decoder.values())
 
 
@@ -169,9 +173,24 @@ def test_settings_that_do_not_do(tmp_path, name, settings, message):
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(OutputError, match="holds something"):
+    with pytest.raises(OutputError, match="holds other files"):
         run("bayes-linear", {"epochs": 1}, Context(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_noise_of_co2_is_that_of_months_held_out_amid_the_known(tmp_path):
+    pytest.importorskip("statsmodels")
+    series = co2.load(co2.Settings(years=6))
+    held, trained = series.held.tolist(), series.trained.tolist()
+    assert sorted(held + trained) == list(range(series.known)) and len(held) >= 6
+    assert min(held) > 0 and max(held) < series.known - 1  # within what is observed
+    assert len({month % 12 for month in held}) == len(held)  # of all seasons
+    everywhere = torch.cat([series.t, series.beyond])
+    # A net that knows its training months by heart, but is off by 0.1 amid them: that is the noise.
+    mean = torch.cat([series.y, torch.zeros_like(series.beyond)])
+    mean[series.held] += 0.1
+    prediction = Prediction("regression", 2, mean, torch.full_like(everywhere, 1e-8), *[torch.full_like(everywhere, 1e-8)] * 2)
+    assert co2.judge(prediction, series)["noise_ppm"] == pytest.approx(0.1 * series.std, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["bayes-linear", "co2", "leak", "rotated-digit", "vae"])
@@ -192,4 +211,6 @@ def test_a_recipes_settings_can_be_set_and_its_folder_holds_it(tmp_path):
     lines = []
     results = run_recipe(recipe, tmp_path / "run", lines.append)
     assert results["settings"]["epochs"] == 3 and results["seed"] == 5 and lines
+    assert results["device"] in ("cpu", "cuda", "mps") and "torch" in results["versions"]
+    assert set(results["seconds"]) == {"orthogonal", "correlated", "figures"} and min(results["seconds"].values()) >= 0
     assert load_recipe(tmp_path / "run").experiment == recipe.experiment
