@@ -64,7 +64,7 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
         source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
         title = escape(str(picture.get("title", path.stem)))
         shown.append(_figure(f'<img src="{source}" alt="{title}">', title, escape(str(picture.get("caption") or ""))))
-    return _figures(shown, "two")
+    return _figures(shown, "drawn")
 
 
 def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:

@@ -16,10 +16,12 @@ from svdcompress.uncertainty._compare import Batches, head
 
 def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batches]:
     """Two sets made of the test set's first batches, up to about `limit` inputs: "shuffled", each input's own numbers in an
-    order of its own, and "uniform", uniform noise over the range of each batch. For inputs in floating point; whole numbers
-    (such as tokens) stay.
+    order of its own, and "uniform", uniform noise over the range of each batch. A set that is as the test data were (an input
+    of a single number has no order) is left out.
 
-    A shuffled input has the same mean, variance and share of zeros as before, so only its structure gives it away.
+    A shuffled input has the same mean, variance and share of zeros as before, so only its structure gives it away. Token ids (a
+    (B, L) tensor of whole numbers, alone or as `input_ids`) change where `attention_mask` has a token, and not in a first or
+    last token that all inputs of a batch have in common, such as [CLS]; masks and other whole numbers stay.
     """
 
     def shuffle(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -32,7 +34,9 @@ def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batche
         return tensor.min() + (tensor.max() - tensor.min()) * noise
 
     some = head(test, limit)
-    return {"shuffled": _changed(some, shuffle, seed), "uniform": _changed(some, uniform, seed)}
+    sets = {"shuffled": (shuffle, _shuffled_ids), "uniform": (uniform, _uniform_ids)}
+    changed = {name: _changed(some, change, seed, ids) for name, (change, ids) in sets.items()}
+    return {name: batches for name, batches in changed.items() if _differ(some, batches)}
 
 
 def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 2000) -> Batches:
@@ -57,10 +61,57 @@ def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 
     return _changed(head(images, limit), change, 0)
 
 
-def _changed(test: Batches, change: Any, seed: int) -> Batches:
+def _changed(test: Batches, change: Any, seed: int, change_ids: Any = None) -> Batches:
+    """Batches whose floating-point tensors went through `change`, and whose token ids through `change_ids`."""
+
     def batches() -> Iterable[tuple[Any, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         for inputs, targets in test():
-            yield map_tensors(inputs, lambda t: change(t, generator) if t.is_floating_point() and t.dim() > 1 else t), targets
+            changed = map_tensors(inputs, lambda t: change(t, generator) if t.is_floating_point() and t.dim() > 1 else t)
+            if change_ids is not None and isinstance(changed, Mapping) and _are_ids(changed.get("input_ids")):
+                ids = changed["input_ids"]
+                changed["input_ids"] = change_ids(ids, _free(ids, changed.get("attention_mask")), generator)
+            elif change_ids is not None and _are_ids(changed):
+                changed = change_ids(changed, _free(changed, None), generator)
+            yield changed, targets
 
     return batches
+
+
+def _are_ids(value: Any) -> bool:
+    whole = isinstance(value, Tensor) and value.dtype in (torch.uint8, torch.int16, torch.int32, torch.int64)
+    return whole and value.dim() == 2
+
+
+def _free(ids: Tensor, mask: Any) -> Tensor:
+    """Which tokens (B, L) may change: no padding, and no first or last token that frames all inputs alike."""
+    free = mask.to(ids.device) > 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids).bool()
+    first = free.int().argmax(1, keepdim=True)
+    last = ids.shape[1] - 1 - free.int().flip(1).argmax(1, keepdim=True)
+    for edge in (first, last):
+        values = ids.gather(1, edge)
+        if len(ids) > 1 and bool((values == values[0]).all()):
+            free = free.scatter(1, edge, False)
+    return free
+
+
+def _shuffled_ids(ids: Tensor, free: Tensor, generator: torch.Generator) -> Tensor:
+    keys = torch.rand(ids.shape, generator=generator).to(ids.device)
+    places = (~free).int().argsort(dim=1, stable=True)  # of the tokens that move, in order, then of the others
+    order = keys.masked_fill(~free, 2.0).argsort(dim=1, stable=True)  # the same, those that move in an order of their own
+    return ids.scatter(1, places, ids.gather(1, order))
+
+
+def _uniform_ids(ids: Tensor, free: Tensor, generator: torch.Generator) -> Tensor:
+    if not bool(free.any()):
+        return ids
+    low, high = int(ids[free].min()), int(ids[free].max())
+    return torch.where(free, torch.randint(low, high + 1, ids.shape, generator=generator).to(ids), ids)
+
+
+def _differ(test: Batches, others: Batches) -> bool:
+    """Whether anything of the first batch is not as it was."""
+    before, after = [], []
+    for inputs, kept in ((next(iter(test()), None), before), (next(iter(others()), None), after)):
+        map_tensors(inputs[0] if inputs else (), kept.append)
+    return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from svdcompress.errors import OutputError
+
 COLOURS = {
     "dense": "#6b7280",
     "dense, temperature": "#b45309",
@@ -21,9 +23,15 @@ SCORES = {
 
 
 def draw(result: dict[str, Any], folder: str | Path) -> list[Path]:
-    """Write the pictures of what `compare` returned into a folder as PNG; returns the files."""
+    """Write the pictures of what `compare` returned into a folder as PNG, which is made; returns the files.
+
+    Raises OutputError for a place that cannot be written.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error.strerror or error})") from error
     contenders = result["contenders"]
     files = []
     if any(contender["reliability"] for contender in contenders):
@@ -49,7 +57,10 @@ def _figure(columns: int, width: float, height: float, **kwargs: Any) -> tuple[A
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     return path
 
 
