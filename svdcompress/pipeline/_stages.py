@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
-from svdcompress.pipeline._select import Select, bare, faster, whole
+from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
@@ -125,7 +127,7 @@ class Stages:
         result = fit(
             model,
             self.data.train,
-            make_loss(recipe.loss, tau=tau or self._loss_tau(), class_weights=self._class_weights()),
+            make_loss(recipe.loss, tau=tau or self._loss_tau(), class_weights=self._class_weights),
             settings,
             stage=stage,
             teacher=None if stage == "dense" else copy.deepcopy(self.dense),
@@ -151,16 +153,9 @@ class Stages:
         wanted = self.recipe.loss.tau
         return (self.tau or 1.0) if wanted == "auto" else wanted
 
+    @cached_property
     def _class_weights(self) -> torch.Tensor | None:
-        wanted = self.recipe.loss.class_weights
-        if wanted is None:
-            return None
-        if wanted == "balanced":
-            train: Any = self.data.train
-            targets = train.targets.long().flatten()
-            counts = torch.bincount(targets, minlength=max(self.data.outputs, 2)).float().clamp_min(1)
-            return counts[:1] / counts[1:2] if self.data.task == "binary" else counts.sum() / (len(counts) * counts)
-        return torch.tensor(wanted)
+        return class_weights(self.recipe.loss, self.data, self.dense, self.inputs)
 
     def _log(self, row: dict[str, Any]) -> None:
         if self.recipe.report.tensorboard and self.place.first:
@@ -246,19 +241,13 @@ class Stages:
         if not self.recipe.export.onnx:
             return
         results, data, opset = self.results, self.data, self.recipe.export.opset
-        metadata = {
-            "compression": cost.compression(results["dense"], results["sparse"]),
-            "metrics": results["sparse"]["metrics"],
-            "preprocessing": self.data.preprocessing,
-            "classes": self.data.classes,
-            "task": self.data.task,
-        }
+        metadata = file_metadata(results, data.preprocessing, data.classes, data.task)
         dense = export_onnx(self.dense, self.out / "dense.onnx", self.inputs, opset=opset)
-        sparse = export_onnx(self.small, self.out / "model.onnx", self.inputs, opset=opset, metadata=metadata)
-        if isinstance(self.small, Select) and self.recipe.report.latency:
-            write = partial(export_onnx, example_inputs=self.inputs, opset=opset, metadata={**sparse.metadata, **metadata})
-            feed = _figures.feed(data, sparse.path)
-            sparse, results["pruning"]["inputs_gathered"] = faster(self.small, self.inputs, sparse, feed, write)
+        feed = partial(_figures.feed, data)
+        path, timed = self.out / "model.onnx", self.recipe.report.latency
+        sparse, gathers = export_model(self.small, path, self.inputs, feed, opset=opset, metadata=metadata, timed=timed)
+        if gathers is not None:
+            results["pruning"]["inputs_gathered"] = gathers
         self.exported = {"dense": dense, "sparse": sparse}
         results["parity"] = {file.path.name: file.parity for file in self.exported.values()}
         for name, file in self.exported.items():

@@ -215,6 +215,41 @@ BAD = {
     ),
     "resuming nowhere": (("sparsify", "digits", "--resume"), 2, "--resume needs --out"),
     "a pattern that matches nothing": ((*GOOD, "--set", "convert.exclude=[head]"), 4, "exclude: 'head' matches no module"),
+    "a rule that matches nothing": (
+        (*GOOD, "--set", "convert.layers=[{match: fc9}]"),
+        4,
+        "convert.layers.0.match: 'fc9' matches no module",
+    ),
+    "a unit to keep that is not there": (
+        (*GOOD, "--set", "prune.protect=[head]"),
+        4,
+        "prune.protect: 'head' matches no module",
+    ),
+    "an unknown share": ((*GOOD, "--set", "convert.share=inpit"), 3, "convert.share: unknown name 'inpit'"),
+    "a threshold of an unknown share": (
+        (*GOOD, "--set", "relevance.threshold={rows: 3}"),
+        3,
+        "relevance.threshold: unknown share",
+    ),
+    "an opset that is not there": ((*GOOD, "--set", "export.opset=99"), 3, "export.opset: should be less than or equal to 23"),
+    "an opset that cannot draw": ((*GOOD, "--set", "export.opset=22"), 3, "export.opset: model_mc.onnx draws random numbers"),
+    "a number that is none": ((*GOOD, "--set", "train.lr=.inf"), 3, "train.lr: should be a finite number"),
+    "a loss of one's own without its task": ((*GOOD, "--loss", "a.b:loss"), 3, "loss.task: a.b:loss is a loss of your own"),
+    "a setting that the loss does not take": (
+        (*GOOD, "--loss", "mse", "--set", "loss.label_smoothing=0.1"),
+        3,
+        "loss.label_smoothing: only cross-entropy takes it, not mse",
+    ),
+    "a loss that does not fit the model": (
+        (*GOOD, "--loss", "mse"),
+        4,
+        "loss.name: mse does not fit the output of ./model.py:make",
+    ),
+    "weights of too few classes": (
+        (*GOOD, "--set", "loss.class_weights=[1, 2]"),
+        3,
+        "loss.class_weights: 2 weights, but the model",
+    ),
     "a loss that explodes": ((*GOOD, "--set", "dense.lr=1e38"), 8, "dense: the loss is"),
     "no run to evaluate": (("evaluate", "absent"), 7, "absent: no such folder"),
     "predictions over their inputs": (

@@ -1,0 +1,87 @@
+"""The loss of a run against its model and data: weights of the classes, and a trial before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ModelError, RecipeError, SvdcError
+from svdcompress.recipe import LossSection, Recipe
+from svdcompress.sources import Data, batch_length, call, gaussian_heads, main_output, make_loss
+from svdcompress.train import evaluate
+
+BATCH = 100
+"""Examples read at once where labels must be counted by reading all of them."""
+
+TAKES = {
+    "cross-entropy": "one output for each class",
+    "binary": "one output, a logit, for each target",
+    "mse": "one output for each target",
+    "gaussian-nll": "two outputs for each target, its mean and its log variance",
+}
+
+
+@torch.no_grad()
+def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: Any) -> Tensor | None:
+    """Weights (classes,), or (1,) of the positive class of a binary loss; None where the recipe has none.
+
+    "balanced": each class that occurs weighs as much as every other one in the whole training data; where these are not in
+    memory they are read once. model: in `eval()` where `inputs` are, examples that tell how many classes it has.
+    """
+    wanted = section.class_weights
+    if wanted is None or isinstance(wanted, list):
+        return None if wanted is None else torch.tensor(wanted)
+    targets = _targets(data.train).long().flatten()
+    if data.task == "binary":
+        counts = torch.bincount(targets, minlength=2).float().clamp_min(1)
+        return counts[:1] / counts[1:2]
+    counts = torch.bincount(targets, minlength=main_output(call(model, inputs)).shape[1]).float()
+    seen = counts > 0
+    return torch.where(seen, counts.sum() / (seen.sum() * counts.clamp_min(1)), 1.0)
+
+
+def _targets(examples: Any) -> Tensor:
+    held = getattr(examples, "targets", None)
+    return held if held is not None else torch.cat([targets for _, targets in examples.batches(BATCH)])
+
+
+@torch.no_grad()
+def check_loss(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> None:
+    """Compute the loss and the figures of a few examples once.
+
+    model: in `eval()`. inputs: the first training examples; output: the model's for them. Raises ModelError, naming the loss
+    and the shapes, where they do not fit, and RecipeError for class weights of another number of classes.
+    """
+    section = recipe.loss
+    few = data.train.subset(torch.arange(batch_length(inputs)))
+    _, targets = next(iter(few.batches(batch_length(inputs))))
+    weights = section.class_weights
+    if isinstance(weights, list) and data.task == "classification" and len(weights) != main_output(output).shape[1]:
+        classes = main_output(output).shape[1]
+        raise RecipeError(
+            f"loss.class_weights: {len(weights)} weights, but the model has {classes} outputs, one for each class"
+        )
+    loss = make_loss(section, class_weights=torch.tensor(weights) if isinstance(weights, list) else None)
+    try:
+        value = loss(output, targets)
+        evaluate(model, few, data.task)
+    except SvdcError:
+        raise
+    except Exception as error:  # whatever the shapes, or the user's loss, make torch raise
+        reason = str(error).strip().partition("\n")[0]
+        takes = f"; {section.name} takes {TAKES[section.name]}" if section.name in TAKES else f" (task {recipe.task})"
+        raise ModelError(
+            f"loss.name: {section.name} does not fit the output of {recipe.model.name}, of shape {_shape(output)}, and targets "
+            f"of shape {tuple(targets.shape)}{takes} ({type(error).__name__}: {reason})"
+        ) from error
+    if not isinstance(value, Tensor) or value.dim():
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ModelError(f"loss.name: {section.name} returns {what}; it must average over the batch and return one number")
+
+
+def _shape(output: Any) -> str:
+    if isinstance(output, tuple | list) and len(output) == 2 and all(isinstance(part, Tensor) for part in output):
+        return " and ".join(str(tuple(part.shape)) for part in gaussian_heads(output))
+    return str(tuple(main_output(output).shape))
