@@ -4,6 +4,7 @@ from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
+from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run
@@ -19,7 +20,9 @@ __all__ = [
     "converted",
     "dense_model",
     "estimate",
+    "export_model",
     "feed",
+    "file_metadata",
     "final_beta",
     "free_folder",
     "make_schedule",

@@ -1,0 +1,50 @@
+"""A run's deterministic ONNX file, and what its files say of themselves: when the run writes them, and when asked once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress import cost
+from svdcompress.export import Exported, export_onnx
+from svdcompress.pipeline._select import Select, faster
+
+
+def file_metadata(
+    results: Mapping[str, Any], preprocessing: Mapping[str, Any], classes: list[str] | None, task: str
+) -> dict[str, Any]:
+    """Metadata of a run's ONNX files. results: what `report.json` holds, of which `compression` and `metrics` are taken."""
+    found: dict[str, Any] = {"preprocessing": dict(preprocessing), "classes": classes, "task": task}
+    if "dense" in results and "sparse" in results:
+        known = results.get("compression") or cost.compression(results["dense"], results["sparse"])
+        found |= {"compression": known, "metrics": results["sparse"].get("metrics")}
+    return found
+
+
+def export_model(
+    model: nn.Module,
+    path: Path,
+    inputs: Any,
+    feed: Callable[[Path], Callable[[int], Any]],
+    *,
+    opset: int,
+    metadata: Mapping[str, Any],
+    timed: bool = True,
+) -> tuple[Exported, bool | None]:
+    """Write a pruned model's deterministic file; returns it, and for a model that reads a part of its inputs whether the file
+    selects these (None: the model reads all).
+
+    feed: from a file to batches for it, as `cost.latencies` has them. timed: where inputs were removed, the form is taken that
+    measures faster, selecting or reading all with weights of 0; else it selects.
+    """
+    file = export_onnx(model, path, inputs, opset=opset, metadata=metadata)
+    if not isinstance(model, Select):
+        return file, None
+    if not timed:
+        return file, True
+    write = partial(export_onnx, example_inputs=inputs, opset=opset, metadata={**file.metadata, **metadata})
+    return faster(model, inputs, file, feed(path), write)
