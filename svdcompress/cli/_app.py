@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from svdcompress import errors
-from svdcompress.cli import _inspect, _recipes, _runs, _sparsify
+from svdcompress.cli import _bench, _inspect, _recipes, _runs, _sparsify
 from svdcompress.cli._common import command
 
 EXIT_CODES = (
@@ -26,7 +26,6 @@ EXIT_CODES = (
             errors.PruneError,
             errors.ExportError,
             errors.DependencyError,
-            errors.BudgetError,
             errors.Interrupted,
         )
     ),
@@ -55,6 +54,8 @@ it is.
 
 [bold]Recipes[/] are YAML files that hold all settings: `svdc recipes list`, `svdc recipes copy digits`. Each field can
 be set with --set, as in --set train.beta.final=0.1.
+
+[bold]Tab completion[/] of commands, options and recipes: `svdc --install-completion`, then open a new shell.
 """
 
 app = typer.Typer(
@@ -87,7 +88,7 @@ MAIN, AFTER = "Make a model smaller", "With a run's folder"
 app.command(rich_help_panel=MAIN)(command(_sparsify.sparsify))
 app.command(rich_help_panel=MAIN)(command(_inspect.inspect))
 app.add_typer(_recipes.app, name="recipes", rich_help_panel=MAIN)
-for _work in (_runs.evaluate, _runs.predict, _runs.export, _runs.bench, _runs.report):
+for _work in (_runs.evaluate, _runs.predict, _runs.export, _bench.bench, _runs.report):
     app.command(rich_help_panel=AFTER)(command(_work))
 
 

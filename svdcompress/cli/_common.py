@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from svdcompress.errors import SvdcError, UsageError
+from svdcompress.errors import OutputError, SvdcError, UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,6 +23,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel="Output")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+Samples = Annotated[int, typer.Option(help="Draws of the weights.")]
 
 WIDE = 160
 """Columns of a table that goes into a file or a pipe."""
@@ -71,6 +73,36 @@ def command(work: Function) -> Function:
 
 def _say(text: str) -> None:
     err_console().print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def on_device(device: str | None) -> Any:
+    """The torch.device of a `--device`. Raises UsageError for one that is not there."""
+    from svdcompress.train import find_place
+
+    return find_place(device or "auto").device
+
+
+def made_folder(folder: Path, option: str = "--out") -> Path:
+    """A folder to write to, made if need be, ahead of the work whose results go there. Raises OutputError."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{option}: {folder} is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"{option}: {folder} cannot be written ({error.strerror}); choose another place") from error
+    return folder
+
+
+def check_file(path: Path, option: str = "--out") -> Path:
+    """A file that will be written, ahead of the work. Raises OutputError where it has no folder, or is one itself."""
+    if path.is_dir():
+        raise OutputError(f"{option}: {path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise OutputError(f"{option}: {path}: there is no folder {path.parent}")
+    made_folder(path.absolute().parent, option)
+    return path
 
 
 def print_json(value: Any) -> None:

@@ -1,17 +1,28 @@
-"""Commands that take a finished run's folder: evaluate, predict, export, bench, report."""
+"""Commands that take a finished run's folder: evaluate, predict, export, report."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from svdcompress.cli._common import Debug, Json, Run, err_console, out_console, print_json
-from svdcompress.errors import DataError, UsageError
-
-Samples = Annotated[int, typer.Option(help="Draws of the weights.")]
+from svdcompress.cli._common import (
+    Debug,
+    Device,
+    Json,
+    Run,
+    Samples,
+    check_file,
+    err_console,
+    made_folder,
+    on_device,
+    out_console,
+    print_json,
+)
+from svdcompress.errors import DataError, OutputError, UsageError
 
 BATCH = 500
 OUTSIDE = 2000
@@ -32,24 +43,27 @@ def evaluate(
         ),
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
+    device: Device = "auto",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare, on the test data, the dense model, its calibrated and its MC-dropout forms, and the sparse model with samples.
 
-    Also how well each tells inputs that are none of the data's kind from those that are: the test's own numbers shuffled,
-    uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
+    Also how well each tells inputs that are none of the data's kind from those that are: the test's own numbers (or words)
+    shuffled, uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
     """
     from svdcompress import uncertainty
     from svdcompress.pipeline import open_run
     from svdcompress.report import write_json
 
+    place = on_device(device)
     opened = open_run(run)
+    folder = made_folder(out or run / "evaluation")  # all else takes time
     data = opened.data
     test = lambda: data.test.batches(BATCH)  # noqa: E731
     result = uncertainty.compare(
-        opened.dense,
-        opened.model,
+        opened.dense.to(place),
+        opened.model.to(place),
         test,
         lambda: data.validation.batches(BATCH),
         task=data.task,
@@ -58,7 +72,6 @@ def evaluate(
         seed=seed,
         scale=1.0 if data.target_scale is None else data.target_scale[1],
     )
-    folder = out or run / "evaluation"
     pictures = uncertainty.draw(result, folder)
     write_json(folder / "evaluation.json", result)
     if json:
@@ -133,76 +146,30 @@ def export(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's model as ONNX once more, in another form, checked against PyTorch."""
-    from svdcompress.errors import OutputError
+    """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
     from svdcompress.export import export_onnx
-    from svdcompress.pipeline import open_run
+    from svdcompress.pipeline import export_model, feed, file_metadata, open_run
     from svdcompress.sources import example_inputs
 
     opened = open_run(run)
     if out.exists():
         raise OutputError(f"--out: {out} exists already; name another file")
-    written = export_onnx(
-        opened.model,
-        out,
-        example_inputs(opened.data.train, 2),
-        monte_carlo=monte_carlo,
-        task=opened.recipe.task,
-        noise=noise,
-        tau=opened.tau if monte_carlo else None,
-        opset=opset,
-    )
+    check_file(out)
+    recipe, inputs = opened.recipe, example_inputs(opened.data.train, 2)
+    results = opened.results if (run / "report.json").is_file() else {}
+    metadata = file_metadata(results, opened.preprocessing, opened.classes, recipe.task)
+    if monte_carlo or noise != "random":  # of which the latter alone is refused
+        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": recipe.task, "noise": noise, "tau": opened.tau}
+        written = export_onnx(opened.model, out, inputs, opset=opset, metadata=metadata, **more)
+    else:
+        batches = partial(feed, opened.data)
+        timed = recipe.report.latency
+        written, _ = export_model(opened.model, out, inputs, batches, opset=opset, metadata=metadata, timed=timed)
     if json:
         print_json(written.to_dict())
         return
     names = f"inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}"
     out_console().print(f"{out}: {written.bytes:,} bytes; {names}; at most {written.parity:.2g} from PyTorch", highlight=False)
-
-
-def bench(
-    run: Run,
-    batch: Annotated[list[int], typer.Option(help="A batch size; may be given several times.")] = [1, 128],  # noqa: B006
-    threads: Annotated[int, typer.Option(help="Threads of onnxruntime.")] = 1,
-    seconds: Annotated[float, typer.Option(help="Time for each batch size.")] = 2.0,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Measure a run's files again, dense against sparse, on this machine: latency, bytes, multiply-accumulates."""
-    from svdcompress import cost
-    from svdcompress.pipeline import feed, open_run
-    from svdcompress.sources import example_inputs
-
-    if any(size < 1 for size in batch):
-        raise UsageError(f"--batch: {min(batch)} is not a batch size")
-    opened = open_run(run)
-    paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}
-    if not paths:
-        raise UsageError(f"{run} holds no ONNX files (its recipe has export.onnx: false)")
-    inputs = example_inputs(opened.data.train, 2)
-    times = cost.latencies(paths, feed(opened.data, next(iter(paths.values()))), batch, threads=threads, seconds=seconds)
-    models = {"dense": opened.dense, "sparse": opened.model}
-    found: dict[str, Any] = {
-        name: {**cost.measure(models[name], inputs).to_dict(), "bytes": cost.file_bytes(path), "latency_ms": times[name]}
-        for name, path in paths.items()
-    }
-    if len(found) == 2:
-        found["compression"] = cost.compression(found["dense"], found["sparse"])
-    found["threads"] = threads
-    print_json(found) if json else out_console().print(_bench_table(found))
-
-
-def _bench_table(found: dict[str, Any]) -> Table:
-    names = [name for name in ("dense", "sparse") if name in found]
-    table = Table(title=f"onnxruntime, {found['threads']} thread(s)", title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
-    for key, label in (("parameters", "parameters"), ("nonzero", "non-zeros"), ("bytes", "bytes"), ("macs", "MACs")):
-        table.add_row(label, *[f"{found[name][key]:,}" for name in names])
-    for size in found[names[0]]["latency_ms"]:
-        label = f"latency, {size.replace('_', ' ')}"
-        table.add_row(label, *[f"{found[name]['latency_ms'][size]:.3f} ms" for name in names])
-    return table
 
 
 def report(run: Run, json: Json = False, debug: Debug = False) -> None:
@@ -226,6 +193,7 @@ def predict(
     onnx: Annotated[bool, typer.Option("--onnx", help="With model_mc.onnx in onnxruntime in place of PyTorch.")] = False,
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draws (PyTorch).")] = 0,
+    device: Device = "auto",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -235,6 +203,12 @@ def predict(
     """
     from svdcompress.predict import predict_run
 
-    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed)
+    if out is not None:
+        check_file(out)
+    # onnxruntime's work is the CPU's, whatever the device.
+    place = None if onnx and device in (None, "auto", "cpu") else str(on_device(device))
+    if onnx and place is not None:
+        raise UsageError(f"--onnx runs on the CPU; leave out --device {device}")
+    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place)
     report = {"file": str(path), "predictions": count}
     print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)

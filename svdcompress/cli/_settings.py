@@ -19,8 +19,17 @@ MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Names of shipped recipes, for the shell."""
-    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+    """Names of shipped recipes, the caller's own YAML files, and folders on the way to them, for the shell."""
+    names = [name for name in shipped_recipes() if name.startswith(incomplete)]
+    start = incomplete.rpartition("/")[2]
+    prefix = incomplete.removesuffix(start)
+    try:
+        entries = sorted(Path(prefix or ".").expanduser().iterdir())
+    except OSError:
+        return names
+    fitting = [path for path in entries if path.name.startswith(start) and (start or not path.name.startswith("."))]
+    own = [f"{prefix}{path.name}" for path in fitting if path.suffix in (".yaml", ".yml") and path.is_file()]
+    return [*names, *own, *(f"{prefix}{path.name}/" for path in fitting if path.is_dir())]
 
 
 RecipeArgument = Annotated[

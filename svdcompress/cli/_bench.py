@@ -1,0 +1,170 @@
+"""`svdc bench`: a run's figures of cost again, on this machine: its ONNX files in onnxruntime, its models in PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from svdcompress.cli._common import Debug, Device, Json, Run, Samples, on_device, out_console, print_json
+from svdcompress.errors import UsageError
+
+FEWEST = 5
+"""Calls that a median is made of, at least."""
+
+NAMES = {"dense": "dense", "sparse": "sparse", "sampled": "sparse, samples"}
+
+
+def bench(
+    run: Run,
+    batch: Annotated[list[int], typer.Option(help="A batch size; may be given several times.")] = [1, 128],  # noqa: B006
+    threads: Annotated[int, typer.Option(help="Threads of onnxruntime, and of PyTorch on the CPU.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Time for each batch size, by each of the two.")] = 2.0,
+    device: Device = "auto",
+    samples: Samples = 100,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a run's files again, dense against sparse, on this machine: latency, bytes, multiply-accumulates.
+
+    The ONNX files run in onnxruntime, on the CPU. PyTorch runs on --device: the dense model, the pruned one by its mean, and
+    the pruned one with --samples draws and their uncertainties.
+    """
+    from svdcompress import cost
+    from svdcompress.pipeline import feed, open_run
+    from svdcompress.sources import example_inputs
+
+    if any(size < 1 for size in batch):
+        raise UsageError(f"--batch: {min(batch)} is not a batch size")
+    place = on_device(device)
+    opened = open_run(run)
+    paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}
+    if not paths:
+        raise UsageError(f"{run} holds no ONNX files (its recipe has export.onnx: false)")
+    inputs = example_inputs(opened.data.train, 2)
+    make_input = feed(opened.data, next(iter(paths.values())))
+    times = cost.latencies(paths, make_input, batch, threads=threads, seconds=seconds)
+    models = {"dense": opened.dense, "sparse": opened.model}
+    found: dict[str, Any] = {
+        name: {**cost.measure(models[name], inputs).to_dict(), "bytes": cost.file_bytes(path), "latency_ms": times[name]}
+        for name, path in paths.items()
+    }
+    if len(found) == 2:
+        found["compression"] = cost.compression(found["dense"], found["sparse"])
+    found["threads"] = threads
+    latency = _in_torch(opened, make_input, inputs, batch, place, samples, threads, seconds)
+    found["torch"] = {"device": _device_name(place), "samples": samples, "latency_ms": latency}
+    if json:
+        print_json(found)
+        return
+    out_console().print(_table(found), "", _torch_table(found["torch"], threads), sep="\n")
+
+
+def _in_torch(
+    opened: Any,
+    make_input: Callable[[int], Any],
+    inputs: Any,
+    batches: list[int],
+    device: Any,
+    samples: int,
+    threads: int,
+    seconds: float,
+) -> dict[str, dict[str, float]]:
+    """Medians in milliseconds, {model: {"batch_1": ms, ...}}, the inputs on the device already."""
+    import torch
+
+    from svdcompress.convert import to_dense
+    from svdcompress.sources import call, map_tensors, to_device
+    from svdcompress.uncertainty import mc_predict
+
+    small = opened.model.to(device).eval()
+    models = {"dense": opened.dense.to(device).eval(), "sparse": to_dense(copy.deepcopy(small)).eval()}
+    generator = torch.Generator(device).manual_seed(0)
+    task, tau = opened.recipe.task, opened.tau
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found: dict[str, dict[str, float]] = {name: {} for name in NAMES}
+    try:
+        for size in batches:
+            arrays = make_input(size)
+            x = {name: torch.from_numpy(array) for name, array in arrays.items()} if isinstance(arrays, Mapping) else arrays
+            x = torch.from_numpy(arrays) if x is arrays else tuple(x.values()) if isinstance(inputs, tuple) else x
+            x = to_device(map_tensors(x, lambda tensor: tensor.contiguous()), device)
+            runs: dict[str, Callable[[], Any]] = {
+                name: (lambda model=model, x=x: call(model, x)) for name, model in models.items()
+            }
+            runs["sampled"] = lambda x=x: mc_predict(small, x, samples, task=task, tau=tau, generator=generator)
+            with torch.no_grad():
+                for name, work in runs.items():
+                    found[name][f"batch_{size}"] = _median(work, device, seconds / len(runs))
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
+def _median(work: Callable[[], Any], device: Any, seconds: float) -> float:
+    """Milliseconds of a call: by CUDA's own events on CUDA, which are there when the work is done, not when it is asked for."""
+    import torch
+
+    times = []
+    for _ in range(2):
+        work()
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+    end = time.perf_counter() + seconds
+    while len(times) < FEWEST or time.perf_counter() < end:
+        if cuda:
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            with torch.cuda.device(device):
+                start.record()
+                work()
+                stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop))
+        else:
+            started = time.perf_counter()
+            work()
+            if device.type == "mps":
+                torch.mps.synchronize()
+            times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _table(found: dict[str, Any]) -> Table:
+    names = [name for name in ("dense", "sparse") if name in found]
+    title = f"onnxruntime on the CPU, {found['threads']} thread{'s' * (found['threads'] != 1)}"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    for key, label in (("parameters", "parameters"), ("nonzero", "non-zeros"), ("bytes", "bytes"), ("macs", "MACs")):
+        table.add_row(label, *[f"{found[name][key]:,}" for name in names])
+    _latencies(table, [found[name]["latency_ms"] for name in names])
+    return table
+
+
+def _torch_table(found: dict[str, Any], threads: int) -> Table:
+    where = f"{found['device']}, {threads} thread{'s' * (threads != 1)}" if found["device"] == "cpu" else found["device"]
+    table = Table(title=f"PyTorch on {where}", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for name in found["latency_ms"]:
+        table.add_column(NAMES[name].replace("samples", f"{found['samples']} samples"), justify="right")
+    _latencies(table, list(found["latency_ms"].values()))
+    return table
+
+
+def _latencies(table: Table, rows: list[dict[str, float]]) -> None:
+    for size in rows[0]:
+        table.add_row(f"latency, {size.replace('_', ' ')}", *[f"{times[size]:.3f} ms" for times in rows])
