@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from svdcompress.recipe import Distillation, Training
 from svdcompress.sources import Examples, Loss
 from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
+from svdcompress.train._gradients import means_alone
 from svdcompress.train._loop import Fit, Loop
 from svdcompress.train._progress import Bars
 from svdcompress.train._state import StateFile
@@ -50,13 +52,14 @@ def fit(
 
     Each epoch's noise and order come from (seed, stage, epoch, rank) alone, so a fit that goes on from `state` after any
     kill ends where an undisturbed one does. Under `accelerate launch` each process takes its part of each batch, draws its own
-    noise, and gradients are averaged (DDP); as each holds the whole KL, the average counts it once.
+    noise, and gradients are averaged (DDP); as each holds the whole KL, the average counts it once. A parameter that a batch
+    does not reach has a gradient of 0 there.
 
     loss: mean negative log likelihood of (output, targets).
     schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
     num_examples: N (None: the number of examples).
     lr_log_sigma2: learning rate of the log variances (None: as the others).
-    noise: False trains the mean of a converted model: its layers compute as in `eval()`.
+    noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
     teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
@@ -89,7 +92,8 @@ def fit(
         stop=stop,
         file=StateFile(state),
     )
-    return loop.run(validate, shrink_from if shrink is not None else math.inf, shrink, on_epoch)
+    with nullcontext() if noise else means_alone(model):
+        return loop.run(validate, shrink_from if shrink is not None else math.inf, shrink, on_epoch)
 
 
 def _as_it_is(loss: Tensor) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
 from svdcompress.sources import Examples, Loss, call, to_device
 from svdcompress.train._distill import Teacher
+from svdcompress.train._gradients import nothing
 from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
 from svdcompress.train._optim import LrFactor, make_optimizer
@@ -163,20 +165,22 @@ class Loop:
         losses, nlls, kls = [], [], []
         per_step = settings.batch_size * self.world
         batches = max(1, math.ceil(len(self.examples) / per_step))
-        pending = 0
-        for index, (x, y) in enumerate(
-            self.examples.batches(settings.batch_size, shuffle=order, rank=self.rank, world=self.world, device=device)
-        ):
+        group = 0  # batches since the last step
+        stream = self.examples.batches(settings.batch_size, shuffle=order, rank=self.rank, world=self.world, device=device)
+        told = _final_known(stream) if settings.accumulate > 1 else ((batch, True) for batch in stream)
+        for index, ((x, y), final) in enumerate(told):
             where = epoch + index / batches
-            last = (index + 1) % settings.accumulate == 0 or index + 1 == batches
-            loss, nll, kl = self._forward(x, y, where)
-            if (self.look_each_step or index % CHECK_EVERY == 0) and not math.isfinite(value := loss.item()):
-                raise self._not_finite(x, epoch, value)
-            pending += 1
-            self._backward(loss / settings.accumulate if settings.accumulate > 1 else loss, last)
+            group += 1
+            last = final or group == settings.accumulate
+            # Both ways within no_sync: it is the forward pass that prepares DDP to average the gradients.
+            with nullcontext() if last or self.world == 1 else self.accelerator.no_sync(self.synced):
+                loss, nll, kl = self._forward(x, y, where)
+                if (self.look_each_step or index % CHECK_EVERY == 0) and not math.isfinite(value := loss.item()):
+                    raise self._not_finite(x, epoch, value)
+                self._backward(loss / settings.accumulate if settings.accumulate > 1 else loss)
             if last:
-                self._step(where)
-                pending = 0
+                self._step(where, group)
+                group = 0
             losses.append(loss.detach())
             nlls.append(nll)
             if kl is not None:
@@ -186,8 +190,6 @@ class Loop:
                 self.bars.step(where)
             if self.stop():
                 raise Interrupted(f"stopped in {self.stage}, epoch {epoch + 1} of {settings.epochs}. {self.kept}")
-        if pending:
-            self._step(epoch + 1)
         if not losses:
             raise DataError(f"{self.stage}.batch_size: {per_step} is more than the {len(self.examples)} training examples")
         mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
@@ -207,30 +209,37 @@ class Loop:
     def _not_finite(self, x: Any, epoch: int, value: float) -> Exception:
         if not self.look_each_step and self.saves and self.world == 1:
             return _Late()
-        return explain(self.model, x, self.stage, self.steps, epoch, value, self.kept)
+        return explain(self.model, x, self.stage, self.steps, epoch, value, self.kept, self._autocast())
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return self.accelerator.autocast() if self.accelerator.native_amp else nullcontext()
 
     def _forward(self, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
         """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
-        with self.accelerator.autocast() if self.accelerator.native_amp else nullcontext():
+        with self._autocast():
             output = call(self.network, x)
             loss = self.loss(output, y)
             if self.teacher is not None:
                 loss = self.teacher.mix(loss, output, x)
-        nll = loss.detach()
-        if self.elbo is None:
-            return loss, nll, None
-        self.elbo.set_epoch(where)
-        loss = self.elbo(loss)
-        return loss, nll, self.elbo.last_kl
+        nll, kl = loss.detach(), None
+        if self.elbo is not None:
+            self.elbo.set_epoch(where)
+            loss = self.elbo(loss)
+            kl = self.elbo.last_kl
+        return (loss + nothing(self.model) if self.world > 1 else loss), nll, kl
 
-    def _backward(self, loss: Tensor, last: bool) -> None:
-        with nullcontext() if last or self.world == 1 else self.accelerator.no_sync(self.synced):
-            if self.accelerator.scaler is not None:
-                self.accelerator.backward(loss)
-            else:
-                loss.backward()
+    def _backward(self, loss: Tensor) -> None:
+        if self.accelerator.scaler is not None:
+            self.accelerator.backward(loss)
+        else:
+            loss.backward()
 
-    def _step(self, where: float) -> None:
+    def _step(self, where: float, batches: int) -> None:
+        """One step from the gradients of so many batches, fewer than are accumulated at the end of an epoch."""
+        if batches < self.settings.accumulate:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.settings.accumulate / batches)
         factor = self.factor(where)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
@@ -286,6 +295,16 @@ class Loop:
         if best.weights is not None:
             best.weights = to_device(best.weights, self.device)
         return saved["epoch"]
+
+
+def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each batch, and whether it is the last one: read one ahead."""
+    stream = iter(batches)
+    waiting = list(islice(stream, 1))
+    for batch in stream:
+        yield waiting.pop(), False
+        waiting.append(batch)
+    yield from ((batch, True) for batch in waiting)
 
 
 def _mean_of_ranks(values: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,14 +12,36 @@ from svdcompress.errors import TrainingError
 from svdcompress.sources import call, map_tensors
 
 
-def explain(model: nn.Module, inputs: Any, stage: str, step: int, epoch: int, value: float, kept: str) -> TrainingError:
-    """The error for a loss that is not finite; the model is run once more on the batch to find the layer."""
-    first = first_nonfinite(model, inputs)
+class NotFinite(TrainingError):
+    """A loss that is not finite.
+
+    stage: the stage that it came up in, whose settings may be changed on resuming.
+    """
+
+    def __init__(self, message: str, stage: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+def explain(
+    model: nn.Module,
+    inputs: Any,
+    stage: str,
+    step: int,
+    epoch: int,
+    value: float,
+    kept: str,
+    autocast: AbstractContextManager[Any],
+) -> NotFinite:
+    """The error for a loss that is not finite; the model is run once more on the batch, as in training, to find the layer."""
+    with autocast:
+        first = first_nonfinite(model, inputs)
     cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
-    return TrainingError(
+    return NotFinite(
         f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
         f"Try a smaller learning rate ({stage}.lr), clipping ({stage}.clip=1) or {stage}.precision=no, or look at the data. "
-        f"{kept}"
+        f"{kept}",
+        stage,
     )
 
 

@@ -89,6 +89,22 @@ def test_accumulated_batches_are_one_large_batch():
     assert not torch.allclose(weights(whole), weights(plain), atol=1e-4)  # the schedule matters
 
 
+def test_the_last_batches_of_an_epoch_count_by_their_own_number():
+    """5 batches of 8, two at a time: steps of 16, 16 and 8 examples, each by the mean over its own."""
+    parts, expected = net(), net()
+    data = examples(40)
+    fit(parts, data, LOSS, settings(epochs=1, batch_size=8, accumulate=2, optimizer="sgd", momentum=0, lr=0.5,
+                                    schedule="constant"), device="cpu")  # fmt: skip
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(mix(0, "train", 0, "order")))
+    for rows in order.split(16):
+        optimizer.zero_grad()
+        F.cross_entropy(expected(data.inputs[rows]), data.targets[rows]).backward()
+        optimizer.step()
+    assert [len(rows) for rows in order.split(16)] == [16, 16, 8]
+    assert torch.allclose(weights(parts), weights(expected), atol=1e-6)
+
+
 class Halt:
     """Asks for a stop after so many steps, as a signal would."""
 
@@ -187,6 +203,16 @@ def test_the_first_layer_with_bad_values_is_named():
     assert first_nonfinite(model, x * float("nan")) == "in the input batch"
 
 
+def test_an_overflow_of_mixed_precision_is_found_in_it():
+    """bfloat16 rounds 3.4e38 to infinity, which float32 holds; the search for the layer must meet the same."""
+    data = InMemory(torch.full((32, 2), 3.4e38), torch.zeros(32).long())
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+    with pytest.raises(TrainingError, match=r"first values that are not finite are the output of layer '0'"):
+        fit(model, data, LOSS, settings(precision="bf16"), device="cpu")
+
+
 def test_without_noise_the_mean_is_trained_with_its_mask_held():
     model = convert(net())
     masks = relevance(model, 3.0)
@@ -195,7 +221,12 @@ def test_without_noise_the_mean_is_trained_with_its_mask_held():
     hold(model, some)
     spreads = [layer.log_sigma2.detach().clone() for _, layer in variational_layers(model)]
     before = weights(model)
+    frozen = []
+    model.register_forward_pre_hook(lambda m, a: frozen.append(not m[0].log_sigma2.requires_grad))
+    model[2].log_sigma2.requires_grad_(False)  # by the caller
     fit(model, examples(), LOSS, settings(), noise=False, device="cpu")
+    assert frozen and all(frozen)
+    assert [layer.log_sigma2.requires_grad for _, layer in variational_layers(model)] == [True, False]  # as they were
     assert all(torch.equal(layer.log_sigma2, old) for (_, layer), old in zip(variational_layers(model), spreads, strict=True))
     assert not torch.equal(weights(model), before)
     assert torch.equal(model[0].weight[:4], net()[0].weight[:4])  # dead weights have no gradient

@@ -1,0 +1,33 @@
+"""Which parameters have gradients, and that all have one where several processes average them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.convert import variational_layers
+
+
+@contextmanager
+def means_alone(model: nn.Module) -> Iterator[None]:
+    """Within it no log variance is trained: no gradient, no place in an optimizer, nothing for DDP to wait for."""
+    layers = [layer for _, layer in variational_layers(model) if layer.log_sigma2.requires_grad]
+    for layer in layers:
+        layer.log_sigma2.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for layer in layers:  # by layer: shrinking makes new parameters
+            layer.log_sigma2.requires_grad_(True)
+
+
+def nothing(model: nn.Module) -> Tensor:
+    """0, with a gradient of 0 for each parameter that is trained.
+
+    DDP waits for a gradient of every one of them, and a layer that a batch does not reach has none. Its own search for those
+    (find_unused_parameters) looks at the model's output alone, but the KL is of all variational layers.
+    """
+    return torch.cat([p.reshape(-1)[:0] for p in model.parameters() if p.requires_grad]).sum()
