@@ -1,0 +1,53 @@
+"""A whole run by `torchrun`: two gloo processes on the CPU, one model, one folder."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from svdcompress.pipeline import open_run
+
+
+def torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "svdcompress"]
+    env = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "200"}
+    return subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["true", "false"])
+def test_two_processes_make_one_run(tiny_run, tmp_path, noise):
+    out = tmp_path / "run"
+    settings = [f"recover.noise={noise}", "recover.epochs=2", "train.shrink=50%", "train.batch_size=16", "device=cpu"]
+    done = torchrun(
+        "sparsify", tiny_run[0] / "recipe.yaml", "--out", out, "--json", *(part for s in settings for part in ("--set", s))
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(done.stdout)  # one process speaks
+    written = json.loads((out / "report.json").read_text())
+    assert results["processes"] == 2 and all(results[name] == written[name] for name in written if name != "seconds")
+    assert any("train.shrink works in one process only" in line for line in results["warnings"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"] and not (out / "state").exists()
+    assert {row["stage"] for row in results["history"]} == {"dense", "train", "recover"}
+    opened = open_run(out)
+    x, y = next(opened.data.test.batches(10**6))
+    with torch.no_grad():
+        wrong = opened.model(x).argmax(1) != y
+    assert results["sparse"]["metrics"]["error"] == pytest.approx(100 * np.mean(wrong.numpy()))
+    assert results["sparse"]["parameters"] < results["dense"]["parameters"]
+
+
+@pytest.mark.slow
+def test_a_stopped_run_of_two_processes_goes_on(tiny_run, tmp_path):
+    """One that ends in the middle, of itself: the recovery's loss is not finite."""
+    out = tmp_path / "run"
+    bad = torchrun("sparsify", tiny_run[0] / "recipe.yaml", "--out", out, "--set", "recover.lr=1e30", "--set", "device=cpu")
+    assert bad.returncode != 0 and (out / "state").is_dir() and not (out / "report.json").exists()
+    (out / "state" / "recover.pt").unlink(missing_ok=True)
+    good = torchrun("sparsify", out / "recipe.yaml", "--resume", "--out", out, "--set", "recover.lr=0.001")
+    assert good.returncode == 0, good.stderr[-3000:]
+    assert json.loads((out / "report.json").read_text())["processes"] == 2
