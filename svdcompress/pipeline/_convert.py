@@ -12,6 +12,7 @@ from svdcompress.convert import convert, plan
 from svdcompress.errors import PruneError
 from svdcompress.layers import parse_threshold
 from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
+from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
 from svdcompress.relevance import Masks, hold
 from svdcompress.sources import Examples, call, main_output
@@ -77,11 +78,15 @@ def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
     wanted = recipe.relevance.candidates or [recipe.relevance.threshold]
     limits = [parse_threshold(limit) for limit in wanted if limit is not None]
     mildest = {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
+
+    def masks(model: nn.Module) -> Masks:
+        return judge(model, recipe, inputs)(mildest)
+
     settings = recipe.prune
     options = {"round_to": settings.round_to, "protect": settings.protect, "time_budget": settings.time_budget}
     return {
         "shrink_from": in_epochs(recipe.train.shrink, recipe.train.epochs),
-        "shrink": partial(shrink, inputs=inputs, threshold=mildest, **options),
+        "shrink": partial(shrink, inputs=inputs, masks=masks, **options),
     }
 
 

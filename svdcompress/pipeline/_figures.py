@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import parse_share
-from svdcompress.prune import Coupling
+from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, hold, relevance
 from svdcompress.sources import Data, Examples, example_inputs, map_tensors
@@ -49,14 +48,14 @@ def choose_masks(
     inputs: examples, on which units are found that layers share, where these are judged as one (`relevance.coupled`).
     """
     settings = recipe.relevance
-    judge = _judge(model, recipe, inputs)
+    judged = judge(model, recipe, inputs)
     others = sum(p.numel() for p in model.parameters()) - 2 * relevance(model, 3.0).total
     tried: dict[str, tuple[Any, Masks, dict[str, float]]] = {}
 
     def look(threshold: Any) -> tuple[Any, Masks, dict[str, float]]:
         key = str(threshold)
         if key not in tried:
-            masks = judge(threshold)
+            masks = judged(threshold)
             hold(model, masks)
             try:
                 tried[key] = threshold, masks, validate(model)
@@ -71,20 +70,10 @@ def choose_masks(
         fitting = [result for result in results if score(result[2])[0] <= allowed + 1e-9]
         threshold, masks, _ = min(fitting, key=lambda result: (result[1].kept, score(result[2])))
     else:
-        threshold, masks = settings.threshold, judge(settings.threshold)
+        threshold, masks = settings.threshold, judged(settings.threshold)
     points = sorted({*CURVE, *(t for t in [*settings.candidates, threshold] if isinstance(t, float))})
     curve = [{"threshold": t, **look(t)[2], "nonzero": look(t)[1].kept + others} for t in points]
     return masks, threshold, curve
-
-
-def _judge(model: nn.Module, recipe: Recipe, inputs: Any) -> Callable[[Any], Masks]:
-    """From a threshold to masks: each layer for itself, or the layers that share a unit together."""
-    if not recipe.relevance.coupled:
-        return lambda threshold: relevance(model, threshold)
-    parts = parse_share(recipe.convert.share)
-    side = "output" if parts.get("output", 0) > parts.get("input", 0) else "input"
-    coupling = Coupling(model, inputs)
-    return lambda threshold: coupling.relevance(threshold, side)
 
 
 @contextmanager

@@ -63,6 +63,28 @@ class Coupling:
                     _decide(consumer, module, alive[id(module)], analysis, scores, limit, side, threshold)
         return as_masks(model, masks)
 
+    def sharing(self, side: str = "input") -> list[VariationalLayer]:
+        """The layers that have a unit in common with another layer, of those that are judged as one on this side."""
+        _check(side)
+        if self._analysis is None:
+            return []
+        root = self._analysis.root
+        judged = ~np.isnan(_scores(self.model, self._analysis, side, None)[0])
+        used: dict[int, set[int]] = {}  # a weight that is used several times is one layer
+        for consumer in self._analysis.consumers:
+            used.setdefault(id(consumer.parameter), set()).update(root[_slots(consumer, side)].flat)
+        count = np.zeros(self._analysis.count, int)
+        for roots in used.values():
+            count[list(roots)] += 1
+        shared = judged & (count > 1)
+        return [
+            module
+            for consumer in self._analysis.consumers
+            if shared[root[_slots(consumer, side)]].any()
+            for module, key in holders(self.model, consumer.parameter)
+            if isinstance(module, VariationalLayer) and key == "weight"
+        ]
+
 
 def _check(side: str) -> None:
     if side not in ("input", "output"):

@@ -221,8 +221,9 @@ class RelevanceSection(Section):
 
     threshold: Threshold | None = None  # None: as in convert
     candidates: list[Threshold] = []
-    # Units that several layers share (a residual stream, a head) are judged as one: they go or stay as a whole.
-    coupled: bool = False
+    # Units that several layers share (a residual stream, a head) are judged as one: they go or stay as a whole. auto: where
+    # layers whose convert.share has input or output share any.
+    coupled: bool | Literal["auto"] = "auto"
     # By how much validation error (points; rmse: per cent) may exceed the best candidate's.
     tolerance: float = Field(default=0.0, ge=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from svdcompress.checkpoint import take_attributes
 from svdcompress.prune import prune
-from svdcompress.relevance import hold
+from svdcompress.relevance import Masks, hold
 
 WORTH_IT = 0.95
 """A model is replaced when at most this share of its parameters is left: each time Adam's averages start anew."""
@@ -21,13 +22,15 @@ def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def shrink(model: nn.Module, inputs: Any, **options: Any) -> bool:
+def shrink(model: nn.Module, inputs: Any, *, masks: Callable[[nn.Module], Masks] | None = None, **options: Any) -> bool:
     """Remove the dead units of a model in `eval()`, in place; whether it did.
 
-    The masks are let go again: weights of what stays may still come back. inputs: examples for one forward pass. options:
-    of `prune`, such as the threshold (None: the layers' own), `protect` and `round_to` that the last pruning will have.
+    The masks are let go again: weights of what stays may still come back. inputs: examples for one forward pass. masks: how
+    the last pruning will judge (None: by the threshold among the options, or the layers' own). options: of `prune`, such as
+    `protect` and `round_to`, as the last pruning will have them.
     """
-    small: Any = prune(copy.deepcopy(model).cpu(), inputs, **options)
+    whole = copy.deepcopy(model).cpu()
+    small: Any = prune(whole, inputs, masks=None if masks is None else masks(whole), **options)
     if size(small) > WORTH_IT * size(model):
         return False
     hold(small, None)

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from svdcompress import convert, hold, prune, relevance
+from svdcompress import convert, coupled_relevance, hold, prune, relevance
+from svdcompress.convert import variational_layers
 from svdcompress.errors import OutputError
 from svdcompress.export import check_parity, export_onnx
 from svdcompress.pipeline import feed, prepare
 from svdcompress.pipeline._convert import shrinking
 from svdcompress.pipeline._figures import choose_masks
 from svdcompress.pipeline._folder import discard
+from svdcompress.pipeline._judge import judge
 from svdcompress.pipeline._select import Select, bare, faster, whole, widened
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, InMemory
@@ -190,16 +192,52 @@ def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
     together, units = chosen("true")
     assert together == [[True, True], [False, False], *[[True, True]] * 4]
     assert all(units[name][unit].all() for name in readers for unit in (0, 2, 3, 4, 5))
+    assert chosen("auto")[0] == together
     assert all(layer.mask is None for _, layer in model.named_children())
+    recipe = load_recipe(None, ["train.shrink=0", f"convert.share={side}", "relevance.threshold=3"])
+    at_once = shrinking(recipe, x)["shrink"].keywords["masks"](model)
+    assert all(torch.equal(at_once[name].T if side == "input" else at_once[name], units[name]) for name in readers)
+
+
+def chain():
+    """Channels that one layer reads in several columns: nothing that layers share."""
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Residual, (4, 4)), (chain, (4, 1, 4, 4))], ids=["residual", "chain"])
+@pytest.mark.parametrize("share", ["weight", "layer", "input", "output", ["weight", "input"]])
+def test_auto_couples_only_what_layers_share(make, shape, share):
+    torch.manual_seed(0)
+    model, x = convert(make(), share=share).eval(), torch.randn(shape)
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.weight.normal_()
+            layer.log_sigma2.copy_(2 + torch.randn(layer.weight.shape))
+    before = torch.get_rng_state()
+    found = judge(model, load_recipe(None), x)(2.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    coupled = make is Residual and share not in ("weight", "layer")
+    together = coupled_relevance(model, x, threshold=2.0, side="output" if share == "output" else "input")
+    expected = together if coupled else relevance(model, 2.0)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    if share not in ("output", "layer"):
+        assert any(not torch.equal(together[name], mask) for name, mask in relevance(model, 2.0).items())
 
 
 def test_shrinking_takes_the_mildest_threshold_and_the_settings_of_pruning():
+    x = torch.randn(3, 9)
     wanted = ["train.shrink=50%", "train.epochs=8", "prune.round_to=8", "prune.protect=[fc1]"]
     candidates = "relevance.candidates=[2.0, {weight: 3.0, input: 1.0}]"
-    found = shrinking(load_recipe("digits", [*wanted, candidates]), "inputs")
+    found = shrinking(load_recipe("digits", [*wanted, candidates]), x)
     assert found["shrink_from"] == 4
     options = found["shrink"].keywords
-    assert options["threshold"]["weight"] == 3.0 and options["threshold"]["input"] == 2.0
-    assert (options["inputs"], options["round_to"], options["protect"]) == ("inputs", 8, ["fc1"])
-    assert shrinking(load_recipe("digits", wanted), None)["shrink"].keywords["threshold"] is None
+    assert options["inputs"] is x and (options["round_to"], options["protect"]) == (8, ["fc1"])
+    model = convert(nn.Sequential(nn.Linear(9, 9)), threshold=-1.0).eval()
+    model[0].log_sigma2.data.normal_()
+    masks = options["masks"](model)
+    assert torch.equal(masks["0"], relevance(model, 3.0)["0"]) and not torch.equal(masks["0"], relevance(model, 2.0)["0"])
+    model[0].share = {"input": 1.0}
+    assert torch.equal(options["masks"](model)["0"], relevance(model, 2.0)["0"])
+    own = shrinking(load_recipe("digits", wanted), x)["shrink"].keywords["masks"](model)
+    assert torch.equal(own["0"], relevance(model)["0"])
     assert shrinking(load_recipe("digits"), None) == {}
