@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from svdcompress.errors import Interrupted, OutputError, RecipeError
-from svdcompress.pipeline._folder import STATE, discard, free_folder, prepare, signals, stored_recipe
+from svdcompress.errors import Interrupted, OutputError, TrainingError
+from svdcompress.pipeline._folder import discard, free_folder, prepare, signals, stored_recipe
+from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import Stages
 from svdcompress.recipe import Recipe
-from svdcompress.train import Bars, find_place, wait
+from svdcompress.train import Bars, NotFinite, find_place, wait
 
 
 def run(
@@ -27,8 +28,9 @@ def run(
     """Do all stages of a recipe and write the run's folder; returns what `report.json` holds.
 
     out: the folder (None: the recipe's, else a new one below `runs`).
-    resume: go on with the run that this folder holds, which was stopped; the recipe must be the same, but for the sections
-        of stages that have not begun (such as relevance, after a run that pruned too much).
+    resume: go on with the run that this folder holds, which was stopped. The recipe may differ in what nothing was made with
+        yet: the sections of stages that have done no epoch (such as relevance, after a run that pruned too much), and learning
+        rates, clip and precision of the one under way (as after a loss that is not finite).
     overwrite: move aside what the folder holds.
     console, quiet: where progress is shown, and whether not at all.
 
@@ -39,8 +41,10 @@ def run(
     folder = Path(out or recipe.out or free_folder("run"))
     place = find_place(recipe.device)
     say: Callable[[str], None] = console.print if place.first and not quiet else (lambda text: None)
-    if resume and (folder / "recipe.yaml").is_file():
-        _same(stored_recipe(folder), recipe, folder)
+    stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
+    wait()  # until all have looked at the files
+    for file in stale if place.first else []:
+        file.unlink(missing_ok=True)
     if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):
         say(moved)
     wait()
@@ -50,6 +54,11 @@ def run(
             return Stages(recipe, folder, place, bars, stop, say).run()
         except Interrupted as error:
             raise Interrupted(f"{error} Go on with: svdc sparsify --resume --out {folder}") from None
+        except NotFinite as error:
+            raise TrainingError(
+                f"{error} Go on from there with: svdc sparsify --resume --out {folder} --set {error.stage}.lr=... "
+                f"(or {error.stage}.clip=..., {error.stage}.precision=no)"
+            ) from error
         except KeyboardInterrupt:
             raise Interrupted(f"stopped at once. Go on with: svdc sparsify --resume --out {folder}") from None
         except Exception as error:
@@ -59,21 +68,3 @@ def run(
                 where = f"{error.filename}: " if error.filename else ""
                 raise OutputError(f"{where}{error.strerror or error}") from error
             raise
-
-
-LATER = {"relevance": "pruned.safetensors", "prune": "pruned.safetensors", "recover": "recover.pt"}
-"""Sections that a resumed run may have otherwise, until this file of `state/` exists."""
-
-ALWAYS = ("out", "device", "export", "uncertainty", "report", "description")
-"""Sections that tell only how a run is carried out and what is written at its end."""
-
-
-def _same(stored: Recipe, given: Recipe, folder: Path) -> None:
-    left, right = stored.model_dump(exclude=set(ALWAYS)), given.model_dump(exclude=set(ALWAYS))
-    changed = [name for name in left if left[name] != right[name]]
-    changed = [name for name in changed if name not in LATER or (folder / STATE / LATER[name]).exists()]
-    if changed:
-        raise RecipeError(
-            f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(changed)}; "
-            "resume with the run's own recipe (give none), or start another run with another --out"
-        )

@@ -4,6 +4,7 @@ from svdcompress.train._device import Place, agree, find_place, make_accelerator
 from svdcompress.train._fit import fit
 from svdcompress.train._loop import Fit
 from svdcompress.train._metrics import evaluate, score
+from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
 from svdcompress.train._shrink import shrink
@@ -13,6 +14,7 @@ __all__ = [
     "Bars",
     "Fit",
     "LrFactor",
+    "NotFinite",
     "Place",
     "StateFile",
     "agree",

@@ -135,6 +135,15 @@ def test_a_stopped_fit_goes_on_to_the_same_result(tmp_path, steps):
     assert torch.equal(weights(model), weights(expected))
 
 
+def test_a_stopped_fit_goes_on_with_another_learning_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    more = {"device": "cpu", "state": tmp_path / "fit.pt"}
+    with pytest.raises(Interrupted):
+        fit(net(), examples(), LOSS, settings(schedule="constant", lr=1e-2), stop=Halt(9), **more)
+    result = fit(net(), examples(), LOSS, settings(schedule="constant", lr=1e-4, clip=1.0), **more)
+    assert [row["lr"] for row in result.history] == [1e-2, 1e-2, 1e-4]
+
+
 def test_the_best_epoch_is_the_one_kept():
     model, seen = net(), []
 

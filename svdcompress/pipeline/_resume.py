@@ -1,0 +1,74 @@
+"""What of a stopped run's recipe may be otherwise when it goes on: all that nothing was made with yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from svdcompress.errors import RecipeError
+from svdcompress.pipeline._folder import STATE
+from svdcompress.recipe import Recipe
+from svdcompress.train import StateFile
+
+FILES = ("dense.pt", "train.pt", "pruned.safetensors", "recover.pt")
+"""What the stages leave in `state/`, in order."""
+
+FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "recover": 3}
+"""The first of FILES that a section has a part in, and with it in all later ones; sections not named here: 0."""
+
+ALWAYS = ("out", "device", "export", "uncertainty", "report", "description")
+"""Sections that tell only how a run is carried out and what is written at its end."""
+
+UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")
+"""Settings of a stage of training that may change between its epochs: those that a loss which is not finite calls for."""
+
+
+def changed_fields(stored: Recipe, given: Recipe) -> list[str]:
+    """Fields as `train.lr` (or `seed`) in which two recipes differ, but for the sections ALWAYS."""
+    left, right = (recipe.model_dump(exclude=set(ALWAYS)) for recipe in (stored, given))
+    fields = []
+    for name, section in left.items():
+        if isinstance(section, Mapping) and isinstance(right[name], Mapping):
+            fields += [f"{name}.{field}" for field in section if section[field] != right[name][field]]
+        elif section != right[name]:
+            fields.append(name)
+    return fields
+
+
+def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
+    """Files of `state/` that a stage began with and that a changed recipe would begin otherwise.
+
+    Raises RecipeError, naming them, for changes of what an epoch of training, or a pruned model, was made with already.
+    """
+    fields = changed_fields(stored, given)
+    if not fields:
+        return []
+    files = [folder / STATE / name for name in FILES]
+    done = [_epochs_done(file) for file in files]
+    refused, stale = [], set()
+    for field in fields:
+        section, _, name = field.partition(".")
+        first = FIRST.get(section, 0)
+        stage = getattr(stored, section)
+        unfinished = f"{section}.pt" in FILES and (done[first] or 0) < stage.epochs and not any(done[first + 1 :])
+        if not any(done[first:]):
+            stale |= {file for file, epochs in zip(files[first:], done[first:], strict=True) if epochs is not None}
+        elif not (name in UNDERWAY and unfinished):
+            refused.append(field)
+    if refused:
+        raise RecipeError(
+            f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(refused)}, and something was made with "
+            "it already; resume with the run's own recipe (give none), or start another run with another --out"
+        )
+    return sorted(stale)
+
+
+def _epochs_done(file: Path) -> float | None:
+    """Epochs in a stage's file (one that is no state of training counts as done), or None where it left none."""
+    if not file.exists():
+        return None
+    if file.suffix != ".pt":
+        return 1
+    saved: dict[str, Any] | None = StateFile(file).load()
+    return saved["epoch"] if saved is not None else None

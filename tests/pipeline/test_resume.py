@@ -1,0 +1,80 @@
+"""What a resumed run may have otherwise: all that nothing was made with yet, and what a loss that is not finite calls for."""
+
+import numpy as np
+import pytest
+import torch
+
+from svdcompress.errors import RecipeError, TrainingError
+from svdcompress.pipeline import run
+from svdcompress.pipeline._resume import outdated
+from svdcompress.recipe import load_recipe
+
+
+def stopped(folder, **epochs):
+    """A run's state with so many epochs done of each stage; prune=1: pruned."""
+    (folder / "state").mkdir()
+    for stage, done in epochs.items():
+        file = folder / "state" / ("pruned.safetensors" if stage == "prune" else f"{stage}.pt")
+        torch.save({"epoch": done}, file) if stage != "prune" else file.write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("done", "changes", "stale"),
+    [
+        ({}, ["seed=1", "model=lenet-5", "dense.lr=1", "train.epochs=3"], []),
+        ({"dense": 0}, ["data.validation=0.3", "dense.batch_size=7"], ["dense.pt"]),
+        ({"dense": 3}, ["dense.lr=1e-4", "dense.clip=1", "dense.precision=bf16"], []),
+        ({"dense": 3}, ["convert.share=input", "train.epochs=7", "relevance.threshold=2", "prune.round_to=4"], []),
+        ({"dense": 20, "train": 0}, ["convert.log_sigma2=-8", "train.batch_size=50", "train.beta.final=0.1"], ["train.pt"]),
+        ({"dense": 20, "train": 1}, ["train.lr=1e-4", "train.lr_log_sigma2=1e-3", "train.clip=1", "recover.epochs=2"], []),
+        ({"train": 1}, ["train.precision=bf16", "export.opset=21", "report.html=false"], []),
+        ({"dense": 20, "train": 20}, ["relevance.threshold=2", "prune.round_to=4", "recover.lr=1"], []),
+        ({"dense": 20, "train": 20, "prune": 1}, ["recover.epochs=9"], []),
+        ({"dense": 20, "train": 20, "prune": 1, "recover": 0}, ["recover.epochs=9"], ["recover.pt"]),
+        ({"dense": 20, "train": 20, "prune": 1, "recover": 2}, ["recover.lr=1e-5"], []),
+    ],
+)
+def test_what_nothing_was_made_with_may_change(tmp_path, done, changes, stale):
+    stopped(tmp_path, **done)
+    assert [file.name for file in outdated(load_recipe(None), load_recipe(None, changes), tmp_path)] == stale
+
+
+@pytest.mark.parametrize(
+    ("done", "change", "field"),
+    [
+        ({"dense": 1}, "seed=1", "seed"),
+        ({"dense": 1}, "data.limit=9", "data.limit"),
+        ({"dense": 1}, "dense.epochs=30", "dense.epochs"),
+        ({"dense": 20}, "dense.lr=0.1", "dense.lr"),  # finished: it would have no effect
+        ({"dense": 20, "train": 0}, "loss.label_smoothing=0.1", "loss.label_smoothing"),
+        ({"train": 1}, "loss.label_smoothing=0.1", "loss.label_smoothing"),  # weights were given: no dense stage
+        ({"dense": 20, "train": 1}, "convert.share=input", "convert.share"),
+        ({"dense": 20, "train": 1}, "train.batch_size=7", "train.batch_size"),
+        ({"dense": 20, "train": 20}, "train.clip=1", "train.clip"),
+        ({"dense": 20, "train": 20, "prune": 1}, "relevance.threshold=2", "relevance.threshold"),
+        ({"dense": 20, "train": 20, "prune": 1, "recover": 1}, "recover.beta=0.1", "recover.beta"),
+        ({"dense": 20, "train": 20, "prune": 1, "recover": 5}, "recover.lr=1", "recover.lr"),
+    ],
+)
+def test_what_was_made_already_is_not_made_otherwise(tmp_path, done, change, field):
+    stopped(tmp_path, **done)
+    with pytest.raises(RecipeError, match=rf"differ in {field}, and something was made with it already"):
+        outdated(load_recipe(None), load_recipe(None, [change, "relevance.tolerance=0", "export.onnx=false"]), tmp_path)
+
+
+def test_a_loss_that_is_not_finite_ends_where_its_message_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3))\n")
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.savez("data.npz", x=x, y=x[:, :3].argmax(1))
+    quick = ["dense.epochs=1", "train.epochs=2", "recover.epochs=0", "device=cpu", "uncertainty.samples=0"]
+    quick += ["export.onnx=false", "report.html=false", "train.beta.final=1e-6", "train.lr=1e38"]
+    out = tmp_path / "out"
+    with pytest.raises(
+        TrainingError, match=rf"train: the loss is .*svdc sparsify --resume --out {out} --set train\.lr="
+    ) as error:
+        run(load_recipe(None, ["model=./mine.py:make", "data=npz:data.npz", *quick]), out)
+    assert "train.clip" in str(error.value) and "train.precision=no" in str(error.value)
+    results = run(load_recipe(out, ["train.lr=1e-3", "train.clip=1"]), out, resume=True)
+    assert [row["stage"] for row in results["history"]] == ["dense", "train", "train"]
+    assert results["recipe"].count("clip: 1.0") == 1 and not (out / "state").exists()
