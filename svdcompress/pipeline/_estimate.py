@@ -51,7 +51,7 @@ def estimate(recipe: Recipe) -> Estimate:
     dense, trained = dense_model(recipe)
     check_model(dense, recipe, data, example_inputs(data.train, 2))
     entries = plan(dense, recipe.convert.include, recipe.convert.exclude)
-    warned = advice(recipe, dense, len(data.train))
+    warned = [*data.warnings, *advice(recipe, dense, len(data.train))]
     model = converted(copy.deepcopy(dense), recipe)
     seconds = {}
     loss = make_loss(recipe.loss)

@@ -38,7 +38,7 @@ class OpenRun:
     @cached_property
     def data(self) -> Data:
         """The run's data, split as they were then."""
-        return open_data(self.recipe.data, self.recipe.task)
+        return open_data(self.recipe.data, self.recipe.task, strict=False)
 
     @cached_property
     def results(self) -> dict[str, Any]:

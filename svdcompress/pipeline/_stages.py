@@ -95,7 +95,7 @@ class Stages:
         self.dense, trained = dense_model(recipe)
         check_model(self.dense, recipe, self.data, self.inputs)
         self.beta = final_beta(recipe, self.dense, len(self.data.train))
-        for line in advice(recipe, self.dense, len(self.data.train), self.place.world):
+        for line in [*self.data.warnings, *advice(recipe, self.dense, len(self.data.train), self.place.world)]:
             self.results.setdefault("warnings", []).append(line)
             self.say(f"[yellow]warning:[/] {escape(line)}")
         if not trained:

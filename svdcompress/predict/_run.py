@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svdcompress.errors import DataError, ExportError, SvdcError, UsageError
+from svdcompress.errors import DataError, ExportError, RecipeError, UsageError
 from svdcompress.export import read_metadata
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.predict._read import read_inputs
@@ -88,9 +88,7 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
 def _prepared(raw: Any, preprocessing: dict[str, Any], origin: str | Path) -> Any:
     try:
         return preprocess(raw, preprocessing)
-    except SvdcError:
-        raise
-    except (RuntimeError, ValueError, IndexError) as error:
+    except RecipeError as error:
         raise DataError(f"{origin}: the recipe's transforms do not fit these inputs ({error})") from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,16 @@ from torch import Tensor
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources import _transforms
-from svdcompress.sources._arrays import read_digits, read_factory, read_idx, read_npz
+from svdcompress.sources._arrays import read_digits, read_npz
 from svdcompress.sources._call import map_tensors
+from svdcompress.sources._check import Check
+from svdcompress.sources._cifar import read_cifar
 from svdcompress.sources._examples import Examples, FromDataset, InMemory
+from svdcompress.sources._factory import read_factory
+from svdcompress.sources._fields import check_fields
 from svdcompress.sources._hub import read_hub
-from svdcompress.sources._images import read_cifar, read_imagefolder
+from svdcompress.sources._idx import read_idx
+from svdcompress.sources._images import read_imagefolder
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._raw import Raw, Table
 from svdcompress.sources._tables import read_table
@@ -28,6 +33,7 @@ READERS: dict[str, Callable[[str, DataSection], Raw]] = {
     "npz": read_npz,
     "imagefolder": read_imagefolder,
     "cifar10": read_cifar,
+    "cifar100": read_cifar,
     "hf": read_hub,
 }
 """Reader of each kind of source; `csv:` and `parquet:` come beside them, as do Python names."""
@@ -40,7 +46,7 @@ class Data:
     task: classification, binary, regression or gaussian. classes: their names, where there are any.
     outputs: classes (1 for binary) or target columns. target_scale: mean and standard deviation that were taken off the
     targets, or None. preprocessing: JSON-able: transforms with their measured numbers, columns, categories, image size, and
-    the shape of an input ahead of the transforms (`input_shape`), where inputs are one tensor.
+    the shape of an input ahead of the transforms (`input_shape`), where inputs are one tensor. warnings: one line each.
     """
 
     train: Examples
@@ -51,13 +57,19 @@ class Data:
     classes: list[str] | None = None
     target_scale: tuple[float, float] | None = None
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
-def open_data(section: DataSection, task: str) -> Data:
-    """Read, split, check and transform the data that a recipe names.
+def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
+    """Read, split, check and transform the data that a recipe names; of what is read as needed, the first two examples.
 
-    Raises DataError, naming file, field and row, for data that are missing, damaged, empty, out of range or not finite.
+    strict: fields that the source does not know are refused; False: passed over, for recipes of finished runs.
+
+    Raises DataError, naming file, field and row, for data that are missing, damaged, empty, out of range or not finite, and
+    for a field that was set and does nothing; RecipeError for transforms that do not fit.
     """
+    if strict:
+        check_fields(section)
     raw = _read(section, task)
     raw.train = _limited(_checked(raw.train, task, "train"), section)
     if not len(raw.train):
@@ -69,13 +81,32 @@ def open_data(section: DataSection, task: str) -> Data:
     scale = _target_scale(tables["train"], section, task)
     fitted = _fit(section, tables["train"])
     augment = _transforms.build(section.augment, "data.augment")
-    splits = {
-        name: _examples(table, fitted, augment if name == "train" else None, scale, task) for name, table in tables.items()
-    }
+    splits = {}
+    for name, table in tables.items():
+        check = Check(task, table.origin, name, outputs if classes else None)
+        splits[name] = _examples(table, fitted, augment if name == "train" else None, scale, check)
+    _try(splits)
     preprocessing = {**raw.preprocessing, "transform": fitted, "target_scale": list(scale) if scale else None}
     if isinstance(tables["train"].inputs, Tensor):
         preprocessing["input_shape"] = list(tables["train"].inputs.shape[1:])
-    return Data(**splits, task=task, outputs=outputs, classes=classes, target_scale=scale, preprocessing=preprocessing)
+    return Data(
+        **splits,
+        task=task,
+        outputs=outputs,
+        classes=classes,
+        target_scale=scale,
+        preprocessing=preprocessing,
+        warnings=raw.warnings,
+    )
+
+
+def _try(splits: dict[str, Examples]) -> None:
+    """Two examples of what is read or augmented later, so that what does not fit is said before any work; no seed moves."""
+    with torch.random.fork_rng(devices=[]):
+        for name, examples in splits.items():
+            if isinstance(examples, FromDataset) or (name == "train" and getattr(examples, "augment", None) is not None):
+                two = examples.subset(torch.arange(min(2, len(examples))))
+                next(iter(two.batches(2, shuffle=0 if name == "train" else None)))
 
 
 def preprocess(inputs: Any, preprocessing: Mapping[str, Any]) -> Any:
@@ -110,8 +141,7 @@ def _limited(table: Table, section: DataSection) -> Table:
 
 def _part(table: Table, indices: Tensor) -> Table:
     if table.dataset is not None:
-        dataset = torch.utils.data.Subset(table.dataset, indices.tolist())
-        return Table(table.origin, dataset=dataset, collate=table.collate, workers=table.workers)
+        return replace(table, rows=indices if table.rows is None else table.rows[indices])
     return Table(table.origin, map_tensors(table.inputs, lambda tensor: tensor[indices]), table.targets[indices])
 
 
@@ -138,40 +168,15 @@ def _hold_out(table: Table, amount: float, section: DataSection, name: str) -> t
 
 
 def _checked(table: Table, task: str, split: str) -> Table:
-    """Targets of the right kind, everything finite; examples that are read as needed are checked while training."""
+    """Targets of the right kind, everything finite; examples that are read as needed are checked in each batch (`Check`)."""
     if table.dataset is not None:
         return table
     if not len(table.targets):
         raise DataError(f"data: {table.origin}: no examples ({split})")
-    targets = table.targets
-    if targets.dim() == 2 and targets.shape[1] == 1 and task == "classification":
-        targets = targets[:, 0]
-    if task == "classification":
-        if targets.is_floating_point():
-            broken = targets != targets.floor()  # true for NaN, too
-            if broken.any():
-                row = int(broken.nonzero()[0, 0])
-                raise DataError(f"data.target: {table.origin}: {targets[row].item():g} in row {row} ({split}) is no class")
-        targets = targets.long()
-        if (targets < 0).any():
-            row = int((targets < 0).nonzero()[0, 0])
-            raise DataError(f"data.target: {table.origin}: label {int(targets[row])} in row {row} ({split}) is out of range")
-    else:
-        targets = targets.float()
-        _finite(targets, "data.target", table.origin, split)
-        if task == "binary" and ((targets != 0) & (targets != 1)).any():
-            row = int(((targets != 0) & (targets != 1)).nonzero()[0, 0])
-            raise DataError(f"data.target: {table.origin}: {targets[row].tolist()} in row {row} ({split}) is neither 0 nor 1")
-    map_tensors(table.inputs, lambda tensor: _finite(tensor, "data", table.origin, split))
+    check = Check(task, table.origin, split)
+    targets = check.targets(table.targets)
+    check.inputs(table.inputs)
     return Table(table.origin, table.inputs, targets)
-
-
-def _finite(tensor: Tensor, field: str, origin: str, split: str) -> None:
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
-        value = tensor[tuple(where)].item()
-        place = f"row {where[0]}" + (f", position {where[1:]}" if len(where) > 1 else "")
-        raise DataError(f"{field}: {origin}: {value} in {place} ({split})")
 
 
 def _outputs(tables: dict[str, Table], task: str, classes: list[str] | None) -> tuple[int, list[str] | None]:
@@ -184,26 +189,30 @@ def _outputs(tables: dict[str, Table], task: str, classes: list[str] | None) -> 
         return len(classes) if classes else 0, classes
     count = len(classes) if classes else int(max(t.targets.max() for t in tables.values() if t.targets is not None)) + 1
     for split, table in tables.items():
-        if table.targets is not None and int(table.targets.max()) >= count:
-            row = int((table.targets >= count).nonzero()[0, 0])
-            label = int(table.targets[row])
-            raise DataError(
-                f"data.target: {table.origin}: label {label} in row {row} ({split}) is out of range 0 to {count - 1}"
-            )
+        if table.targets is not None:
+            Check(task, table.origin, split, count).targets(table.targets)
     return count, classes
 
 
 def check_labels(data: Data, outputs: int) -> None:
-    """Raises DataError if a label does not fit a model with so many outputs, naming split and row."""
+    """Raises DataError if a label does not fit a model with so many outputs, naming split and row.
+
+    Labels that are read as needed are held to it from here on, batch by batch.
+    """
     if data.task != "classification":
         return
     for split in ("train", "validation", "test"):
-        targets = getattr(getattr(data, split), "targets", None)
+        examples = getattr(data, split)
+        if isinstance(examples, FromDataset):
+            if examples.check is not None:
+                examples.check.outputs, examples.check.why = outputs, f": the model has {outputs} outputs"
+            continue
+        targets = getattr(examples, "targets", None)
         if targets is not None and int(targets.max()) >= outputs:
-            row = int((targets >= outputs).nonzero()[0, 0])
+            where = (targets >= outputs).nonzero()[0]
             raise DataError(
-                f"data.target: label {int(targets[row])} in row {row} ({split}) is out of range 0 to {outputs - 1}: "
-                f"the model has {outputs} outputs"
+                f"data.target: label {int(targets[tuple(where)])} in row {int(where[0])} ({split}) is out of range "
+                f"0 to {outputs - 1}: the model has {outputs} outputs"
             )
 
 
@@ -224,7 +233,7 @@ def _fit(section: DataSection, train: Table) -> list[Any]:
     return _transforms.fit(section.transform, map_tensors(train.inputs, _transforms.as_float))
 
 
-def _examples(table: Table, fitted: list[Any], augment: Any, scale: tuple[float, float] | None, task: str) -> Examples:
+def _examples(table: Table, fitted: list[Any], augment: Any, scale: tuple[float, float] | None, check: Check) -> Examples:
     if table.dataset is not None:
         settings = {"transform": fitted}
         return FromDataset(
@@ -233,6 +242,8 @@ def _examples(table: Table, fitted: list[Any], augment: Any, scale: tuple[float,
             workers=table.workers,
             transform=lambda inputs: preprocess(inputs, settings),
             augment=augment,
+            indices=table.rows,
+            check=check,
         )
     inputs = preprocess(table.inputs, {"transform": fitted})
     targets = table.targets if scale is None else (table.targets - scale[0]) / scale[1]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, SvdcError
 from svdcompress.sources._call import first_tensor, map_tensors, to_device
+from svdcompress.sources._check import Check
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which a batch that is a mapping keeps its targets."""
@@ -109,6 +110,7 @@ class FromDataset:
     """Examples of a torch Dataset, read by loader processes.
 
     transform, augment: applied to a batch's inputs, in that order (`augment` to shuffled ones only).
+    indices: which of the dataset's examples these are. check: what each batch has to be; its targets are converted by it.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class FromDataset:
         transform: Callable[[Any], Any] | None = None,
         augment: Callable[[Any], Any] | None = None,
         indices: Tensor | None = None,
+        check: Check | None = None,
     ) -> None:
         if not hasattr(dataset, "__len__"):
             raise DataError(f"data: {type(dataset).__name__} has no length; a dataset with __len__ and __getitem__ is needed")
@@ -129,6 +132,7 @@ class FromDataset:
         self.transform = transform
         self.augment = augment
         self.indices = torch.arange(len(self.dataset)) if indices is None else indices
+        self.check = check
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -142,48 +146,86 @@ class FromDataset:
             transform=self.transform,
             augment=self.augment,
             indices=self.indices[indices],
+            check=self.check,
         )
 
     def batches(
         self, batch_size: int, *, shuffle: int | None = None, rank: int = 0, world: int = 1, device: Any = "cpu"
     ) -> Iterator[tuple[Any, Tensor]]:
-        """See `Examples.batches`."""
+        """See `Examples.batches`. Raises DataError, naming the row, for what cannot be read, is not finite or out of range."""
         device = torch.device(device)
-        order = order_of(len(self), batch_size, shuffle, rank, world)
-        seed = torch.Generator().manual_seed(0 if shuffle is None else shuffle)  # of the workers, so that they repeat
+        order = [self.indices[part].tolist() for part in order_of(len(self), batch_size, shuffle, rank, world)]
         loader = DataLoader(
             self.dataset,
-            batch_sampler=[self.indices[part].tolist() for part in order],
+            batch_sampler=order,
             collate_fn=self.collate,
-            num_workers=self.workers,
+            num_workers=min(self.workers, len(order)) if len(order) > 1 else 0,  # a single batch is read here
             pin_memory=device.type == "cuda",
-            generator=seed,
+            generator=torch.Generator().manual_seed(0 if shuffle is None else shuffle),  # of the workers, so that they repeat
         )
-        for batch in loader:
-            x, y = split_batch(batch)
+        read = self._read(loader)
+        for rows in order:
+            x, y = split_batch(next(read), self._origin)
+            if self.check is not None:
+                known = rows if len(rows) == len(y) else []  # a collate function may leave some out
+                self.check.inputs(x, known)
+                y = self.check.targets(y, known)
             x, y = to_device(x, device), y.to(device, non_blocking=True)
             x = self.transform(x) if self.transform is not None else x
             yield (self.augment(x) if self.augment is not None and shuffle is not None else x), y
 
+    @property
+    def _origin(self) -> str:
+        return self.check.origin if self.check is not None else type(self.dataset).__name__
 
-def split_batch(batch: Any) -> tuple[Any, Tensor]:
+    def _read(self, loader: DataLoader) -> Iterator[Any]:
+        """The loader's batches. Raises DataError, without a worker's traceback, for whatever the dataset raises."""
+        try:
+            yield from loader
+        except SvdcError as error:
+            if not str(error).startswith("Caught "):
+                raise
+            raise type(error)(str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]) from error
+        except Exception as error:  # whatever the user's dataset raises
+            reason = f"{type(error).__name__}: {error}"
+            if str(error).startswith("Caught "):  # as a loader process hands it on: the last line is the error itself
+                reason = str(error).rstrip().splitlines()[-1]
+            raise DataError(f"data: {self._origin}: an example could not be read: {reason}") from error
+
+
+def split_batch(batch: Any, origin: str = "") -> tuple[Any, Tensor]:
     """Inputs and targets of a batch: a tuple whose last item is the target, or a mapping with labels.
 
-    Raises DataError for anything else.
+    origin: of the data, for messages. Raises DataError for anything else.
     """
+    where = f"data: {origin}" if origin else "data"
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
         key = next((name for name in LABEL_KEYS if name in batch.keys()), None)  # noqa: SIM118 (BatchEncoding)
         if key is None:
-            raise DataError(f"data: a batch has the fields {', '.join(map(str, batch.keys()))}; one of {LABEL_KEYS} is needed")
-        return {name: batch[name] for name in batch.keys() if name != key}, torch.as_tensor(batch[key])  # noqa: SIM118
+            raise DataError(
+                f"{where}: a batch has the fields {', '.join(map(str, batch.keys()))}; one of {LABEL_KEYS} is needed"
+            )
+        return {name: batch[name] for name in batch.keys() if name != key}, _numbers(batch[key], where)  # noqa: SIM118
     if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) >= 2:
         inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
-        return inputs, torch.as_tensor(batch[-1])
-    raise DataError(f"data: a batch is a {type(batch).__name__}; (inputs, targets) or a mapping with labels is needed")
+        return inputs, _numbers(batch[-1], where)
+    raise DataError(f"{where}: a batch is a {type(batch).__name__}; (inputs, targets) or a mapping with labels is needed")
+
+
+def _numbers(targets: Any, where: str) -> Tensor:
+    try:
+        targets = torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where}: the targets of a batch are no numbers: {targets!r:.60} ({error})") from error
+    if not targets.dim():
+        raise DataError(f"{where}: the targets of a batch are a single number; one for each example is needed")
+    return targets
 
 
 def example_inputs(examples: Examples, count: int) -> Any:
     """The inputs of the first `count` examples, in order, on the CPU (fewer where there are fewer)."""
+    if isinstance(examples, FromDataset):  # no loader processes that read ahead
+        examples = examples.subset(torch.arange(min(count, len(examples))))
     inputs, _ = next(iter(examples.batches(count)))
     return inputs
 

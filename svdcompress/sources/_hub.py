@@ -11,7 +11,7 @@ import torch
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._examples import LABEL_KEYS
-from svdcompress.sources._images import _stacked
+from svdcompress.sources._images import pixels, stacked
 from svdcompress.sources._names import check_folder
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 from svdcompress.sources._text import ARGS, tokens
@@ -34,43 +34,82 @@ def read_hub(place: str, section: DataSection) -> Raw:
     if "train" not in splits:
         raise DataError(f"data.name: hf:{place} has no split named train; it has {', '.join(splits)}")
     classes: list[str] | None = None
-    tables = {}
+    tables, prepared = {}, {}
     for name in ("train", "validation", "test"):
         if name in splits:
-            tables[name], classes = _table(splits[name], f"hf:{place} ({name})", section, own, classes)
-    return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes)
+            tables[name], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes)
+            prepared = prepared or found
+    return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared)
 
 
-def _table(split: Any, origin: str, section: DataSection, own: dict[str, Any], classes: list[str] | None) -> tuple[Table, Any]:
+def _table(
+    split: Any, origin: str, section: DataSection, own: dict[str, Any], classes: list[str] | None
+) -> tuple[Table, list[str] | None, dict[str, Any]]:
+    """A split's examples, its classes, and what must be known to read further ones in the same way, from files too."""
+    if not len(split):
+        raise DataError(f"data: {origin}: no examples")
     label = section.target or next((name for name in LABEL_KEYS if name in split.column_names), None)
     if label is None or label not in split.column_names:
         raise DataError(f"data.target: {origin} has the columns {', '.join(split.column_names)}; name the one to predict")
-    values = list(split[label])
-    names = getattr(split.features[label], "names", None)
-    if names:
-        targets, classes = torch.tensor(values), list(names)
-    elif values and isinstance(values[0], str):
-        targets, classes = encode_classes(values, classes, origin)
-    else:
-        targets = torch.tensor(values)
+    targets, classes = _labels(split, label, origin, classes)
     columns = section.features or [name for name in split.column_names if name != label]
+    for field, wanted in (("data.features", columns), ("data.args.text", [own["text"]] if own["text"] else [])):
+        absent = [name for name in wanted if name not in split.column_names]
+        if absent:
+            raise DataError(f"{field}: {origin} has no column {absent[0]!r}; it has {', '.join(split.column_names)}")
     first = split[0]
     image = next((name for name in columns if hasattr(first[name], "convert")), None)
     text = own["text"] or next((name for name in columns if isinstance(first[name], str)), None)
+    if section.image_size and image is None:
+        raise DataError(f"data.image_size: {origin} has no column of images among {', '.join(columns)}")
+    if own["tokenizer"] and (image is not None or text is None):
+        raise DataError(f"data.args.tokenizer: {origin} is not read as text; data.features names the column of text")
     if image is not None:
-        return Table(origin, _images(split[image], section), targets), classes
+        size = list(section.image_size) if section.image_size else None
+        return Table(origin, _images(split[image], section, origin), targets), classes, {"image_size": size}
+    prepared = {"columns": columns, "categories": {}, "target": label}
     if text is not None:
-        return Table(origin, tokens(list(split[text]), own, origin), targets), classes
-    arrays = [torch.as_tensor(np.asarray(split[name], dtype=np.float32)) for name in columns]
+        texts = _values(split, text, origin, "data.args.text")
+        settings = {key: value for key, value in own.items() if value is not None}
+        prepared = {**prepared, **settings, "columns": [text], "text": text}
+        return Table(origin, tokens([str(value) for value in texts], own, origin), targets), classes, prepared
+    arrays = [_numbers(split, name, origin) for name in columns]
     inputs = torch.cat([array.reshape(len(array), -1) for array in arrays], 1)
-    return Table(origin, inputs, targets), classes
+    single = all(array.dim() == 1 for array in arrays)  # a column of lists is no column of a table
+    return Table(origin, inputs, targets), classes, prepared if single else {}
 
 
-def _images(images: Any, section: DataSection) -> torch.Tensor:
-    size = section.image_size
+def _values(split: Any, column: str, origin: str, field: str) -> list[Any]:
+    values = list(split[column])
+    row = next((row for row, value in enumerate(values) if value is None), None)
+    if row is not None:
+        raise DataError(f"{field}: {origin}: column {column!r}: no value in row {row}")
+    return values
+
+
+def _labels(split: Any, label: str, origin: str, classes: list[str] | None) -> tuple[torch.Tensor, list[str] | None]:
+    values = _values(split, label, origin, "data.target")
+    names = getattr(split.features[label], "names", None)
+    if isinstance(values[0], str):
+        return encode_classes(values, classes, f"data.target: {origin}")
+    try:
+        return torch.tensor(values), list(names) if names else classes
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"data.target: {origin}: column {label!r} holds {values[0]!r:.40}, not numbers or names") from error
+
+
+def _numbers(split: Any, column: str, origin: str) -> torch.Tensor:
+    values = _values(split, column, origin, "data.features")
+    try:
+        return torch.as_tensor(np.asarray(values, dtype=np.float32))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"data.features: {origin}: column {column!r} is no array of numbers ({error})") from error
+
+
+def _images(images: Any, section: DataSection, origin: str) -> torch.Tensor:
     tensors = []
-    for image in images:
-        image = image.convert("L" if image.mode in ("1", "L") else "RGB")
-        array = np.array(image.resize((size[1], size[0])) if size else image)
-        tensors.append(torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()))
-    return _stacked(tensors, [f"image {index}" for index in range(len(tensors))])
+    for row, image in enumerate(images):
+        if image is None:
+            raise DataError(f"data.features: {origin}: no image in row {row}")
+        tensors.append(pixels(image, section.image_size))
+    return stacked(tensors, [f"{origin}, row {row}" for row in range(len(tensors))])

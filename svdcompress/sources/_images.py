@@ -1,9 +1,9 @@
-"""Images: folders of classes, CIFAR's binary files, and tar archives of class folders."""
+"""Images: decoded in one way wherever they come from, and folders of classes."""
 
 from __future__ import annotations
 
 import io
-import tarfile
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,26 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
     image_module = optional("PIL.Image", "pillow", "images")
     try:
         with image_module.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
-            image = image.convert("L" if image.mode in ("1", "L", "I", "I;16") else "RGB")
-            if size is not None and image.size != (size[1], size[0]):
-                image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
-            array = np.array(image)
+            return pixels(image, size)
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"data: {origin}: not a readable image ({error})") from error
-    return torch.from_numpy(array).unsqueeze(0) if array.ndim == 2 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
+    """A Pillow image as bytes (C, H, W), C 1 for grey and 3 for colour; size: (height, width) to resize to, bilinearly.
+
+    Grey images of more than 8 bits keep their upper 8 (Pillow's own conversion would make all above 255 white).
+    """
+    image_module = optional("PIL.Image", "pillow", "images")
+    if image.mode.startswith("I"):
+        values = np.asarray(image)
+        wide = image.mode != "I" or values.max(initial=0) > 255  # 16-bit files come as I in some versions of Pillow
+        image = image_module.fromarray((values // 256 if wide else values).clip(0, 255).astype(np.uint8))
+    image = image.convert("L" if image.mode in ("1", "L", "F") else "RGB")
+    if size is not None and image.size != (size[1], size[0]):
+        image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
+    array = torch.from_numpy(np.array(image))
+    return array.unsqueeze(0) if array.dim() == 2 else array.permute(2, 0, 1).contiguous()
 
 
 class ImageFiles(Dataset):
@@ -90,13 +103,14 @@ def _folder(folder: Path, classes: list[str] | None, section: DataSection) -> tu
     if first.numel() * len(files) > IN_MEMORY_BYTES:
         if section.image_size is None:
             raise DataError("data.image_size: needed for images that do not fit in memory, such as [224, 224]")
-        workers = section.workers if section.workers is not None else _sensible_workers()
+        workers = section.workers if section.workers is not None else sensible_workers()
         return Table(str(folder), dataset=ImageFiles(files, labels, section.image_size), workers=workers), classes
     images = [decode(file, section.image_size, str(file)) for file in files]
-    return Table(str(folder), _stacked(images, [str(file) for file in files]), labels), classes
+    return Table(str(folder), stacked(images, [str(file) for file in files]), labels), classes
 
 
-def _stacked(images: list[Tensor], names: list[str]) -> Tensor:
+def stacked(images: list[Tensor], names: list[str]) -> Tensor:
+    """Images as one tensor, grey ones in colour among coloured ones. Raises DataError for sizes that differ, naming two."""
     if any(len(image) == 3 for image in images):
         images = [image.expand(3, -1, -1) for image in images]
     for image, name in zip(images, names, strict=True):
@@ -109,62 +123,6 @@ def _stacked(images: list[Tensor], names: list[str]) -> Tensor:
     return torch.stack(images)
 
 
-def _sensible_workers() -> int:
-    import os
-
+def sensible_workers() -> int:
+    """Loader processes where nobody says how many: as many as there are further processors, up to 8."""
     return max(0, min(8, (os.cpu_count() or 1) - 1))
-
-
-def read_cifar(place: str, section: DataSection) -> Raw:
-    """`cifar10:DIR`: CIFAR-10's binary batches, or train.tar.gz and test.tar.gz of images in class folders."""
-    folder = Path(place or section.root or ".")
-    for base in (folder, folder / "cifar-10-batches-bin"):
-        if (base / "data_batch_1.bin").is_file():
-            train = [_binary(file) for file in sorted(base.glob("data_batch_*.bin"))]
-            images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
-            test = _binary(base / "test_batch.bin")
-            meta = base / "batches.meta.txt"
-            classes = meta.read_text().split() if meta.is_file() else None
-            return Raw(Table(str(base), images, labels), Table(str(base / "test_batch.bin"), *test), classes=classes)
-    if (folder / "train.tar.gz").is_file():
-        train_table, classes = _archive(folder / "train.tar.gz", None, section)
-        test = folder / "test.tar.gz"
-        test_table = _archive(test, classes, section)[0] if test.is_file() else None
-        return Raw(train_table, test_table, classes=classes)
-    raise DataError(f"data.name: {folder}: neither data_batch_1.bin nor train.tar.gz in it; name the folder as cifar10:DIR")
-
-
-def _binary(path: Path) -> tuple[Tensor, Tensor]:
-    """Records of one label byte and 3x32x32 pixel bytes."""
-    try:
-        content = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise DataError(f"data: {path}: cannot be read ({error})") from error
-    if not len(content) or len(content) % 3073:
-        raise DataError(f"data: {path}: {len(content)} bytes are not whole CIFAR-10 records of 3073; it is truncated")
-    records = torch.from_numpy(content).view(-1, 3073)
-    return records[:, 1:].reshape(-1, 3, 32, 32).contiguous(), records[:, 0].long()
-
-
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return b"" if file is None else file.read()
-
-
-def _archive(path: Path, classes: list[str] | None, section: DataSection) -> tuple[Table, list[str]]:
-    """A tar archive of .../CLASS/image, read in memory: nothing is unpacked."""
-    images: list[tuple[str, str, Any]] = []
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                parts = Path(member.name).parts
-                if member.isfile() and len(parts) > 1 and Path(member.name).suffix.lower() in SUFFIXES:
-                    origin = f"{path}, {member.name}"
-                    images.append((member.name, parts[-2], decode(_read(archive, member), section.image_size, origin)))
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"data: {path}: cannot be read, or truncated ({error})") from error
-    if not images:
-        raise DataError(f"data: {path}: no images in class folders in it")
-    images.sort(key=lambda entry: entry[0])
-    labels, classes = encode_classes([entry[1] for entry in images], classes, f"data: {path}")
-    return Table(str(path), _stacked([entry[2] for entry in images], [entry[0] for entry in images]), labels), classes

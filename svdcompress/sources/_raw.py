@@ -16,7 +16,7 @@ from svdcompress.errors import DataError, DependencyError
 class Table:
     """Examples of one split as they were read: tensors in memory, or a dataset that is read as needed.
 
-    origin: the file or folder, for messages.
+    origin: the file or folder, for messages. rows: which of the dataset's examples belong to the split; None: all.
     """
 
     origin: str
@@ -25,8 +25,11 @@ class Table:
     dataset: Any = None  # or a Dataset with a length
     collate: Any = None
     workers: int = 0
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
+        if self.rows is not None:
+            return len(self.rows)
         return len(self.dataset) if self.dataset is not None else len(self.targets)
 
 
@@ -35,6 +38,7 @@ class Raw:
     """All that a source holds. test and validation: None where the source has none of its own.
 
     preprocessing: what must be known to read further examples in the same way (columns, categories, image size).
+    warnings: what the user should hear of the way in which the data are read.
     """
 
     train: Table
@@ -42,6 +46,7 @@ class Raw:
     validation: Table | None = None
     classes: list[str] | None = None
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
 def optional(module: str, package: str, needed_for: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
-from svdcompress.sources._text import ARGS, tokens
+from svdcompress.sources._text import tokens
 
 MOST_CATEGORIES = 100
 """A text column with more distinct values is refused: it is an identifier or free text, not a category."""
@@ -21,6 +21,7 @@ MOST_CATEGORIES = 100
 def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     """`csv:FILE` or `parquet:FILE`: numeric columns as they are, text columns one-hot by their values in the training data.
 
+    data.target: a column, or several with commas between them, for a regression of them all.
     data.args with a `tokenizer` (folder or id): one column of text for a language model instead (see `_text`).
     """
     frame = open_frame(Path(place), kind)
@@ -29,8 +30,9 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         raise DataError(
             f"data.target: name the column to predict with --target; {place} has {', '.join(map(str, frame.columns))}"
         )
-    features = section.features or [column for column in frame.columns if column != target]
-    for field, columns in (("data.target", [target]), ("data.features", features)):
+    targets = [target] if target in frame.columns else [name.strip() for name in target.split(",")]
+    features = section.features or [column for column in frame.columns if column not in targets]
+    for field, columns in (("data.target", targets), ("data.features", features)):
         for column in columns:
             if column not in frame.columns:
                 raise DataError(f"{field}: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
@@ -39,29 +41,47 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         features = [text["text"]]
     categories = {} if text else _categories(frame, features, place)
     classes: list[str] | None = None
-    if task in ("classification", "binary"):
-        targets, classes = _classes(frame[target], None, place)
-    else:
-        targets = _numbers(frame[target], place, "data.target").float()
-    preprocessing: dict[str, Any] = {"columns": features, "categories": categories, "target": target, **text}
-    train = Table(place, frame_inputs(frame, preprocessing, place), targets)
+    wanted, classes = _targets(frame, targets, None, task, place)
+    preprocessing: dict[str, Any] = {
+        "columns": features,
+        "categories": categories,
+        "target": target if len(targets) == 1 else targets,
+        **text,
+    }
+    train = Table(place, frame_inputs(frame, preprocessing, place), wanted)
     if section.test is None:
         return Raw(train, classes=classes, preprocessing=preprocessing)
     test_place = section.test.partition(":")[2] or section.test
-    test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv")
-    if target not in test_frame.columns:
-        raise DataError(f"data.test: {test_place} has no column {target!r}")
-    column = test_frame[target]
-    wanted = _classes(column, classes, test_place)[0] if classes else _numbers(column, test_place, "data.target").float()
+    test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv", "data.test")
+    for column in targets:
+        if column not in test_frame.columns:
+            raise DataError(f"data.test: {test_place} has no column {column!r}")
+    wanted, _ = _targets(test_frame, targets, classes, task, test_place)
     test = Table(test_place, frame_inputs(test_frame, preprocessing, test_place), wanted)
     return Raw(train, test, classes=classes, preprocessing=preprocessing)
 
 
-def open_frame(path: Path, kind: str) -> Any:
-    """A CSV or Parquet file as a pandas DataFrame. Raises DataError if it is missing, empty or damaged."""
+def _targets(
+    frame: Any, columns: list[str], classes: list[str] | None, task: str, place: str
+) -> tuple[Tensor, list[str] | None]:
+    """One column as (N,) with the classes' names, if it is of classes; several as numbers (N, columns)."""
+    if len(columns) > 1:
+        if task == "classification":
+            names = ", ".join(columns)
+            raise DataError(
+                f"data.target: {names}: several columns are for mse, gaussian-nll and binary; classes are one column"
+            )
+        return torch.stack([_numbers(frame[column], place, "data.target").float() for column in columns], 1), None
+    if task in ("classification", "binary"):
+        return _classes(frame[columns[0]], classes, place)
+    return _numbers(frame[columns[0]], place, "data.target").float(), None
+
+
+def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
+    """A CSV or Parquet file as a pandas DataFrame. Raises DataError, naming `field`, if it is missing, empty or damaged."""
     pandas = optional("pandas", "pandas", f"data: {kind}:")
     if not path.is_file():
-        raise DataError(f"data.name: {path}: no such file")
+        raise DataError(f"{field}: {path}: no such file")
     try:
         if kind == "parquet":
             optional("pyarrow", "pyarrow", "data: parquet:")
@@ -108,9 +128,6 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str) -> Any:
 
 def _text_settings(frame: Any, features: list[str], section: DataSection, place: str) -> dict[str, Any]:
     """Tokenizer, length and column of a table with text; {} where no tokenizer is named."""
-    unknown = [name for name in section.args if name not in ARGS]
-    if unknown:
-        raise DataError(f"data.args: tables know {', '.join(ARGS)}, not {unknown[0]!r}")
     if not section.args.get("tokenizer"):
         return {}
     texts = [column for column in features if not _is_number(frame[column])]

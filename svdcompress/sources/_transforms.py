@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from svdcompress.errors import RecipeError
+from svdcompress.errors import RecipeError, SvdcError
 from svdcompress.sources._call import map_tensors
 from svdcompress.sources._names import import_name, is_python_name
 
@@ -20,8 +20,11 @@ Spec = str | Mapping[str, Any]
 
 
 def build(specs: Sequence[Spec], field: str) -> Callable[[Any], Any] | None:
-    """One function of a batch from a list of transforms; None for an empty list. Raises RecipeError for an unknown one."""
-    steps = [_step(spec, field) for spec in specs]
+    """One function of a batch from a list of transforms; None for an empty list.
+
+    Raises RecipeError for an unknown one; so does the function for inputs that one of them does not fit.
+    """
+    steps = [_named(spec, _step(spec, field), field) for spec in specs]
     if not steps:
         return None
 
@@ -33,6 +36,26 @@ def build(specs: Sequence[Spec], field: str) -> Callable[[Any], Any] | None:
                 else map_tensors(batch, lambda t, s=step: s(t) if t.is_floating_point() else t)
             )
         return batch
+
+    return apply
+
+
+def _named(spec: Spec, step: Callable[[Tensor], Any], field: str) -> Callable[[Tensor], Any]:
+    """The step, with errors that name the field, the step and the shape it was given."""
+    label = spec if isinstance(spec, str) else "{" + ", ".join(f"{name}: {value}" for name, value in spec.items()) + "}"
+
+    def apply(x: Tensor) -> Any:
+        try:
+            out = step(x)
+        except (SvdcError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # torch's own, or whatever a user's function raises
+            shape = ", ".join(["N", *map(str, x.shape[1:])])
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RecipeError(f"{field}: {label} does not fit inputs of the shape ({shape}): {reason}") from error
+        if out is None:
+            raise RecipeError(f"{field}: {label} returned nothing; a batch of inputs is needed")
+        return out
 
     return apply
 
@@ -96,9 +119,40 @@ def _normalize(value: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
     return apply
 
 
+def _scale(factor: float) -> Callable[[Tensor], Tensor]:
+    factor = float(factor)
+    return lambda x: as_float(x) * factor
+
+
+def _noise(std: float) -> Callable[[Tensor], Tensor]:
+    std = float(std)
+    return lambda x: x + std * torch.randn_like(x)
+
+
+def _reshape(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    sizes = [int(size) for size in shape]
+    return lambda x: x.reshape(len(x), *sizes)
+
+
+def _of_images(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Some of torch's functions take other shapes as well, and do another thing to them."""
+
+    def apply(x: Tensor) -> Tensor:
+        if x.dim() != 4:
+            raise ValueError("it is for images (N, channels, height, width)")
+        return step(x)
+
+    return apply
+
+
 def _resize(size: Sequence[int] | int) -> Callable[[Tensor], Tensor]:
     size = [size, size] if isinstance(size, int) else list(size)
-    return lambda x: F.interpolate(as_float(x), size=size, mode="bilinear", antialias=True)
+    return _of_images(lambda x: F.interpolate(as_float(x), size=size, mode="bilinear", antialias=True))
+
+
+def _pad(width: int) -> Callable[[Tensor], Tensor]:
+    sides = [int(width)] * 4
+    return _of_images(lambda x: F.pad(x, sides))
 
 
 def _crop(pad: int | None) -> Callable[[Tensor], Tensor]:
@@ -114,12 +168,12 @@ def _crop(pad: int | None) -> Callable[[Tensor], Tensor]:
         examples = torch.arange(count, device=x.device)
         return padded[examples[:, None, None], :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
 
-    return apply
+    return _of_images(apply)
 
 
 def _flip(_: None) -> Callable[[Tensor], Tensor]:
     """Left and right exchanged in half of the examples."""
-    return lambda x: torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(-1), x)
+    return _of_images(lambda x: torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(-1), x))
 
 
 def _affine(degrees: float = 0.0, shift: float = 0.0, scale: float = 0.0) -> Callable[[Tensor], Tensor]:
@@ -134,22 +188,22 @@ def _affine(degrees: float = 0.0, shift: float = 0.0, scale: float = 0.0) -> Cal
         rows = torch.stack([torch.stack([cos, -sin, uniform(2 * shift)], 1), torch.stack([sin, cos, uniform(2 * shift)], 1)], 1)
         return F.grid_sample(x, F.affine_grid(rows, list(x.shape), align_corners=False), align_corners=False)
 
-    return apply
+    return _of_images(apply)
 
 
 TRANSFORMS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
     "normalize": _normalize,
-    "scale": lambda factor: lambda x: as_float(x) * float(factor),
+    "scale": _scale,
     "flatten": lambda _: lambda x: x.flatten(1),
-    "reshape": lambda shape: lambda x: x.reshape(len(x), *shape),
+    "reshape": _reshape,
     "resize": _resize,
-    "pad": lambda width: lambda x: F.pad(x, [int(width)] * 4),
-    "gray": lambda _: lambda x: as_float(x).mean(1, keepdim=True),
-    "rgb": lambda _: lambda x: x.expand(-1, 3, -1, -1),
+    "pad": _pad,
+    "gray": lambda _: _of_images(lambda x: as_float(x).mean(1, keepdim=True)),
+    "rgb": lambda _: _of_images(lambda x: x.expand(-1, 3, -1, -1)),
     "crop": _crop,
     "flip": _flip,
     "affine": lambda value: _affine(**value),
-    "noise": lambda std: lambda x: x + float(std) * torch.randn_like(x),
+    "noise": _noise,
     "standardize": lambda _: lambda x: x,  # `fit` replaces it before it is used
 }
 """Name and maker of each transform; a maker takes the value that the recipe gives (None for a bare name)."""

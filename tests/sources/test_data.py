@@ -261,6 +261,25 @@ def test_cifar_as_binary_records_and_as_archives_of_images(tmp_path):
         opened(name=f"cifar10:{archived}")
 
 
+def test_cifar_100_has_its_fine_labels(tmp_path):
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name, count in (("train.bin", 12), ("test.bin", 5)):
+        records = rng.integers(0, 256, (count, 3074), dtype=np.uint8)
+        records[:, 0], records[:, 1] = 200, np.arange(count) + 88
+        records.tofile(folder / name)
+    (folder / "fine_label_names.txt").write_text("".join(f"kind_{k}\n" for k in range(100)))
+    data = opened(name=f"cifar100:{tmp_path}")
+    assert (data.outputs, data.classes[99], data.test.targets.tolist()) == (100, "kind_99", list(range(88, 93)))
+    assert torch.equal(data.test.inputs[4, 2, 31, 30:], torch.from_numpy(records[4, -2:]) / 255)
+    with pytest.raises(DataError, match=r"data\.image_size: the images of .* are 32x32; a transform"):
+        opened(name=f"cifar100:{tmp_path}", image_size=(64, 64))
+    (folder / "test.bin").write_bytes(bytes(3073))
+    with pytest.raises(DataError, match=r"test\.bin: 3073 bytes are not whole CIFAR-100 records of 3074"):
+        opened(name=f"cifar100:{tmp_path}")
+
+
 FACTORY = """
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset

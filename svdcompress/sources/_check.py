@@ -1,0 +1,76 @@
+"""Targets of the right kind and everything finite: of a whole split in memory, or batch by batch as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError
+from svdcompress.sources._call import map_tensors
+
+
+@dataclass
+class Check:
+    """What the inputs and targets of one split have to be.
+
+    task: classification, binary, regression or gaussian. origin: file, folder or factory; split: train, validation or test.
+    outputs: classes that there are, None where that is not known. why: where their number comes from, for the message.
+    """
+
+    task: str
+    origin: str
+    split: str
+    outputs: int | None = None
+    why: str = ""
+
+    def targets(self, targets: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """The targets as the task's losses take them: int64 for classes, (N, 1) as (N,); float32 for all others.
+
+        rows: of these examples among all of the split's source, for the message (None: they are all, in order).
+        Raises DataError for classes that are no whole numbers or out of range, values that are not finite, and for binary
+        anything but 0 and 1.
+        """
+        if self.task == "classification":
+            if targets.dim() == 2 and targets.shape[1] == 1:
+                targets = targets[:, 0]
+            if targets.is_floating_point():
+                self._refuse(~(targets.isfinite() & (targets == targets.floor())), targets, rows, "{:g}", "is no class")
+            targets = targets.long()
+            known = f" 0 to {self.outputs - 1}{self.why}" if self.outputs else ""
+            broken = targets < 0 if not self.outputs else (targets < 0) | (targets >= self.outputs)
+            self._refuse(broken, targets, rows, "label {}", f"is out of range{known}")
+            return targets
+        targets = targets.float()
+        self._finite(targets, "data.target", rows)
+        if self.task == "binary":
+            self._refuse((targets != 0) & (targets != 1), targets, rows, "{}", "is neither 0 nor 1")
+        return targets
+
+    def inputs(self, inputs: Any, rows: Sequence[int] | None = None) -> None:
+        """Raises DataError for inputs that hold a number that is not finite."""
+        map_tensors(inputs, lambda tensor: self._finite(tensor, "data", rows))
+
+    def _refuse(self, broken: Tensor, targets: Tensor, rows: Sequence[int] | None, form: str, what: str) -> None:
+        if not bool(broken.any()):
+            return
+        where = broken.nonzero()[0].tolist()
+        value = form.format(targets[tuple(where)].item())
+        raise DataError(f"data.target: {self.origin}: {value} in {_place(where, rows)} ({self.split}) {what}")
+
+    def _finite(self, tensor: Tensor, field: str, rows: Sequence[int] | None) -> None:
+        # the sum is one quick pass without a copy; it is not finite where a number is not (or where they are huge)
+        if not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()):
+            return
+        where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+        value = tensor[tuple(where)].item()
+        raise DataError(f"{field}: {self.origin}: {value} in {_place(where, rows)} ({self.split})")
+
+
+def _place(where: list[int], rows: Sequence[int] | None) -> str:
+    """`row 7, position [1]`; without its number where a batch does not hold just the rows that were asked for."""
+    row = where[0] if rows is None else rows[where[0]] if where[0] < len(rows) else "?"
+    return f"row {row}" + (f", position {where[1:]}" if len(where) > 1 else "")

@@ -1,0 +1,116 @@
+"""What the user's own factories make: datasets, loaders, or tensors."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources._call import map_tensors
+from svdcompress.sources._images import sensible_workers
+from svdcompress.sources._names import import_name
+from svdcompress.sources._raw import Raw, Table
+
+FEW = 256
+"""Examples up to which a dataset is read in this process: starting others would take longer."""
+
+
+def read_factory(name: str, section: DataSection) -> Raw:
+    """What `package.module:factory` makes: (train, test), (train, validation, test), a mapping of these names, or one dataset.
+
+    Each is a Dataset with a length, a DataLoader (its dataset, collate function and number of workers are taken; order and
+    batches are ours, so a sampler of its own is warned of), or an (inputs, targets) pair.
+    """
+    factory = import_name(name, DataError, "data.name")
+    if section.args and not callable(factory):
+        raise DataError(f"data.args: {name} is a {type(factory).__name__}, no function: it takes no arguments")
+    try:
+        made = factory(**section.args) if callable(factory) else factory
+    except Exception as error:  # whatever the user's factory raises
+        raise DataError(f"data.name: {name} failed: {type(error).__name__}: {error}") from error
+    if isinstance(made, dict):
+        parts = {"validation" if key in ("val", "valid") else key: value for key, value in made.items()}
+    elif isinstance(made, tuple | list) and not all(isinstance(part, Tensor | np.ndarray) for part in made):
+        names = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}.get(len(made), ())
+        parts = dict(zip(names, made, strict=True)) if names else {}
+    else:
+        parts = {"train": made}
+    unknown = sorted(set(parts) - {"train", "validation", "test"})
+    if "train" not in parts or unknown:
+        raise DataError(
+            f"data.name: {name} must return train, test or train, validation, test; it returned {type(made).__name__}"
+        )
+    tables = {key: _table(part, name, section) for key, part in parts.items() if part is not None}
+    warnings = [line for key, part in parts.items() if (line := _dropped(part, name, key))]
+    return Raw(tables["train"], tables.get("test"), tables.get("validation"), warnings=warnings)
+
+
+def _table(part: Any, name: str, section: DataSection) -> Table:
+    if isinstance(part, DataLoader):
+        workers = part.num_workers if section.workers is None else section.workers
+        return _dataset(part.dataset, name, part.collate_fn, workers)
+    if isinstance(part, Dataset):
+        tensors = getattr(part, "tensors", ())
+        if len(tensors) == 2:  # a TensorDataset: index it whole
+            return _pair(*tensors, name)
+        return _dataset(part, name, None, section.workers)
+    if isinstance(part, tuple | list) and len(part) == 2:
+        return _pair(*part, name)
+    if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
+        return _dataset(part, name, None, section.workers)
+    raise DataError(
+        f"data.name: {name} returned a {type(part).__name__}; a Dataset, a DataLoader or (inputs, targets) is needed"
+    )
+
+
+def _pair(inputs: Any, targets: Any, name: str) -> Table:
+    """Raises DataError unless both are numbers and of one length."""
+    sizes: list[int] = []
+    try:
+        inputs, targets = _tensors(inputs), torch.as_tensor(targets)
+        map_tensors(inputs, lambda tensor: sizes.append(len(tensor)))
+        sizes.append(len(targets))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"data.name: {name}: (inputs, targets) that are no arrays of numbers ({error})") from error
+    if len(set(sizes)) > 1 or len(sizes) < 2:
+        raise DataError(f"data.name: {name}: {', '.join(map(str, sizes[:-1])) or 'no'} inputs, but {sizes[-1]} targets")
+    return Table(name, inputs, targets)
+
+
+def _tensors(inputs: Any) -> Any:
+    """Arrays, and lists of numbers, as tensors; tuples and mappings of them stay what they are."""
+    if isinstance(inputs, dict):
+        return {key: _tensors(value) for key, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_tensors(value) for value in inputs)
+    return torch.as_tensor(np.asarray(inputs) if isinstance(inputs, list) else inputs)
+
+
+def _dataset(dataset: Any, name: str, collate: Any, workers: int | None) -> Table:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise DataError(f"data.name: {name}: {type(dataset).__name__} has no length; a map-style dataset is needed")
+    if workers is None:  # only where processes begin as copies of this one: a user's classes need not be importable by name
+        forks = (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork"
+        workers = sensible_workers() if forks and len(dataset) > FEW else 0
+    return Table(name, dataset=dataset, collate=collate, workers=workers)
+
+
+def _dropped(part: Any, name: str, split: str) -> str | None:
+    """A warning of a DataLoader's own order of examples, which is not taken."""
+    if not isinstance(part, DataLoader):
+        return None
+    sampler: Any = part.sampler if isinstance(part.batch_sampler, BatchSampler) else part.batch_sampler
+    plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(part.dataset)
+    if sampler is None or plain or isinstance(sampler, SequentialSampler | DistributedSampler):
+        return None
+    return (
+        f"{name}: the {type(sampler).__name__} of the {split} DataLoader is not used: every example counts once in an epoch "
+        "(loss.class_weights weighs classes)"
+    )

@@ -1,0 +1,51 @@
+"""Which fields of the data section each kind of source knows, so that none is passed over in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources._text import ARGS
+
+_TABLE = ("args", "target", "features", "test")
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "digits": (),
+    "mnist": ("root",),
+    "idx": ("root",),
+    "npz": (),
+    "imagefolder": ("image_size",),
+    "cifar10": ("root", "image_size"),
+    "cifar100": ("root", "image_size"),
+    "hf": ("args", "target", "features", "image_size"),
+    "csv": _TABLE,
+    "parquet": _TABLE,
+}
+"""Of each kind of source, the fields that not all of them know."""
+
+FACTORY = ("args",)
+"""The same of `package.module:factory`."""
+
+
+def check_fields(section: DataSection) -> None:
+    """Raises DataError for a field that was set and that the section's kind of source does not know, naming both."""
+    kind, _, place = str(section.name).partition(":")
+    known = KNOWN.get(kind, FACTORY)
+    for field in ("args", "root", "target", "features", "test", "image_size"):
+        value = getattr(section, field)
+        if value and field not in known:
+            others = [name for name, fields in KNOWN.items() if field in fields] + ["factories"] * (field in FACTORY)
+            raise DataError(
+                f"data.{field}: {kind if kind in KNOWN else section.name} does not know this field ({value!r}); "
+                f"{', '.join(others)} {'do' if len(others) > 1 else 'does'}"
+            )
+    if kind in ("csv", "parquet") or (kind == "hf" and Path(place).is_dir()):  # of the hub, the rest goes to load_dataset
+        unknown = [name for name in section.args if name not in ARGS]
+        what = "tables" if kind != "hf" else "saved data sets"
+        if unknown:
+            raise DataError(f"data.args: {what} know {', '.join(ARGS)}, not {unknown[0]!r}")
+        if section.args and not section.args.get("tokenizer"):
+            raise DataError(
+                f"data.args.{next(iter(section.args))}: is for text; name its tokenizer too (--data-arg tokenizer=FOLDER)"
+            )

@@ -1,0 +1,114 @@
+"""IDX files: MNIST and its kin."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources._raw import Raw, Table
+
+MNIST_ENV = "SVDC_MNIST"
+_NAME = re.compile(r"(?P<stem>.*?)(?P<split>train|t10k|test)-(?P<part>images|labels)[-.]idx[13]-ubyte(\.gz)?", re.IGNORECASE)
+"""MNIST's names with anything before them: train-images-idx3-ubyte.gz, emnist-letters-test-labels-idx1-ubyte."""
+_IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+_Files = dict[tuple[str, str], Path]
+"""By split (train or test) and part (images or labels)."""
+
+
+def read_idx(place: str, section: DataSection) -> Raw:
+    """MNIST and its kin as IDX files, gzipped or not: (N, 1, H, W) bytes.
+
+    In a folder, or torchvision's `MNIST/raw` in it; of several sets in one folder, `mnist:FOLDER/BEGINNING` names the one
+    whose files begin so, as in `mnist:EMNIST/raw/emnist-letters`.
+    """
+    root = place or section.root or os.environ.get(MNIST_ENV, "")
+    tried = [Path(root)] if root else [Path("data/mnist"), Path("data/MNIST"), Path.home() / ".cache/mnist"]
+    files = _one_set(tried)
+    tables = {}
+    for split in ("train", "test"):
+        images_file, labels_file = files[split, "images"], files[split, "labels"]
+        images, labels = read_idx_file(images_file), read_idx_file(labels_file)
+        if images.dim() != 3 or labels.dim() != 1:
+            shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
+            raise DataError(f"data: {images_file} and its labels are of the shapes {shapes}; (N, H, W) and (N,) are needed")
+        if len(images) != len(labels):
+            raise DataError(f"data: {images_file} has {len(images)} images, {labels_file} {len(labels)} labels")
+        if not len(labels):
+            raise DataError(f"data: {images_file}: no examples")
+        tables[split] = Table(str(images_file), images.unsqueeze(1), labels.long())
+    return Raw(tables["train"], tables["test"], classes=[str(c) for c in range(int(tables["train"].targets.max()) + 1)])
+
+
+def _one_set(tried: list[Path]) -> _Files:
+    """The files of the one data set at these places. Raises DataError where there is none, half of one, or several."""
+    for base in tried:
+        places = [(base, ""), (base / "raw", ""), (base / "MNIST" / "raw", "")]
+        if not base.is_dir():
+            places = [(base.parent, base.name)]
+        found = next((sets for folder, beginning in places if (sets := _sets(folder, beginning))), None)
+        found = found or {key: files for folder in sorted(base.glob("*/raw")) for key, files in _sets(folder).items()}
+        if len(found) > 1:
+            names = ", ".join(map(str, sorted(found)))
+            raise DataError(
+                f"data.name: {base} holds {len(found)} data sets ({names}); name one of them by its folder and the beginning "
+                f"of its files: --data mnist:{min(found)}"
+            )
+        if found:
+            return _whole(next(iter(found.values())))
+    raise DataError(
+        "data.name: no IDX files (train-images-idx3-ubyte[.gz] and the other three) in "
+        f"{', '.join(map(str, tried))}. Name their folder: --data mnist:DIR, data.root, or the variable {MNIST_ENV}. "
+        "torchvision.datasets.MNIST('DIR', download=True) makes it (DIR/MNIST/raw)"
+    )
+
+
+def _sets(folder: Path, beginning: str = "") -> dict[Path, _Files]:
+    """Files of each data set in a folder that has at least training images there, by folder and what their names begin with."""
+    found: dict[Path, _Files] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():  # plain files come before gzipped ones
+        match = _NAME.fullmatch(path.name)
+        if match and match["stem"].startswith(beginning) and path.is_file():
+            split = "train" if match["split"].lower() == "train" else "test"
+            found.setdefault(folder / match["stem"], {}).setdefault((split, match["part"].lower()), path)
+    return {key: files for key, files in found.items() if ("train", "images") in files}
+
+
+def _whole(files: _Files) -> _Files:
+    """Raises DataError unless all four are there."""
+    images = files["train", "images"]
+    stem = images.name[: images.name.lower().rindex("train-images")]
+    for split in ("train", "test"):
+        for part, kind in (("images", "idx3"), ("labels", "idx1")):
+            if (split, part) not in files:
+                name = "t10k" if split == "test" and not stem else split
+                raise DataError(f"data.name: {images.parent} lacks {stem}{name}-{part}-{kind}-ubyte[.gz]")
+    return files
+
+
+def read_idx_file(path: Path) -> Tensor:
+    """An IDX file's array. Raises DataError if it is truncated or another kind of file."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"data: {path}: cannot be read, or truncated ({error})") from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or len(content) < 4 + 4 * content[3]:
+        raise DataError(f"data: {path}: not an IDX file")
+    dims = content[3]
+    shape = struct.unpack(f">{dims}I", content[4 : 4 + 4 * dims])
+    kind = np.dtype(_IDX_TYPES[content[2]])
+    body = content[4 + 4 * dims :]
+    if len(body) != int(np.prod(shape)) * kind.itemsize:
+        raise DataError(f"data: {path}: truncated: {len(body)} bytes of data, but its header promises {np.prod(shape)} values")
+    return torch.from_numpy(np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("=")))

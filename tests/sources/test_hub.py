@@ -1,0 +1,120 @@
+"""Hugging Face's data sets saved in a folder: images, text, numbers; and that predict reads files as the training did."""
+
+import numpy as np
+import pytest
+import torch
+
+from svdcompress.errors import DataError
+from svdcompress.predict import read_inputs
+from svdcompress.recipe import DataSection
+from svdcompress.sources import open_data
+
+datasets = pytest.importorskip("datasets")
+image = pytest.importorskip("PIL.Image")
+
+
+def opened(path, task="classification", **fields):
+    return open_data(DataSection(name=f"hf:{path}", split="tail", validation=2, test_share=0.2, **fields), task)
+
+
+def saved(path, columns, **splits):
+    made = {name: datasets.Dataset.from_dict(part) for name, part in splits.items()}
+    (datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns), **made})).save_to_disk(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of 12 pictures, grey of 8 and 16 bits and in colour, and the data set of the same."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 256, (9, 7, 3), dtype=np.uint8) for _ in range(4)]
+    arrays += [rng.integers(0, 256, (9, 7), dtype=np.uint8) for _ in range(4)]
+    arrays += [rng.integers(0, 65536, (9, 7), dtype=np.uint16) for _ in range(4)]
+    files = [folder / f"{index:02}.png" for index in range(12)]
+    for file, array in zip(files, arrays, strict=True):
+        image.fromarray(array).save(file)
+    features = datasets.Features({"picture": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    columns = {"picture": [str(file) for file in files], "label": [0, 1] * 6}
+    made = datasets.Dataset.from_dict(columns, features=features)
+    made.save_to_disk(str(folder / "set"))
+    return folder, arrays
+
+
+@pytest.mark.parametrize("size", [None, (6, 5), (12, 16)])
+def test_images_are_decoded_as_predict_decodes_them(photos, size):
+    folder, _ = photos
+    data = opened(folder / "set", image_size=size)
+    assert (data.classes, len(data.train), len(data.validation), len(data.test)) == (["cat", "dog"], 8, 2, 2)
+    trained = torch.cat([examples.inputs for examples in (data.train, data.validation, data.test)])
+    again, _ = read_inputs(folder, data.preprocessing, tuple(data.preprocessing["input_shape"]))
+    assert torch.equal(trained, again.float() / 255)
+    assert data.preprocessing["image_size"] == (list(size) if size else None)
+
+
+def test_sixteen_bits_keep_their_upper_eight(photos):
+    folder, arrays = photos
+    data = opened(folder / "set")
+    assert torch.equal((data.test.inputs[0, 1] * 255).round().int(), torch.from_numpy((arrays[10] // 256).astype(np.int32)))
+
+
+def test_what_is_not_for_images_is_refused(photos, tmp_path):
+    folder, _ = photos
+    with pytest.raises(DataError, match=r"data\.args: saved data sets know tokenizer, max_length, text, not 'nonsense'"):
+        opened(folder / "set", args={"nonsense": 3})
+    with pytest.raises(DataError, match=r"data\.args\.tokenizer: .* is not read as text"):
+        opened(folder / "set", args={"tokenizer": "."})
+    with pytest.raises(DataError, match=r"data\.features: .* has no column 'q'; it has picture, label"):
+        opened(folder / "set", features=["q"])
+    numbers = saved(tmp_path / "numbers", {"a": [1.0, 2.0] * 5, "label": [0, 1] * 5})
+    with pytest.raises(DataError, match=r"data\.image_size: .* no column of images among a"):
+        opened(numbers, image_size=(4, 4))
+
+
+def test_numbers_are_predicted_from_tables(tmp_path):
+    pytest.importorskip("pandas")
+    columns = {"a": [float(i) for i in range(20)], "b": [i % 3 for i in range(20)], "label": [0, 1] * 10}
+    data = opened(saved(tmp_path / "numbers", columns), features=["b", "a"])
+    (tmp_path / "more.csv").write_text("a,b,c\n7,8,9\n")
+    assert read_inputs(tmp_path / "more.csv", data.preprocessing)[0].tolist() == [[8, 7]]
+    lists = opened(saved(tmp_path / "lists", {"a": [[1.0, 2.0]] * 20, "label": [0, 1] * 10}))
+    with pytest.raises(DataError, match="not trained on tables"):
+        read_inputs(tmp_path / "more.csv", lists.preprocessing)
+
+
+def test_text_is_predicted_from_tables(tmp_path):
+    pytest.importorskip("pandas")
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ngood\nbad\nfilm\n")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "words")
+    texts = {"text": ["good film", "bad film"] * 10, "label": ["yes", "no"] * 10}
+    args = {"tokenizer": str(tmp_path / "words"), "max_length": 4}
+    data = opened(saved(tmp_path / "texts", texts), args=args)
+    (tmp_path / "more.csv").write_text("text\nbad film\ngood film\n")
+    inputs, names = read_inputs(tmp_path / "more.csv", data.preprocessing)
+    assert names == ["0", "1"]
+    assert torch.equal(inputs["input_ids"].flip(0), next(data.train.batches(2))[0]["input_ids"])
+    assert data.classes == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "said"),
+    [
+        ({"a": [1.0, None] * 5, "label": [0, 1] * 5}, "classification", r"data\.features: .*'a': no value in row 1"),
+        ({"a": [1.0, 2.0] * 5, "label": [0, None] * 5}, "classification", r"data\.target: .*'label': no value in row 1"),
+        ({"a": [1.0, 2.0] * 5, "label": [0, -1] * 5}, "classification", r"label -1 in row 1 \(train\) is out of range"),
+        (
+            {"a": [[1.0], [1.0, 2.0]] * 5, "label": [0, 1] * 5},
+            "classification",
+            r"data\.features: .*'a' is no array of numbers",
+        ),
+        (
+            {"a": [1.0, 2.0] * 5, "label": [{"x": 1}] * 10},
+            "regression",
+            r"data\.target: .*'label' holds \{'x': 1\}, not numbers",
+        ),
+    ],
+)
+def test_bad_columns_are_named(tmp_path, columns, task, said):
+    with pytest.raises(DataError, match=said):
+        opened(saved(tmp_path / "bad", columns), task)
