@@ -23,7 +23,8 @@ def sparsify(
     settings: s.Settings,
     epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning.", rich_help_panel=s.TRAINING)] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Limit on log alpha from which a weight goes (3).", rich_help_panel=s.TRAINING)
+        float | None,
+        typer.Option(help="Limit on log alpha from which a weight goes (3), in all layers.", rich_help_panel=s.TRAINING),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).", rich_help_panel=s.RUN)] = None,
     device: Device = None,
@@ -54,13 +55,16 @@ def sparsify(
     source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
     if resume and source is None and out is not None:
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
-    options: dict[str, Any] = {"train__epochs": epochs, "convert__threshold": threshold, "seed": seed, "device": device}
+    limit = None if resume else threshold  # what is trained already has its own in its layers
+    options: dict[str, Any] = {"train__epochs": epochs, "convert__threshold": limit, "seed": seed, "device": device}
     made = settings.resolved(source, **options)
     folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
     if made.experiment is not None:
         given = settings.given(**options)
         experiment(made, folder, given, resume=resume, dry_run=dry_run, overwrite=overwrite, json=json, quiet=quiet)
         return
+    if threshold is not None:  # over what the recipe, or a layer's rule, says of it
+        made = settings.resolved(source, **options, relevance__threshold=threshold, relevance__candidates=[])
     if dry_run:
         found = pipeline.estimate(made)
         print_json(found.to_dict()) if json else show_estimate(found, made, out_console())

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 EVERY = 0.2
 """Seconds between updates within an epoch."""
 
-WIDE, NARROW = 100, 86
-"""Columns of a terminal from which a bar fits beside the figures, and below which the loss has to go."""
+WIDE = 100
+"""Columns of a terminal from which a bar and the time left fit beside the figures; below, numbers have three digits."""
 
 
 class Bars:
@@ -22,13 +22,15 @@ class Bars:
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         console = console or Console(stderr=True)
-        bar = [BarColumn(bar_width=10 if console.width < 130 else 24)] if console.width >= WIDE else []
-        self._narrow = console.width < NARROW
+        self._wide = console.width >= WIDE
+        self._width = console.width
+        columns: list[Any] = [TextColumn("{task.description} {task.fields[where]}{task.fields[figures]}")]
+        if self._wide:
+            bar = BarColumn(bar_width=10 if console.width < 130 else 24)
+            told = TextColumn("{task.fields[where]}{task.fields[figures]}")
+            columns = [TextColumn("{task.description:<9}"), bar, told, TimeRemainingColumn(compact=True)]
         self._progress = Progress(
-            TextColumn("{task.description:<9}"),
-            *bar,
-            TextColumn("{task.fields[where]}{task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),
+            *columns,
             console=console,
             disable=quiet or not console.is_terminal,
         )
@@ -57,12 +59,13 @@ class Bars:
 
     def epoch(self, row: dict[str, Any]) -> None:
         """The figures of a finished epoch."""
-        figures = [] if self._narrow else [f"loss {row['loss']:.3f}"]  # it is NLL + beta KL / N
-        figures.append(f"NLL {row['nll']:.4f}")
+        wide = self._wide
+        figures = [f"loss {row['loss']:.3f}" if wide else f"loss {_short(row['loss'])}"]  # it is NLL + beta KL / N
+        figures.append(f"NLL {row['nll']:.4f}" if wide else f"NLL {_short(row['nll'])}")
         if row.get("kl") is not None:
-            figures.append(f"KL {row['kl']:,.0f}")
+            figures.append(f"KL {row['kl']:,.0f}" if wide else f"KL {_short(row['kl'])}")
         if row.get("beta") is not None:
-            figures.append(f"beta {row['beta']:.2f}")
+            figures.append(f"beta {row['beta']:.2f}" if wide else f"beta {row['beta']:.2g}")
         if row.get("sparsity") is not None:
             figures.append(f"sparse {100 * row['sparsity']:.1f}%")
         if row.get("val_error") is not None:
@@ -70,6 +73,8 @@ class Bars:
         elif row.get("val_rmse") is not None:
             figures.append(f"val {row['val_rmse']:.4g}")
         where = self._where(row["epoch"])
+        if not wide and len(f"{row.get('stage', '')} {where}{' '.join(figures)}") > self._width and len(figures) > 5:
+            figures.pop()  # the validation's
         self._progress.update(self._task, completed=row["epoch"], where=where, figures=" ".join(figures))
 
     @contextmanager
@@ -80,4 +85,14 @@ class Bars:
         self._progress.update(task, total=1, completed=1)
 
     def _where(self, epoch: int) -> str:
-        return f"{epoch:>3}/{self._epochs:<3} "
+        return f"{epoch:>3}/{self._epochs:<3} " if self._wide else f"{epoch}/{self._epochs} "
+
+
+def _short(number: float) -> str:
+    """A number in at most five characters from 0.001 to 1e12 (six if negative): 0.123, 12.3, 123, 1.23k, 123M."""
+    for unit in ("", "k", "M", "G"):
+        if abs(number) < 999.5 or unit == "G":
+            break
+        number /= 1000
+    digits = 3 if abs(number) < 0.9995 else 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
+    return f"{number:.{digits}f}{unit}"

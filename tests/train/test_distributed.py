@@ -33,9 +33,53 @@ torch.save({"weights": torch.cat([p.detach().flatten() for p in model.parameters
 """
 
 
-def launch(folder, processes, log_sigma2, batch, name, inputs="varied"):
+PARTS = """
+import sys, torch
+from torch import nn
+from svdcompress import LinearWarmup, convert
+from svdcompress.recipe import LossSection, Training
+from svdcompress.sources import InMemory, make_loss
+from svdcompress.train import agree, find_place, fit
+
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.spare = nn.Linear(3, 3)  # in no forward pass
+
+    def forward(self, x):
+        return self.body(x)
+
+batch, out = int(sys.argv[2]), sys.argv[3]
+place = find_place("cpu")
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(80, 6, generator=generator)
+data = InMemory(x, (x[:, 0] > 0).long())
+found = {}
+
+def work(name, model, warmup=None, accumulate=1, **more):
+    settings = Training(epochs=3, batch_size=batch, accumulate=accumulate, lr=1e-2, schedule="constant", clip=1)
+    fit(model, data, make_loss(LossSection()), settings, schedule=warmup, device="cpu", **more)
+    agree(model)
+    kept = model.body if warmup else model  # Adam counts the spare layer's gradients of 0, but none where there is none
+    found[name] = torch.cat([p.detach().flatten() for p in kept.parameters()])
+    assert all(p.requires_grad for p in model.parameters())
+
+def made(variational):
+    torch.manual_seed(0)
+    return convert(Spare(), log_sigma2=-60.0) if variational else Spare()
+
+work("dense", made(False))
+work("accumulated", made(False), accumulate=2)
+work("warm", made(True), LinearWarmup(1, 2, 0.01), lr_log_sigma2=1e-9)  # at first nothing reaches the spare layer, then the KL
+work("recovered", made(True), noise=False)
+torch.save(found, f"{out}.{place.rank}")
+"""
+
+
+def launch(folder, processes, log_sigma2, batch, name, inputs="varied", text=SCRIPT):
     script = folder / "work.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,3 +114,14 @@ def test_each_rank_draws_its_own_noise(tmp_path):
     assert first["drawn"] == pytest.approx(second["drawn"], rel=1e-5)
     first, second = launch(tmp_path, 2, 0.0, 32, "noisy", "alike")
     assert first["drawn"][0] != pytest.approx(second["drawn"][0], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_parameters_without_a_gradient_and_uneven_groups_of_batches_end_as_in_one_process(tmp_path):
+    """5 batches of 16 over all processes, two at a time: the last one stands alone."""
+    (alone,) = launch(tmp_path, 1, 0, 16, "one", text=PARTS)
+    first, second = launch(tmp_path, 2, 0, 8, "two", text=PARTS)
+    for name in ("dense", "accumulated", "recovered", "warm"):
+        assert torch.equal(first[name], second[name]), name
+        assert torch.allclose(first[name], alone[name], atol=2e-5), name
+    assert not torch.allclose(alone["dense"], alone["accumulated"], atol=1e-3)
