@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from svdcompress.errors import Interrupted, OutputError, TrainingError
+from svdcompress.errors import Interrupted, OutputError, RecipeError, TrainingError
 from svdcompress.pipeline._folder import discard, free_folder, prepare, signals, stored_recipe
 from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import Stages
@@ -40,6 +40,9 @@ def run(
     console = console or Console(stderr=True)
     folder = Path(out or recipe.out or free_folder("run"))
     place = find_place(recipe.device)
+    for stage in ("dense", "train", "recover"):
+        if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
+            raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
     say: Callable[[str], None] = console.print if place.first and not quiet else (lambda text: None)
     stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
     wait()  # until all have looked at the files

@@ -169,7 +169,7 @@ def test_a_users_model_weights_and_data_to_an_onnx_file(place):
     result = svdc(
         "sparsify", "--model", "./model.py:make", "--weights", "trained.pt", "--data", "npz:data.npz", "--epochs", 2,
         "--out", "small", "--seed", 3, "--threshold", 4, "--json", "--set", "train.beta.final=0.01",
-        "--set", "recover.epochs=1",
+        "--set", "recover.epochs=1", "--set", "convert.layers=[{match: '0', threshold: 1}]",
         "--set", "export.monte_carlo=false", "--set", "report.latency=false",
     )  # fmt: skip
     found = json.loads(result.stdout)
@@ -178,9 +178,27 @@ def test_a_users_model_weights_and_data_to_an_onnx_file(place):
     assert (place / "small" / "model.onnx").is_file()
     resolved = yaml.safe_load((place / "small" / "recipe.yaml").read_text())
     assert (resolved["train"]["epochs"], resolved["convert"]["threshold"]) == (2, 4.0)
+    assert found["threshold"] == resolved["relevance"]["threshold"] == 4.0  # over the rule's own
     again = json.loads(svdc("sparsify", "small/recipe.yaml", "--json").stdout)  # beside the first, which stays
     assert again["name"] == "small" and (place / "runs" / "small" / "model.onnx").is_file()
     assert again["sparse"]["metrics"] == found["sparse"]["metrics"]
+
+
+def test_the_threshold_of_the_command_line_wins_and_may_come_late(place, monkeypatch):
+    from svdcompress import pipeline
+
+    runs = []
+    monkeypatch.setattr(pipeline, "run", lambda made, *more, **options: runs.append(made) or {})
+    recipe = "{model: ./model.py:make, data: 'npz:data.npz', relevance: {threshold: 2, candidates: [1, 2]}}"
+    (place / "mine.yaml").write_text(recipe)
+    svdc("sparsify", "mine.yaml", "--threshold", 5, "--out", "new")
+    svdc("sparsify", "mine.yaml", "--threshold", 5, "--set", "relevance.candidates=[4, 6]", "--out", "new")
+    (place / "old" / "state").mkdir(parents=True)
+    (place / "old" / "recipe.yaml").write_text(recipe)
+    svdc("sparsify", "--resume", "--out", "old", "--threshold", 5)
+    svdc("sparsify", "mine.yaml", "--out", "new")
+    found = [(made.convert.threshold, made.relevance.threshold, made.relevance.candidates) for made in runs]
+    assert found == [(5, 5, []), (5, 5, [4, 6]), (3, 5, []), (3, 2, [1, 2])]
 
 
 GOOD = ("sparsify", "--model", "./model.py:make", "--data", "npz:data.npz", "--out", "out")
@@ -254,6 +272,11 @@ BAD = {
         (*GOOD, "--set", "loss.class_weights=[1, 2]"),
         3,
         "loss.class_weights: 2 weights, but the model",
+    ),
+    "a precision that the device lacks": (
+        (*GOOD, "--set", "train.precision=fp16", "--device", "cpu"),
+        3,
+        "train.precision: fp16 needs a CUDA device, and this is cpu",
     ),
     "a loss that explodes": ((*GOOD, "--set", "dense.lr=1e38"), 8, "dense: the loss is"),
     "no run to evaluate": (("evaluate", "absent"), 7, "absent: no such folder"),
