@@ -190,6 +190,8 @@ class FromDataset:
             reason = f"{type(error).__name__}: {error}"
             if str(error).startswith("Caught "):  # as a loader process hands it on: the last line is the error itself
                 reason = str(error).rstrip().splitlines()[-1]
+            elif "DataLoader worker" in str(error):  # killed, as where shared memory is short
+                reason += " (data.workers=0 reads without loader processes)"
             raise DataError(f"data: {self._origin}: an example could not be read: {reason}") from error
 
 

@@ -59,10 +59,10 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
     if isinstance(part, Dataset):
         tensors = getattr(part, "tensors", ())
         if len(tensors) == 2:  # a TensorDataset: index it whole
-            return _pair(*tensors, name)
+            return _pair(tensors[0], tensors[1], name)
         return _dataset(part, name, None, section.workers)
     if isinstance(part, tuple | list) and len(part) == 2:
-        return _pair(*part, name)
+        return _pair(part[0], part[1], name)
     if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
         return _dataset(part, name, None, section.workers)
     raise DataError(
@@ -106,8 +106,9 @@ def _dropped(part: Any, name: str, split: str) -> str | None:
     """A warning of a DataLoader's own order of examples, which is not taken."""
     if not isinstance(part, DataLoader):
         return None
+    dataset: Any = part.dataset
     sampler: Any = part.sampler if isinstance(part.batch_sampler, BatchSampler) else part.batch_sampler
-    plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(part.dataset)
+    plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
     if sampler is None or plain or isinstance(sampler, SequentialSampler | DistributedSampler):
         return None
     return (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
+from svdcompress.sources._names import is_python_name
 from svdcompress.sources._text import ARGS
 
 _TABLE = ("args", "target", "features", "test")
@@ -31,6 +32,8 @@ FACTORY = ("args",)
 def check_fields(section: DataSection) -> None:
     """Raises DataError for a field that was set and that the section's kind of source does not know, naming both."""
     kind, _, place = str(section.name).partition(":")
+    if kind not in KNOWN and not is_python_name(str(section.name)):
+        return  # of a name that nobody knows, that is what is said
     known = KNOWN.get(kind, FACTORY)
     for field in ("args", "root", "target", "features", "test", "image_size"):
         value = getattr(section, field)

@@ -214,6 +214,15 @@ def test_arrays_that_do_not_fit(tmp_path):
     assert not (tmp_path / "p.csv").exists()
 
 
+def test_inputs_that_the_transforms_do_not_fit(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "preprocessing", {"transform": [{"reshape": [1, 6, 5]}]})
+    np.save(tmp_path / "x.npy", np.zeros((2, 31), np.float32))
+    with pytest.raises(
+        DataError, match=r"x\.npy: the recipe's transforms .*data\.transform: \{reshape: \[1, 6, 5\]\} .*\(N, 31\)"
+    ):
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv")
+
+
 def test_places_and_numbers_that_do_not_do(images, tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", np.zeros((2, 1, 6, 5), np.float32))
     with pytest.raises(UsageError, match=r"\.csv, \.parquet, \.npz"):

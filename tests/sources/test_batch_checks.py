@@ -150,6 +150,13 @@ def test_an_error_in_a_loader_process_comes_without_its_traceback(opened, tmp_pa
         list(FromDataset(Files(), workers=1).batches(2))
     assert str(error.value) == "data: 3.png: not a readable image (cut off)"
 
+    class Killed(Files):
+        def __getitem__(self, index):
+            os._exit(9)
+
+    with pytest.raises(DataError, match=r"Killed: an example could not be read: .*data\.workers=0 reads without"):
+        list(FromDataset(Killed(), workers=1).batches(2))
+
 
 def test_first_examples_are_read_without_loader_processes(opened, monkeypatch):
     data = opened("labels", workers=3)

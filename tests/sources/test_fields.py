@@ -23,6 +23,8 @@ from svdcompress.sources._fields import KNOWN
         ("digits", {"image_size": (4, 4)}, r"data\.image_size: digits .*; imagefolder, cifar10, cifar100, hf do"),
         ("npz:x.npz", {"root": "here"}, r"data\.root: npz .*; mnist, idx, cifar10, cifar100 do"),
         ("csv:x.csv", {"image_size": (4, 4)}, r"data\.image_size: csv "),
+        ("mmist", {"target": "y"}, r"data\.name: unknown source 'mmist'"),
+        (None, {"target": "y"}, r"no data are named"),
         ("mine.data:make", {"target": "y"}, r"data\.target: mine\.data:make does not know"),
         ("csv:x.csv", {"args": {"nonsense": 3}}, r"data\.args: tables know tokenizer, max_length, text, not 'nonsense'"),
         ("csv:x.csv", {"args": {"max_length": 3}}, r"data\.args\.max_length: is for text; name its tokenizer"),
