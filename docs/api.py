@@ -9,18 +9,37 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import svdcompress
-from svdcompress import checkpoint, cost, errors, layers, recipe, report, sources, uncertainty
+from svdcompress import (
+    checkpoint,
+    cost,
+    errors,
+    experiments,
+    export,
+    layers,
+    pipeline,
+    predict,
+    recipe,
+    report,
+    sources,
+    train,
+    uncertainty,
+)
 
 TARGET = Path(__file__).with_name("api.md")
 MODULES = {
     "svdcompress": svdcompress,
     "svdcompress.uncertainty": uncertainty,
+    "svdcompress.export": export,
+    "svdcompress.pipeline": pipeline,
+    "svdcompress.predict": predict,
+    "svdcompress.train": train,
     "svdcompress.layers": layers,
     "svdcompress.cost": cost,
     "svdcompress.report": report,
     "svdcompress.checkpoint": checkpoint,
     "svdcompress.sources": sources,
     "svdcompress.recipe": recipe,
+    "svdcompress.experiments": experiments,
     "svdcompress.errors": errors,
 }
 """What has a section; a name that several of them have is explained in the first alone."""

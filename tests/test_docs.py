@@ -123,6 +123,37 @@ def test_the_api_reference_is_current():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "name", ["pipeline.run", "pipeline.open_run", "predict.predict_run", "export.check_parity", "train.fit"]
+)
+def test_the_api_reference_has_a_section_for_each_room(name):
+    room, _, function = name.partition(".")
+    sections = re.split(r"^## ", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (section,) = [text for text in sections if text.startswith(f"svdcompress.{room}\n")]
+    assert f"### {function}\n" in section
+
+
+def test_the_other_languages_name_inputs_and_outputs_that_a_file_has(tmp_path, monkeypatch):
+    import onnx
+
+    guide = ROOT / "docs" / "onnx.md"
+    monkeypatch.chdir(tmp_path)
+    exec(next(block.text for block in blocks(guide) if block.language == "python"), {})
+    javascript, cpp = (next(block.text for block in blocks(guide) if block.language == name) for name in ("javascript", "cpp"))
+    inputs, outputs = re.search(r"run\(\{(.*?)\}\)", javascript)[1], re.search(r"const \{(.*?)\} = await", javascript)[1]
+    named = {
+        "javascript": [[part.partition(":")[0].strip() for part in text.split(",")] for text in (inputs, outputs)],
+        "cpp": [re.findall(r'"(.*?)"', re.search(rf"char\* {side}\[\] = \{{(.*?)\}};", cpp)[1]) for side in ("in", "out")],
+    }
+    for text, (fed, read) in zip((javascript, cpp), named.values(), strict=True):
+        (file,) = re.findall(r'"(\S+\.onnx)"', text)
+        graph = onnx.load(tmp_path / file).graph
+        assert set(fed) == {value.name for value in graph.input}  # all of them: none has a default
+        assert read and set(read) <= {value.name for value in graph.output}
+        assert "[5, 20]" in text or "{5, 20}" in text
+        assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim][1:] == [20]
+
+
 def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
