@@ -304,3 +304,27 @@ def test_bf16_trains_and_leaves_the_model_as_it_was():
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert "forward" not in model.__dict__  # what accelerate would leave there
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_compiled_fit_trains_as_another_and_goes_on_after_a_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    torch.compiler.reset()
+
+    def run(compiled, state=None, stop=lambda: False):
+        model = convert(net(), log_sigma2=-60.0)  # compiled noise comes from a generator of its own
+        more = {"schedule": Constant(1e-3), "device": "cpu", "state": state, "stop": stop, "lr_log_sigma2": 1e-9}
+        return fit(model, examples(64), LOSS, settings(lr=1e-2), compiled=compiled, **more), model
+
+    (plain, expected), (result, model) = run(False), run(True)
+    assert torch.allclose(weights(model), weights(expected), atol=1e-5)
+    assert [row["loss"] for row in result.history] == pytest.approx([row["loss"] for row in plain.history], rel=1e-4)
+    assert set(model.state_dict()) == set(expected.state_dict())  # no wrapper's names
+    with pytest.raises(Interrupted):
+        run(True, tmp_path / "fit.pt", Halt(5))
+    saved = torch.load(tmp_path / "fit.pt", weights_only=True)
+    assert saved["epoch"] == 1 and set(saved["model"]) == set(model.state_dict())
+    resumed, again = run(True, tmp_path / "fit.pt")
+    assert torch.equal(weights(again), weights(model))
+    assert resumed.history == result.history
+    torch.compiler.reset()
