@@ -30,6 +30,7 @@ from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
@@ -177,18 +178,17 @@ class Stages:
     def _prune(self) -> None:
         file = self.state.folder / "pruned.safetensors"
         if self.place.first and not (file.exists() and "pruning" in self.state.facts):
-            settings = self.recipe.prune
-            small: Any = prune(
-                self.model,
-                self.inputs,
-                masks=self.masks,
-                round_to=settings.round_to,
-                remove_inputs=settings.remove_inputs,
-                protect=settings.protect,
-                time_budget=settings.time_budget,
-            )
+            settings, export = self.recipe.prune, self.recipe.export
+            asked = {name: getattr(settings, name) for name in ("remove_inputs", "protect", "time_budget")}
+
+            def make(round_to: int) -> nn.Module:
+                return prune(self.model, self.inputs, masks=self.masks, round_to=round_to, **asked)
+
+            timed = export.onnx and self.recipe.report.latency
+            feed = partial(_figures.feed, self.data) if timed else None
+            small, pruning = rounded(make, settings.round_to, self.inputs, feed, export.opset)
             checkpoint.save(small, file)
-            self.state.put(pruning=report.plain(small.pruning.to_dict()))
+            self.state.put(pruning=report.plain(pruning))
         wait()
         facts = RunState(self.out, writer=False).facts["pruning"]  # the first process's
         self.small = whole(checkpoint.load(file, make_model(self.recipe.model)), facts)

@@ -19,7 +19,8 @@ it knows these keys, all optional:
     calibration: {model: {confidence, accuracy, count, ece}}, one number for each bin
     uncertainty: {model: {figure: number}}
     pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
-        round_to, parameters_after, parameters_unrounded, notes}
+        round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
+        parameters_unrounded, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
     experiment: its name; its own tables, {row: {figure: number}} under any key, are shown then, and

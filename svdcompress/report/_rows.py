@@ -39,12 +39,20 @@ def rounding(results: Mapping[str, Any]) -> str:
     groups = [group for group in report.get("groups") or () if group.get("kept_unrounded") is not None]
     if (report.get("round_to") or 1) <= 1 or not groups:
         return ""
+    compared = report.get("rounding") or {}
+    if report.get("rounded") is False and compared:
+        forms = [f"{compared[form]['kept']:,} channels, {compared[form]['parameters']:,} parameters" for form in _FORMS]
+        text = f"Channels at multiples of {report['round_to']} measured no faster"
+        return f"{text}: without rounding {forms[1]}; with it {forms[0]}."
     kept, needed = (sum(group[key] for group in groups) for key in ("kept", "kept_unrounded"))
     text = f"Channels are kept at multiples of {report['round_to']}: {kept:,} stay, without rounding {needed:,}"
     after, unrounded = report.get("parameters_after"), report.get("parameters_unrounded")
     if after is not None and unrounded is not None:
         text += f"; {after:,} parameters, without rounding {unrounded:,}"
-    return f"{text}."
+    return f"{text}; this measured faster." if report.get("rounded") and compared else f"{text}."
+
+
+_FORMS = ("rounded", "unrounded")
 
 
 def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Row]:

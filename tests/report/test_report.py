@@ -180,6 +180,12 @@ def test_rounding_is_told_beside_what_it_would_have_been_without(results, tmp_pa
     assert told in stream.getvalue()
     html = _sections.pruning(results, tmp_path)
     assert told in html and "kept without rounding" in html and ">27<" in html and "Seen &lt;once&gt;." in html
+    forms = {"rounded": {"kept": 51, "parameters": 12_345}, "unrounded": {"kept": 45, "parameters": 11_000}}
+    results["pruning"].update(rounded=True, rounding=forms)
+    assert f"{told[:-1]}; this measured faster." in _sections.pruning(results, tmp_path)
+    results["pruning"].update(rounded=False)
+    told = "multiples of 8 measured no faster: without rounding 45 channels, 11,000 parameters; with it 51 channels, 12,345"
+    assert told in _sections.pruning(results, tmp_path)
     results["pruning"]["round_to"] = 1
     stream = io.StringIO()
     report.table(results, Console(file=stream, width=200))

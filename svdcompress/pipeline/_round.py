@@ -1,0 +1,70 @@
+"""Channel counts at multiples, kept only where that measures faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from svdcompress import cost
+from svdcompress.errors import ExportError
+from svdcompress.export import export_onnx
+from svdcompress.pipeline._select import whole
+
+Feed = Callable[[Path], Callable[[int], Any]]
+"""From an ONNX file to batches of any size for it, as `cost.latencies` has them."""
+
+
+def rounded(
+    make: Callable[[int], nn.Module], round_to: int, inputs: Any, feed: Feed | None, opset: int
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A pruned model, with channel counts at multiples or without, and its report as a dict: that of `prune`, with
+
+    - `rounded`: whether the counts are at multiples;
+    - `rounding`: what was compared (not there where nothing was): channels that stay (`kept`), `parameters`, and the
+      `latency_ms` of the ONNX file in each form, {"rounded": ..., "unrounded": ...}.
+
+    The form at multiples has more channels, so it stays only if its file is faster, over batches of 1 and 128 together.
+    Both are timed before recovery, which changes no shape.
+
+    make: from round_to to the pruned model. inputs: example inputs. feed: None to measure nothing and round as asked.
+    """
+    model: Any = make(round_to)
+    report = model.pruning.to_dict()
+    if round_to == 1:
+        return model, report
+    if feed is None or report["parameters_unrounded"] == report["parameters_after"]:
+        return model, {**report, "rounded": True}
+    other: Any = make(1)
+    reports = {"rounded": report, "unrounded": other.pruning.to_dict()}
+    try:
+        times = _times({"rounded": model, "unrounded": other}, reports, inputs, feed, opset)
+    except ExportError as error:
+        note = f"rounded without measuring, as it could not be exported ({error})"
+        return model, {**report, "rounded": True, "notes": [*report["notes"], note]}
+    compared = {
+        form: {
+            "kept": sum(group["kept"] for group in known["groups"]),
+            "parameters": known["parameters_after"],
+            "latency_ms": times[form],
+        }
+        for form, known in reports.items()
+    }
+    pays = math.prod(times["unrounded"][batch] / times["rounded"][batch] for batch in times["rounded"]) > 1
+    chosen = reports["rounded" if pays else "unrounded"]
+    found = {**chosen, "round_to": round_to, "rounded": pays, "rounding": compared}
+    return (model if pays else other), found
+
+
+def _times(
+    models: dict[str, nn.Module], reports: dict[str, dict[str, Any]], inputs: Any, feed: Feed, opset: int
+) -> dict[str, dict[str, float]]:
+    with TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}.onnx" for name in models}
+        for name, model in models.items():
+            export_onnx(whole(model, reports[name]).eval(), files[name], inputs, opset=opset)
+        return cost.latencies(files, feed(files["rounded"]))
