@@ -49,26 +49,51 @@ class Divergence(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, parts: Parts, layout: Layout
     ) -> Tensor:
-        mean, noise = canonical(weight, *layout), canonical(log_sigma2, *layout)
-        kept = None if keep is None else canonical(keep, *layout)
+        few = _few(keep, parts)
+        mean, noise, kept = _seen(weight, log_sigma2, keep, few, layout)
         total, saved = (_ard if prior == "ard" else _log_uniform)(mean, noise, kept, parts)
-        ctx.save_for_backward(weight, log_sigma2, keep, *saved)
+        ctx.save_for_backward(weight, log_sigma2, keep, few, *saved)
         ctx.prior, ctx.parts, ctx.layout = prior, parts, layout
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, log_sigma2, keep, *saved = ctx.saved_tensors
-        mean, noise = canonical(weight, *ctx.layout), canonical(log_sigma2, *ctx.layout)
-        kept = None if keep is None else canonical(keep, *ctx.layout)
+        weight, log_sigma2, keep, few, *saved = ctx.saved_tensors
+        mean, noise, kept = _seen(weight, log_sigma2, keep, few, ctx.layout)
         gradients = _ard_gradients if ctx.prior == "ard" else _log_uniform_gradients
         found = gradients(mean, noise, kept, ctx.parts, saved, grad, ctx.needs_input_grad[:2])
-        return *(None if one is None else _restored(one, weight, ctx.layout) for one in found), None, None, None, None
+        return *(None if one is None else _restored(one, weight, few, ctx.layout) for one in found), None, None, None, None
 
 
-def _restored(view: Tensor, like: Tensor, layout: Layout) -> Tensor:
+FEW = 0.25
+"""Share of kept weights up to which taking them out and computing on them alone is cheaper than computing on all."""
+
+
+def _few(keep: Tensor | None, parts: Parts) -> Tensor | None:
+    """Places of the kept weights where these are few and each has a prior of its own; None to compute on all.
+
+    On a CPU only, and not in a graph: how many they are has to be known.
+    """
+    if keep is None or keep.device.type != "cpu" or torch.compiler.is_compiling() or any(dims for dims, _ in parts):
+        return None
+    return keep.reshape(-1).nonzero().squeeze(1) if int(keep.count_nonzero()) <= FEW * keep.numel() else None
+
+
+def _seen(
+    weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, few: Tensor | None, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weight, log_sigma2 and keep in the canonical view; or the kept weights alone, with nothing to leave out."""
+    if few is not None:
+        return weight.reshape(-1)[few], log_sigma2.reshape(-1)[few], None
+    kept = None if keep is None else canonical(keep, *layout)
+    return canonical(weight, *layout), canonical(log_sigma2, *layout), kept
+
+
+def _restored(view: Tensor, like: Tensor, few: Tensor | None, layout: Layout) -> Tensor:
     """What has the canonical shape in that of a weight. Detached: autograd adds in place to nothing that has a base."""
+    if few is not None:
+        return like.new_zeros(like.shape).view(-1).index_copy_(0, few, view).view(like.shape).detach()
     return (view.transpose(1, 2) if layout[1] else view).reshape(like.shape).detach()
 
 

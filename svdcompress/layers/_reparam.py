@@ -114,8 +114,8 @@ class Draw(torch.autograd.Function):
         with without_autocast(x.device.type):
             grad_bias = _maps.bias_gradient(ctx.map, grad) if of_bias else None
             grad_x, grad_weight = _maps.gradients(ctx.map, grad, x, _kept(weight, keep).to(x.dtype), of_x, of_weight)
-            if grad_weight is not None and keep is not None:
-                grad_weight.mul_(keep)
+            if grad_weight is not None:
+                grad_weight = _kept(grad_weight, keep)
             grad_log_sigma2 = None
             if of_x or of_log_sigma2:
                 sigma2 = _sigma2(log_sigma2, keep)
@@ -144,12 +144,11 @@ def variances(log_sigma2: Tensor) -> Tensor:
 
 def _sigma2(log_sigma2: Tensor, keep: Tensor | None) -> Tensor:
     """The variances that count, in a tensor of their own."""
-    sigma2 = variances(log_sigma2)
-    return sigma2 if keep is None else sigma2.mul_(keep)
+    return _kept(variances(log_sigma2), keep)
 
 
 def _kept(weight: Tensor, keep: Tensor | None) -> Tensor:
-    return weight if keep is None else weight * keep
+    return weight if keep is None else torch.where(keep, weight, 0.0)  # faster than a product with bool
 
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -16,6 +16,7 @@ from svdcompress.layers import (
     VariationalConv2d,
     VariationalConvTranspose2d,
     VariationalLinear,
+    _divergence,
     group_log_alpha,
     kl_ard,
     kl_group_ard,
@@ -253,3 +254,26 @@ def test_memory_format_does_not_matter():
     layer.to(memory_format=torch.channels_last)
     for one, other in zip(torch.autograd.grad(layer.kl(), [layer.weight, layer.log_sigma2]), expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("left", [0, 5, 18])
+@pytest.mark.parametrize(("shape", "layout"), [((12, 10), (1, False)), ((6, 4, 3), (2, False)), ((6, 4, 3), (2, True))])
+@pytest.mark.parametrize("prior", ["ard", "log-uniform"])
+def test_few_kept_weights_are_taken_out_with_the_same_result(prior, shape, layout, left, monkeypatch):
+    torch.manual_seed(left)
+    weight, log_sigma2 = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    keep = torch.zeros(shape).flatten()
+    keep[torch.randperm(len(keep))[:left]] = 1
+    keep = keep.view(shape).bool()
+
+    def found():
+        value = _divergence.divergence(weight, log_sigma2, keep, prior, {"weight": 1.0}, layout)
+        return value, *torch.autograd.grad(3 * value, (weight, log_sigma2))
+
+    alone = ((), 1.0)
+    assert len(_divergence._few(keep, (alone,))) == left
+    assert _divergence._few(keep, (alone, ((1, 3), 1.0))) is None and _divergence._few(~keep, (alone,)) is None
+    packed = found()
+    monkeypatch.setattr(_divergence, "FEW", -1.0)
+    for one, other in zip(packed, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
