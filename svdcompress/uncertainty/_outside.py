@@ -67,8 +67,8 @@ def _changed(test: Batches, change: Any, seed: int, change_ids: Any = None) -> B
     def batches() -> Iterable[tuple[Any, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         for inputs, targets in test():
-            changed = map_tensors(inputs, lambda t: change(t, generator) if t.is_floating_point() and t.dim() > 1 else t)
-            if change_ids is not None and isinstance(changed, Mapping) and _are_ids(changed.get("input_ids")):
+            changed: Any = map_tensors(inputs, lambda t: change(t, generator) if t.is_floating_point() and t.dim() > 1 else t)
+            if change_ids is not None and isinstance(changed, dict) and _are_ids(changed.get("input_ids")):
                 ids = changed["input_ids"]
                 changed["input_ids"] = change_ids(ids, _free(ids, changed.get("attention_mask")), generator)
             elif change_ids is not None and _are_ids(changed):
