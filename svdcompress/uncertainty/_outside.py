@@ -71,7 +71,7 @@ def _changed(test: Batches, change: Any, seed: int, change_ids: Any = None) -> B
             if change_ids is not None and isinstance(changed, dict) and _are_ids(changed.get("input_ids")):
                 ids = changed["input_ids"]
                 changed["input_ids"] = change_ids(ids, _free(ids, changed.get("attention_mask")), generator)
-            elif change_ids is not None and _are_ids(changed):
+            elif change_ids is not None and isinstance(changed, Tensor) and _are_ids(changed):
                 changed = change_ids(changed, _free(changed, None), generator)
             yield changed, targets
 
