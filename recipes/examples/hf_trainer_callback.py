@@ -12,6 +12,10 @@ class FollowEpochs(TrainerCallback):
         elbo.set_epoch(state.epoch or 0)
 
 
+def loss(outputs, labels, num_items_in_batch=None):  # Trainer sums the losses of a step's batches
+    return elbo(outputs.logits, labels) * len(labels) / (num_items_in_batch or len(labels))
+
+
 digits = load_digits()
 images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
 data = [{"pixel_values": x, "labels": int(y)} for x, y in zip(images, digits.target, strict=True)]
@@ -21,13 +25,12 @@ model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=2, num_chan
 svdc.convert(model, exclude=["vit.embeddings.*"])
 schedule = svdc.LinearWarmup(start=5, stop=15)
 elbo = svdc.ELBO(model, torch.nn.CrossEntropyLoss(), num_examples=len(data), schedule=schedule)
-settings = {"num_train_epochs": 25, "per_device_train_batch_size": 64, "learning_rate": 3e-3}
 Trainer(
     model,
-    TrainingArguments("trainer", **settings, report_to="none", save_strategy="no", disable_tqdm=True),
+    TrainingArguments("trainer", num_train_epochs=25, per_device_train_batch_size=64, learning_rate=3e-3, report_to="none"),
     train_dataset=data,
     callbacks=[FollowEpochs()],
-    compute_loss_func=lambda outputs, labels, **more: elbo(outputs.logits, labels),
+    compute_loss_func=loss,
 ).train()
 
 example = {"pixel_values": images[:2]}
