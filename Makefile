@@ -49,11 +49,14 @@ demo: $(VENV)/.installed
 	echo "svdc sparsify recipes/digits.yaml --out $$out $(ARGS)"; \
 	$(BIN)/svdc sparsify recipes/digits.yaml --out "$$out" $(ARGS)
 
+# One thread for each worker: the tests' tensors are small.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
