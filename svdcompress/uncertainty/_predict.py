@@ -55,7 +55,8 @@ def mc_predict(
         not independent. Needs an even number of samples.
     chunk: most inputs times draws in one pass; None: chosen by the width of the model.
     method: "sampling", or "moments" for one pass that propagates mean and variance, all units taken as independent and
-        normal: fast, and off where they are not (measured in docs/uncertainty.md). It reads `samples` for the draws of the logits alone.
+        normal: fast, and off where they are not (measured in docs/uncertainty.md). It reads `samples` for the draws of the
+        logits alone.
     full: covariance matrices (B, C, C) in place of variances (B, C).
     tau: for regression, precision of the observations (1 / their noise variance), a number or one for each output; None: they
         have no noise.
