@@ -70,7 +70,7 @@ DataName = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="digits, mnist:DIR, csv:FILE, parquet:FILE, npz:FILE, imagefolder:DIR, cifar10:DIR, hf:NAME_OR_DIR, "
+        help="digits, mnist:DIR, csv:FILE, parquet:FILE, npz:FILE, imagefolder:DIR, cifar10:DIR, cifar100:DIR, hf:NAME_OR_DIR, "
         "package.module:factory.",
         rich_help_panel=DATA,
     ),
