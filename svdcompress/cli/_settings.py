@@ -78,7 +78,9 @@ DataName = Annotated[
 DataArg = Annotated[
     list[str], typer.Option(metavar="KEY=VALUE", help="An argument of the data's factory.", rich_help_panel=DATA)
 ]
-Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict, for tables.", rich_help_panel=DATA)]
+Target = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="The column to predict, for tables; several as A,B.", rich_help_panel=DATA)
+]
 LossName = Annotated[
     str | None,
     typer.Option("--loss", help="cross-entropy, binary, mse, gaussian-nll, package.module:loss.", rich_help_panel=TRAINING),
