@@ -69,6 +69,8 @@ def sparsify(
         found = pipeline.estimate(made)
         print_json(found.to_dict()) if json else show_estimate(found, made, out_console())
         return
+    from svdcompress.train import leave
+
     silent = quiet or json
     console = err_console()
     if not silent:
@@ -80,6 +82,7 @@ def sparsify(
         from svdcompress import report
 
         report.table(results, out_console(), folder)
+    leave()
 
 
 def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) -> None:

@@ -13,7 +13,7 @@ from svdcompress.pipeline._folder import discard, free_folder, prepare, signals,
 from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import Stages
 from svdcompress.recipe import Recipe
-from svdcompress.train import Bars, NotFinite, find_place, wait
+from svdcompress.train import Bars, NotFinite, find_place, told, wait
 
 
 def run(
@@ -38,8 +38,8 @@ def run(
     else, and what the stages raise.
     """
     console = console or Console(stderr=True)
-    folder = Path(out or recipe.out or free_folder("run"))
     place = find_place(recipe.device)
+    folder = Path(told(str(out or recipe.out or free_folder("run"))))  # which is free may change between two looks
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")

@@ -1,6 +1,6 @@
 """The fine-tuning loop, on any device and any number of them."""
 
-from svdcompress.train._device import Place, agree, find_place, make_accelerator, wait
+from svdcompress.train._device import Place, agree, find_place, leave, make_accelerator, told, wait
 from svdcompress.train._fit import fit
 from svdcompress.train._loop import Fit
 from svdcompress.train._metrics import evaluate, score
@@ -21,12 +21,14 @@ __all__ = [
     "evaluate",
     "find_place",
     "fit",
+    "leave",
     "make_accelerator",
     "make_optimizer",
     "mix",
     "score",
     "seed_everything",
     "shrink",
+    "told",
     "wait",
     "write_atomically",
 ]

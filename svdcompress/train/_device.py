@@ -99,3 +99,19 @@ def wait() -> None:
     """Let all processes of a launch arrive here; nothing in a run of one process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
+
+
+def told(value: str) -> str:
+    """The first process's value, in all processes of a launch."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return value
+    values = [value]
+    torch.distributed.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def leave() -> None:
+    """Part from the other processes of a launch, at the very end; without it one that ends first may abort."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()

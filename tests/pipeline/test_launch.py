@@ -12,26 +12,26 @@ import torch
 from svdcompress.pipeline import open_run
 
 
-def torchrun(*arguments):
+def torchrun(*arguments, cwd=None):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "svdcompress"]
     env = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "200"}
-    return subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=900)
+    return subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=900, cwd=cwd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["true", "false"])
 def test_two_processes_make_one_run(tiny_run, tmp_path, noise):
-    out = tmp_path / "run"
-    settings = [f"recover.noise={noise}", "recover.epochs=2", "train.shrink=50%", "train.batch_size=16", "device=cpu"]
-    done = torchrun(
-        "sparsify", tiny_run[0] / "recipe.yaml", "--out", out, "--json", *(part for s in settings for part in ("--set", s))
-    )
+    out = tmp_path / "runs" / "tiny"  # where it goes by itself
+    settings = [f"recover.noise={noise}", "recover.epochs=2", "train.shrink=50%", "train.batch_size=5", "device=cpu"]
+    settings += ["train.epochs=5", "train.beta={start: 0, stop: 1, final: 1}"]
+    wanted = [part for setting in settings for part in ("--set", setting)]
+    done = torchrun("sparsify", tiny_run[0] / "recipe.yaml", "--json", *wanted, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(done.stdout)  # one process speaks
     written = json.loads((out / "report.json").read_text())
     assert results["processes"] == 2 and all(results[name] == written[name] for name in written if name != "seconds")
     assert any("train.shrink works in one process only" in line for line in results["warnings"])
-    assert [path.name for path in tmp_path.iterdir()] == ["run"] and not (out / "state").exists()
+    assert [path.name for path in out.parent.iterdir()] == ["tiny"] and not (out / "state").exists()
     assert {row["stage"] for row in results["history"]} == {"dense", "train", "recover"}
     opened = open_run(out)
     x, y = next(opened.data.test.batches(10**6))
