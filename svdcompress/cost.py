@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import warnings
@@ -223,6 +224,11 @@ def latencies(
         for name, times in _take_turns(runs, seconds).items():
             result[name][f"batch_{batch}"] = statistics.median(times) * 1e3
     return result
+
+
+def quicker(times: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """Whether a file is faster than another by `latencies`, over all batch sizes together (the product of the ratios)."""
+    return math.prod(others[batch] / time for batch, time in times.items()) > 1
 
 
 def _session(path: Path, threads: int) -> Any:

@@ -6,6 +6,9 @@ The command line prints that message alone and exits with the class's `exit_code
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class SvdcError(Exception):
     """Base of all errors that are the caller's to mend."""
@@ -73,13 +76,12 @@ class DependencyError(SvdcError):
     exit_code = 11
 
 
-class BudgetError(SvdcError):
-    """A goal (such as an accuracy budget) that no setting reached."""
-
-    exit_code = 12
-
-
 class Interrupted(SvdcError):
     """Stopped by a signal; what was done is saved and can be resumed."""
 
     exit_code = 130
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, for a message; None where none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)

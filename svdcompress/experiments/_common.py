@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from svdcompress.errors import OutputError, RecipeError, TrainingError
+from svdcompress.errors import OutputError, RecipeError, TrainingError, nearest
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import DataSection
 from svdcompress.relevance import relevance
@@ -40,8 +39,8 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any], name: str) ->
     for key, value in given.items():
         where = f"experiment.settings.{key}"
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"{name} has {', '.join(known)}"
+            near = nearest(key, known)
+            hint = f"did you mean {near}?" if near else f"{name} has {', '.join(known)}"
             raise RecipeError(f"{where}: unknown field; {hint}")
         default = known[key].default
         whole = isinstance(default, int) and not isinstance(default, bool)

@@ -19,9 +19,9 @@ from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode
 from svdcompress.export._monte_carlo import MonteCarlo, Options
 from svdcompress.export._statistics import TASKS
+from svdcompress.recipe import LAST_RANDOM_OPSET
 
 OPSETS = range(18, 24)
-LAST_RANDOM_OPSET = 21  # onnxruntime has no generators of opset 22 yet
 NOISES = ("random", "input")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from svdcompress.convert import plan
-from svdcompress.errors import ModelError
+from svdcompress.errors import ModelError, nearest
 from svdcompress.pipeline._loss import check_loss
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, arrives_trained, call, check_labels, load_weights, main_output, make_model
@@ -58,8 +57,8 @@ def check_patterns(model: nn.Module, recipe: Recipe) -> None:
     for field, patterns in {**fields, **rules}.items():
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                close = difflib.get_close_matches(pattern, names, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join([n for n in names if n][:12])} ..."
+                close = nearest(pattern, names)
+                hint = f"did you mean {close}?" if close else f"there are {', '.join([n for n in names if n][:12])} ..."
                 raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; {hint}")
     for field, patterns in rules.items():
         entries = plan(model, patterns, settings.exclude)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +53,7 @@ def rounded(
         }
         for form, known in reports.items()
     }
-    pays = math.prod(times["unrounded"][batch] / times["rounded"][batch] for batch in times["rounded"]) > 1
+    pays = cost.quicker(times["rounded"], times["unrounded"])
     chosen = reports["rounded" if pays else "unrounded"]
     found = {**chosen, "round_to": round_to, "rounded": pays, "rounding": compared}
     return (model if pays else other), found

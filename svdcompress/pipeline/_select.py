@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -104,8 +103,7 @@ def faster(
     try:
         other = write(wide, path)
         times = cost.latencies({"gather": file.path, "all": path}, feed)
-        gained = math.prod(times["gather"][batch] / times["all"][batch] for batch in times["all"]) > 1
-        if gained:
+        if cost.quicker(times["all"], times["gather"]):
             os.replace(path, file.path)
             return replace(other, path=file.path), False
         return file, True

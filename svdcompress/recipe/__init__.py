@@ -1,6 +1,6 @@
 """The schema of a run: what a recipe may say, and how it is read, overridden and written."""
 
-from svdcompress.recipe._checks import SHARES, TASKS
+from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
 from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
 from svdcompress.recipe._load import dump_recipe, load_recipe, parse_recipe
 from svdcompress.recipe._schema import (
@@ -23,6 +23,7 @@ from svdcompress.recipe._schema import (
 )
 
 __all__ = [
+    "LAST_RANDOM_OPSET",
     "SHARES",
     "TASKS",
     "BetaSchedule",

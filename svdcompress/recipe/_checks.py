@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
+
+from svdcompress.errors import nearest
 
 SHARES = ("weight", "input", "output", "layer")
 """Who may share a prior variance (as `svdcompress.layers.REDUCED` has them)."""
@@ -55,17 +56,18 @@ def known_threshold(threshold: Any) -> Any:
 def _known(names: Iterable[str], what: str) -> None:
     for name in names:
         if name not in SHARES:
-            close = difflib.get_close_matches(str(name), SHARES, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"unknown {what} {name!r}; use one or several of {', '.join(SHARES)}{hint}")
+            raise ValueError(f"unknown {what} {name!r}; use one or several of {', '.join(SHARES)}{_hint(str(name), SHARES)}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = nearest(name, known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def known_loss(name: str) -> str:
     """A named loss, or the name of a Python object."""
     if name not in TASKS and ":" not in name:
-        close = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown loss; use {', '.join(TASKS)}, or package.module:loss{hint}")
+        raise ValueError(f"unknown loss; use {', '.join(TASKS)}, or package.module:loss{_hint(name, TASKS)}")
     return name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from svdcompress.errors import RecipeError
+from svdcompress.errors import RecipeError, nearest
 from svdcompress.recipe._find import find_recipe
 from svdcompress.recipe._schema import Recipe
 
@@ -154,7 +153,6 @@ def _nearest(loc: list[Any]) -> str:
     inside = [f"{name}.{loc[-1]}" for name, section in sections.items() if loc[-1] in section.model_fields]
     if inside:
         return f"; did you mean {' or '.join('.'.join(map(str, [*loc[:-1], name])) for name in inside[:3])}?"
-    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {'.'.join(map(str, [*loc[:-1], close[0]]))}?"
+    if close := nearest(str(loc[-1]), known):
+        return f"; did you mean {'.'.join(map(str, [*loc[:-1], close]))}?"
     return f"; known here: {', '.join(known)}"
