@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -44,16 +45,18 @@ COLUMNS = (
 )
 
 
-def run(recipe: str, seed: int, data: str, runs: Path) -> dict[str, Any] | None:
-    """The report of one run, from its folder if it is there already; None if it failed."""
-    out = runs / f"{recipe}-{seed}"
+def run(
+    recipe: str, seed: int, data: str, runs: Path, name: str | None = None, options: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """The report of one run, from its folder (of a name) if it is there already; None if it failed. options: of the command."""
+    out = runs / (name or f"{recipe}-{seed}")
     if not (out / "report.json").is_file():
         command = [sys.executable, "-m", "svdcompress", "sparsify"]
         if (out / "recipe.yaml").is_file():
             command += ["--resume", "--out", str(out)]
         else:
             command += [str(HERE.parent / "recipes" / f"{recipe}.yaml"), "--out", str(out)]
-            command += ["--data", f"mnist:{data}", "--seed", str(seed)]
+            command += ["--data", f"mnist:{data}", "--seed", str(seed), *options]
         if subprocess.run(command, cwd=HERE.parent).returncode:
             return None
     return json.loads((out / "report.json").read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import UsageError
+from svdcompress.layers import VariationalLayer, kl_apart
 
 
 class Schedule(Protocol):
@@ -71,20 +73,30 @@ def _progress(epoch: float, start: float, stop: float) -> float:
     return 1.0 if epoch >= stop else (epoch - start) / (stop - start)
 
 
+SMALL = 2**20
+"""Weights of a layer up to which its KL is computed together with other layers': what that keeps meanwhile is small, too."""
+
+
 def kl_divergence(model: nn.Module) -> Tensor:
     """KL(posterior || prior) in nats, summed over all variational layers, each posterior once; a scalar with gradient.
 
     Layers that share their parameters count once. Raises UsageError if the model has no variational layer.
     """
-    terms, seen = [], set()
+    layers: dict[int, VariationalLayer] = {}
     for _, layer in variational_layers(model):
-        if id(layer.log_sigma2) not in seen:
-            seen.add(id(layer.log_sigma2))
-            terms.append(layer.kl())
-    if not terms:
+        layers.setdefault(id(layer.log_sigma2), layer)
+    if not layers:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
-    device = terms[0].device
-    return torch.stack([term.to(device) for term in terms]).sum()
+    terms: list[Tensor] = []
+    small: dict[Any, list[VariationalLayer]] = defaultdict(list)
+    for layer in layers.values():
+        if layer.apart and layer.weight.numel() <= SMALL and type(layer).kl is VariationalLayer.kl:
+            small[layer.weight.device, layer.weight.dtype].append(layer)
+        else:
+            terms.append(layer.kl())
+    for ones in small.values():
+        terms.append(kl_apart([layer.weight for layer in ones], [layer.log_sigma2 for layer in ones]))
+    return terms[0] if len(terms) == 1 else torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
 class ELBO(nn.Module):

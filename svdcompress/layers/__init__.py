@@ -4,6 +4,7 @@ import sys
 
 from torch import nn
 
+from svdcompress.layers._apart import kl_apart
 from svdcompress.layers._base import DEFAULT_LOG_SIGMA2, DEFAULT_THRESHOLD, VariationalLayer
 from svdcompress.layers._conv import (
     VariationalConv1d,
@@ -17,6 +18,7 @@ from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, Gauss
 from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
 from svdcompress.layers._linear import VariationalLinear
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
+from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import Sampler, StochasticLayer, sampling
 from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
@@ -53,6 +55,7 @@ __all__ = [
     "VARIATIONAL_CLASSES",
     "BernoulliDropout",
     "GaussianDropout",
+    "Rows",
     "Sampler",
     "Share",
     "StochasticLayer",
@@ -69,6 +72,7 @@ __all__ = [
     "check_prior",
     "check_variance_dtype",
     "group_log_alpha",
+    "kl_apart",
     "kl_ard",
     "kl_group_ard",
     "kl_log_uniform",

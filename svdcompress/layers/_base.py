@@ -10,11 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.layers import _kl
+from svdcompress.layers._apart import kl_apart
 from svdcompress.layers._cache import Cache
 from svdcompress.layers._divergence import divergence
 from svdcompress.layers._maps import Map, apply
 from svdcompress.layers._precision import check_variance_dtype, variance_dtype
-from svdcompress.layers._reparam import TINY, Draw, Noise, autocast, draw, normal_like, variances, without_autocast
+from svdcompress.layers._reparam import (
+    TINY,
+    Draw,
+    Noise,
+    autocast,
+    draw,
+    moments,
+    normal_like,
+    variances,
+    without_autocast,
+)
+from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import StochasticLayer
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
@@ -167,8 +179,17 @@ class VariationalLayer(StochasticLayer):
 
     # Objective
 
+    @property
+    def apart(self) -> bool:
+        """Whether the KL is that of weights which each have an ARD prior of their own: what `kl_apart` takes."""
+        plain = self.prior == "ard" and list(self.share) == ["weight"] and self.mask is None
+        # The compiler fuses the other function's operations with others, but not these.
+        return plain and self.weight.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
+
     def kl(self) -> Tensor:
         """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
+        if self.apart:
+            return kl_apart([self.weight], [self.log_sigma2])
         layout = (self._groups, self.transposed)
         return divergence(self.weight, self.log_sigma2, self.mask, self.prior, self.share, layout)
 
@@ -201,10 +222,13 @@ class VariationalLayer(StochasticLayer):
         """A draw without gradients: parameters from the cache, nothing in place (see `draw`)."""
         weight, bias = self._effective("weight").to(x.dtype), self.bias
         sigma2, bias_sigma2 = self._effective("sigma2", dtype), self.bias_sigma2
+        bias = None if bias is None else bias.to(x.dtype)
+        bias_sigma2 = None if bias_sigma2 is None else bias_sigma2.to(dtype)
         with without_autocast(x.device.type):
-            mean = apply(map, x, weight, None if bias is None else bias.to(x.dtype))
-            square = x.to(dtype).square()
-            variance = apply(map, square, sigma2, None if bias_sigma2 is None else bias_sigma2.to(dtype))
+            if isinstance(self.sampler, Rows):
+                return self.sampler.draw(*moments(map, x, weight, sigma2, bias, bias_sigma2))
+            mean = apply(map, x, weight, bias)
+            variance = apply(map, x.to(dtype).square(), sigma2, bias_sigma2)
         return draw(mean, variance, noise(mean))
 
     def _effective(self, name: str, dtype: torch.dtype | None = None) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from svdcompress.errors import ModelError
+from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import Sampler, StochasticLayer
 
 
@@ -30,7 +31,10 @@ class _NoiseLayer(StochasticLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.draws or self.p == 0:
             return x
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
+        if isinstance(self.sampler, Rows):
+            x = self.sampler.by_draw(x)
+            return (x * self._noise(self._shape(x, 3), x, self.sampler)).flatten(0, 1)
+        shape = self._shape(x, 2)
         if self.sampler is None or not self.sampler.members:
             return x * self._noise(shape, x, self.sampler or Sampler())
         # A member drops the same units for every input (Gal & Ghahramani 2016: one draw of the columns of the weights).
@@ -38,6 +42,10 @@ class _NoiseLayer(StochasticLayer):
         if shape[1:] not in draws:
             draws[shape[1:]] = self._noise(shape[1:], x, self.sampler)
         return x * draws[shape[1:]]
+
+    def _shape(self, x: Tensor, channels: int) -> Sequence[int]:
+        """Of the noise; channels: dimensions of x up to that of the channels."""
+        return x.shape[:channels] + (1,) * (x.dim() - channels) if self.channels else x.shape
 
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}"

@@ -31,23 +31,34 @@ Noise = Callable[[Tensor], Tensor]
 def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Standard normal noise of a tensor's shape, dtype, device and order in memory."""
     kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
-    return _as_stored(tensor, lambda shape: torch.randn(shape, generator=generator, **kind))
+    return as_stored(tensor, lambda shape: torch.randn(shape, generator=generator, **kind))
 
 
-def _as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor]) -> Tensor:
+def as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor], ahead: int = 0) -> Tensor:
     """A tensor of the given one's shape, with its dimensions in the same order in memory: `make(shape)` is made contiguous.
+
+    ahead: dimensions that what is made has before those.
 
     torch fills other than contiguous tensors with noise several times slower, and convolutions return channels-last ones.
     """
     if torch.compiler.is_compiling() or tensor.is_contiguous():
         return make(tensor.shape)
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return make([tensor.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(tensor.dim())])
+    made = make([tensor.shape[dim] for dim in order])
+    return made.permute([*range(ahead), *(ahead + order.index(dim) for dim in range(tensor.dim()))])
 
 
 def draw(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
     """`mean + sqrt(variance) * noise`, all of one shape; for inference: nothing in place, so that vmap can batch it."""
     return torch.addcmul(mean, variance.clamp_min(TINY).sqrt().to(mean.dtype), noise)
+
+
+def moments(
+    map: Map, x: Tensor, weight: Tensor, sigma2: Tensor, bias: Tensor | None, bias_sigma2: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mean of a layer's output, in the dtype of x, and its standard deviation in that of sigma2; tensors of their own."""
+    variance = _maps.apply(map, _square(x, sigma2.dtype), sigma2, bias_sigma2)
+    return _maps.apply(map, x, weight, bias), variance.clamp_min_(TINY).sqrt_()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
@@ -67,7 +78,7 @@ def _autocast_on(device_type: str) -> bool:
 
 def _half_noise(like: Tensor) -> Tensor:
     """Noise of standard deviation 1/2, without a pass for the factor."""
-    return _as_stored(like, lambda shape: torch.empty(shape, dtype=like.dtype, device=like.device).normal_(0, 0.5))
+    return as_stored(like, lambda shape: torch.empty(shape, dtype=like.dtype, device=like.device).normal_(0, 0.5))
 
 
 class Draw(torch.autograd.Function):
@@ -96,9 +107,10 @@ class Draw(torch.autograd.Function):
     ) -> Tensor:
         with without_autocast(x.device.type):
             factor = _factor(keep, weight)
-            variance = _maps.apply(map, _square(x, dtype), _sigma2(log_sigma2, factor).to(dtype), _to(bias_sigma2, dtype))
-            output = _maps.apply(map, x, _kept(weight, factor).to(x.dtype), _to(bias, x.dtype))
-            spread = variance.clamp_min_(TINY).sqrt_()
+            sigma2 = _sigma2(log_sigma2, factor).to(dtype)
+            mean = _kept(weight, factor).to(x.dtype)
+            output, spread = moments(map, x, mean, sigma2, _to(bias, x.dtype), _to(bias_sigma2, dtype))
+            del mean, sigma2
             # Half the noise, and twice that in the sum: so the quotient is the derivative, without a pass for its factor.
             half = _half_noise(output) if noise is None else noise(output).mul(0.5)
             output.addcmul_(spread.to(output.dtype), half, value=2)

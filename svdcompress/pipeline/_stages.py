@@ -32,6 +32,7 @@ from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
+from svdcompress.pipeline._skill import no_skill
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
@@ -97,14 +98,21 @@ class Stages:
         check_model(self.dense, recipe, self.data, self.inputs)
         self.beta = final_beta(recipe, self.dense, len(self.data.train))
         for line in [*self.data.warnings, *advice(recipe, self.dense, len(self.data.train), self.place.world)]:
-            self.results.setdefault("warnings", []).append(line)
-            self.say(f"[yellow]warning:[/] {escape(line)}")
+            self._warn(line)
         if not trained:
             self.history += self._fit(self.dense, "dense", recipe.dense, tau=1.0).history
         self.dense.eval()
         self.tau = _figures.noise_precision(self.dense, self.data)
         if self.place.first:
+            with _figures.there(self.place.device, self.dense):
+                found = no_skill(self._validate(self.dense), self.data)
+            if found:
+                self._warn(found)
             write_atomically(self.out / "dense.safetensors", lambda path: save_weights(self.dense, path))
+
+    def _warn(self, line: str) -> None:
+        self.results.setdefault("warnings", []).append(line)
+        self.say(f"[yellow]warning:[/] {escape(line)}")
 
     def _convert(self) -> None:
         self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe)
@@ -271,7 +279,7 @@ class Stages:
                 metadata=metadata,
             )
         except ExportError as error:  # the run's other files are good
-            self.results.setdefault("warnings", []).append(f"model_mc.onnx was not written: {error}")
+            self._warn(f"model_mc.onnx was not written: {error}")
             return
         self.results["parity"][path.name] = file.parity
 

@@ -41,11 +41,12 @@ class Examples(Protocol):
 
 
 def order_of(count: int, batch_size: int, shuffle: int | None, rank: int, world: int) -> list[Tensor]:
-    """Indices of each batch. A last training batch of one example is left out: batch statistics need two."""
+    """Indices of each batch. A last training batch of one example is left out where the others have more: batch statistics
+    need two."""
     order = torch.arange(count) if shuffle is None else torch.randperm(count, generator=torch.Generator().manual_seed(shuffle))
     if world == 1:
         batches = list(order.split(batch_size))
-        if shuffle is not None and len(batches) > 1 and len(batches[-1]) == 1:
+        if shuffle is not None and len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
             batches.pop()
         return batches
     whole = order[: count - count % (batch_size * world)] if shuffle is not None else order

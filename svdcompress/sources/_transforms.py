@@ -113,6 +113,10 @@ def _normalize(value: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
         raise ValueError("std must be positive")
 
     def apply(x: Tensor) -> Tensor:
+        channels = x.shape[1] if x.dim() > 1 else 1
+        for name, numbers in (("mean", mean), ("std", std)):
+            if numbers.numel() not in (1, channels):  # torch would widen a gray image to as many channels
+                raise ValueError(f"{name} has {numbers.numel()} numbers, but the inputs have {channels} channels or columns")
         shape = (-1,) if x.dim() == 2 else (-1,) + (1,) * (x.dim() - 2)
         return (as_float(x) - mean.view(shape).to(x.device)) / std.view(shape).to(x.device)
 

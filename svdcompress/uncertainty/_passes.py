@@ -1,13 +1,14 @@
 """Many draws of a model in one pass: what depends on no noise is computed once, the rest for all draws together.
 
-The passes run under `torch.func.vmap` over the draws. A value stays as it is until the first noise meets it, and has one
-more dimension from there on; so the first stochastic layer computes its mean and variance once, and everything after it
-works on draws times inputs. A model that vmap cannot take (because it branches on values, say) is run draw by draw.
+Where each row of a batch goes through the model by itself, draws are rows of one batch (see `look`). Elsewhere the passes run
+under `torch.func.vmap` over the draws. Either way a value stays as it is until the first noise meets it; so the first
+stochastic layer computes its mean and variance once, and everything after it works on draws times inputs. A model that vmap
+cannot take (because it branches on values, say) is run draw by draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from svdcompress.layers import Sampler, StochasticLayer
+from svdcompress.layers import Rows, Sampler, StochasticLayer
 
 Run = Callable[[Any], Any]
 """A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
@@ -25,13 +26,15 @@ Run = Callable[[Any], Any]
 class Draws:
     """Draws of a model's output for slices of a batch; made under `sampling`, whose Sampler it is given.
 
-    run: the model. sampler: on whose noise the model draws. antithetic: draws come in pairs of opposite noise.
+    run: the model. layers: its stochastic layers. sampler: on whose noise they draw. antithetic: draws come in pairs of
+    opposite noise. rowwise: the draws of a slice may be rows of one batch (see `look`).
     """
 
-    def __init__(self, run: Run, sampler: Sampler, antithetic: bool) -> None:
-        self.run, self.antithetic = run, antithetic
+    def __init__(self, run: Run, layers: Sequence[StochasticLayer], sampler: Sampler, antithetic: bool, rowwise: bool) -> None:
+        self.run, self.layers, self.antithetic = run, layers, antithetic
         self.sampler: Any = sampler  # one with a generator
-        self.batched, self._proven = True, False
+        self._ways = [self._as_rows] * rowwise + [self._together, self._one_by_one]
+        self._proven = False
         self._noises: list[Tensor] | None = None  # the current members, drawn together
         self._kept: dict[int, dict] = {}  # the current members, drawn one by one
 
@@ -40,27 +43,33 @@ class Draws:
         self._noises, self._kept = None, {}
         self.sampler.resample()
 
-    def __call__(self, inputs: Any, count: int) -> Any:
-        """`count` draws of the output, (count, b, ...); members keep the same weights until `resample`."""
-        if self.batched:
+    def __call__(self, inputs: Any, size: int, count: int) -> Any:
+        """`count` draws of the output for `size` inputs, (count, size, ...); members keep their weights until `resample`."""
+        while True:
             state = None if self._proven else self.sampler.generator.get_state()
             try:
-                output = self._together(inputs, count)
+                output = self._ways[0](inputs, size, count)
                 self._proven = True
                 return output
-            except Exception:  # vmap has many ways to say no; a fault of the model itself shows again below
-                if state is None:
+            except Exception:  # vmap has many ways to say no; a fault of the model itself shows again in the last way
+                if state is None or len(self._ways) == 1:
                     raise
-                self.batched = False
+                del self._ways[0]
                 self.resample()
                 self.sampler.generator.set_state(state)
             finally:
                 self.sampler.sign = None
-        return self._one_by_one(inputs, count)
 
-    # All draws at once
+    # All draws as rows of one batch
 
-    def _together(self, inputs: Any, count: int) -> Any:
+    def _as_rows(self, inputs: Any, size: int, count: int) -> Any:
+        rows = Rows(size, count, self.sampler.generator, self.antithetic)
+        with drawing(self.layers, rows):
+            return tree_map(rows.by_draw, self.run(inputs))
+
+    # All draws at once under vmap
+
+    def _together(self, inputs: Any, size: int, count: int) -> Any:
         if not self.sampler.members:
             return self._over_draws(lambda: self.run(inputs), count)
         if self._noises is None:
@@ -100,9 +109,8 @@ class Draws:
 
     # One draw after the other
 
-    def _one_by_one(self, inputs: Any, count: int) -> Any:
+    def _one_by_one(self, inputs: Any, size: int, count: int) -> Any:
         outputs = [self._one(inputs, index) for index in range(count)]
-        self.sampler.sign = None
         return tree_map(lambda *draws: torch.stack(draws), *outputs)
 
     def _one(self, inputs: Any, index: int) -> Any:
@@ -119,6 +127,19 @@ class Draws:
 
 
 @contextmanager
+def drawing(layers: Sequence[StochasticLayer], sampler: Sampler | None) -> Iterator[None]:
+    """The layers draw with another sampler for a while; None: not at all in `eval()`."""
+    before = [layer.sampler for layer in layers]
+    for layer in layers:
+        layer.sampler = sampler
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.sampler = old
+
+
+@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in `eval()` and without gradients; afterwards each module is in the mode that it was in."""
     before = [(module, module.training) for module in model.modules()]
@@ -129,16 +150,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
-
-
-@contextmanager
-def silent(model: nn.Module) -> Iterator[None]:
-    """No layer draws in `eval()`, whatever `sampling` context there is around it."""
-    before = [(module, module.sampler) for module in model.modules() if isinstance(module, StochasticLayer)]
-    for layer, _ in before:
-        layer.sampler = None
-    try:
-        yield
-    finally:
-        for layer, sampler in before:
-            layer.sampler = sampler

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from svdcompress.errors import DataError, ModelError, SvdcError, UsageError
+from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import StochasticLayer, VariationalLayer, sampling
 from svdcompress.sources import call, main_output, to_device
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
+from svdcompress.uncertainty._look import look
 from svdcompress.uncertainty._moments import moments_predict
-from svdcompress.uncertainty._passes import Draws, evaluating, silent
+from svdcompress.uncertainty._passes import Draws, drawing, evaluating
 from svdcompress.uncertainty._prediction import TASKS, Prediction
 from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
 
-PROBE = 8  # inputs of a first pass, which shows whether the model takes them, and how wide it is
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
+WORTH = 200  # inputs times draws from which it pays to find out whether draws may be rows of a batch
 
 
 def mc_predict(
@@ -66,7 +67,7 @@ def mc_predict(
     values that are not finite, a shape that the model does not take).
     """
     samples = _check(samples, task, antithetic, chunk, method, tau)
-    _check_stochastic(model)
+    layers = _stochastic_layers(model)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise UsageError(f"generator: {generator!r}; a torch.Generator is needed, as in torch.Generator().manual_seed(0)")
     device = device_of(model)
@@ -76,19 +77,20 @@ def mc_predict(
     sums = _sums(task, size, full, dim, tau)
     run = partial(_output, model, task)
     if method == "moments":
-        with evaluating(model), silent(model):
-            inputs, _ = _plan(size, 1, _probe(model, run, x, size), None, chunk, device, False)
+        with evaluating(model), drawing(layers, None):
+            inputs, _ = _plan(size, 1, look(model, run, task, x, size).widest, None, chunk, device, False)
             slices = ((take(x, start, start + inputs, size), start) for start in range(0, size, inputs))
             return _finite(moments_predict(model, slices, sums, samples, generator))
     with evaluating(model), sampling(model, generator=generator, members=members) as sampler:
-        widest = _probe(model, run, x, size)
-        draws = Draws(run, sampler, antithetic)
+        widest, rowwise = look(model, run, task, x, size, rows=not members and size * samples >= WORTH)
+        draws = Draws(run, layers, sampler, antithetic, rowwise)
         weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, VariationalLayer))
         inputs, at_once = _plan(size, samples, widest, weights if members else None, chunk, device, antithetic)
         for start, count in _order(size, samples, inputs, at_once, members):
             if start == 0:
                 draws.resample()
-            sums.add(draws(take(x, start, start + inputs, size), count), start)
+            some = min(inputs, size - start)
+            sums.add(draws(take(x, start, start + some, size), some, count), start)
     return _finite(sums.prediction(samples))
 
 
@@ -105,8 +107,9 @@ def mean_predict(
     size = batch_size(x)
     x = to_device(x, device_of(model))
     sums = _sums(task, size, False, dim, None)
-    with evaluating(model), silent(model):
-        widest = _probe(model, partial(_output, model, task), x, size)
+    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
+    with evaluating(model), drawing(layers, None):
+        widest = look(model, partial(_output, model, task), task, x, size).widest
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
             output = _output(model, task, take(x, start, start + inputs, size))
@@ -151,13 +154,14 @@ def _whole(name: str, value: Any) -> int:
     return count
 
 
-def _check_stochastic(model: nn.Module) -> None:
+def _stochastic_layers(model: nn.Module) -> list[StochasticLayer]:
     layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
     if not any(getattr(layer, "p", 1) for layer in layers):
         raise ModelError(
             f"{type(model).__name__} has no variational layer and no MC dropout: there is no uncertainty to sample; "
             "call svdcompress.convert(model), or svdcompress.convert_dropout(model), first"
         )
+    return layers
 
 
 def _generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
@@ -174,29 +178,6 @@ def _sums(task: str, size: int, full: bool, dim: int, tau: Any) -> Sums:
         return RegressionSums(size, full, dim, tau)
     kind = {"classification": ClassificationSums, "binary": BinarySums, "gaussian": GaussianSums}[task]
     return kind(size, full, dim)
-
-
-def _probe(model: nn.Module, run: Any, x: Any, size: int) -> int:
-    """Run some inputs: numbers in the widest activation, for each input. Raises where they do not fit."""
-    some = min(size, PROBE)
-    widest = 1
-
-    def look(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal widest
-        if isinstance(output, Tensor):
-            widest = max(widest, output.numel() // some)
-
-    hooks = [module.register_forward_hook(look) for module in model.modules()]
-    try:
-        run(take(x, 0, some, size))
-    except SvdcError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return widest
 
 
 def _plan(

@@ -277,3 +277,59 @@ def test_few_kept_weights_are_taken_out_with_the_same_result(prior, shape, layou
     monkeypatch.setattr(_divergence, "FEW", -1.0)
     for one, other in zip(packed, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_apart_are_what_the_general_function_gives():
+    """The compiler takes the other one."""
+    layer = layer_of(VariationalConv2d, 4, 6, 3, groups=2)
+    assert layer.apart
+    parameters = [layer.weight, layer.log_sigma2]
+    general = _divergence.divergence(*parameters, None, "ard", {"weight": 1.0}, (2, False))
+    assert torch.allclose(layer.kl(), general, rtol=1e-12)
+    for one, other in zip(torch.autograd.grad(layer.kl(), parameters), torch.autograd.grad(general, parameters), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-14)
+
+
+def test_gradients_of_weights_far_from_their_noise():
+    """`0.5 (sigma2 / m - 1)` would be 0 in float32 for each of these."""
+    layer = VariationalLinear(3, 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1e-3, 1e-2, 0.0]]))
+        layer.log_sigma2.fill_(4.0)
+    layer.kl().backward()
+    exact = -0.5 * (layer.weight.detach().double().square() + 1e-8) / math.exp(4)
+    torch.testing.assert_close(layer.log_sigma2.grad.double(), exact, rtol=1e-4, atol=0)
+
+
+class Doubled(VariationalLinear):
+    def kl(self):
+        return 2 * super().kl()
+
+
+@pytest.mark.parametrize("small", [0, 30, 2**20])
+def test_layers_together_are_the_sum_of_each(small, monkeypatch):
+    monkeypatch.setattr(svdc.objective, "SMALL", small)
+    layers = [
+        layer_of(seed=1),
+        layer_of(VariationalConv2d, 3, 4, 3, seed=2),
+        layer_of(share="input", seed=3),
+        layer_of(prior="log-uniform", seed=4),
+        layer_of(seed=5).float(),
+        layer_of(seed=6).bfloat16(),
+        layer_of(seed=7),
+        layer_of(Doubled, 4, 3, seed=8),
+        layer_of(seed=9),
+    ]
+    layers[6].mask = torch.rand(layers[6].weight.shape) > 0.5
+    layers[8].weight.requires_grad_(False)
+    model = nn.Sequential(*layers)
+    slow = [slow_kl(layer) * (2 if isinstance(layer, Doubled) else 1) for layer in layers]
+    # the dtype of the sum is that of the first term
+    assert svdc.kl_divergence(model).item() == pytest.approx(sum(float(value) for value in slow), rel=1e-3)
+    parameters = [p for layer in layers for p in (layer.weight, layer.log_sigma2) if p.requires_grad]
+    svdc.kl_divergence(model).backward()
+    want = torch.autograd.grad(sum(value.double() for value in slow), parameters)
+    for parameter, other in zip(parameters, want, strict=True):
+        wide = parameter.dtype == torch.float64
+        torch.testing.assert_close(parameter.grad, other, rtol=1e-9 if wide else 0.05, atol=1e-12 if wide else 0.02)
+    assert layers[8].weight.grad is None

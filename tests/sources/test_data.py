@@ -10,7 +10,7 @@ import torch
 
 from svdcompress.errors import DataError, RecipeError
 from svdcompress.recipe import DataSection
-from svdcompress.sources import example_inputs, open_data, preprocess
+from svdcompress.sources import InMemory, example_inputs, open_data, preprocess
 
 
 def opened(task="classification", **fields):
@@ -369,3 +369,10 @@ def test_preprocessing_read_back_prepares_in_the_same_way():
     plain = opened(name="digits")
     settings = json.loads(json.dumps(data.preprocessing))
     assert torch.equal(preprocess(plain.test.inputs, settings), data.test.inputs)
+
+
+@pytest.mark.parametrize(("count", "size", "sizes"), [(9, 4, [4, 4]), (10, 4, [4, 4, 2]), (5, 1, [1] * 5), (1, 4, [1])])
+def test_a_last_training_batch_of_one_is_left_out_where_others_have_more(count, size, sizes):
+    examples = InMemory(torch.zeros(count, 2), torch.arange(count))
+    assert [len(y) for _, y in examples.batches(size, shuffle=0)] == sizes
+    assert sum(len(y) for _, y in examples.batches(size)) == count

@@ -27,6 +27,14 @@ def opened(name="digits", **fields):
         ({"transform": [{"pad": 2}, {"pad": 1}, "flatten", "rgb"]}, r"data\.transform: rgb does not fit .* \(N, 196\)"),
         ({"augment": ["flatten", {"crop": 1}]}, r"data\.augment: \{crop: 1\} does not fit inputs of the shape \(N, 64\)"),
         ({"transform": ["flatten"], "augment": ["flip"]}, r"data\.augment: flip does not fit inputs of the shape \(N, 64\)"),
+        (
+            {"transform": [{"normalize": {"mean": [0.1, 0.2, 0.3], "std": 1}}]},
+            r"data\.transform: \{normalize: .* \(N, 1, 8, 8\): mean has 3 numbers, but the inputs have 1 channels or columns",
+        ),
+        (
+            {"transform": ["flatten", {"normalize": {"mean": 0, "std": [1, 2]}}]},
+            r"std has 2 numbers, .* 64 channels or columns",
+        ),
         ({"augment": [{"affine": {"degrees": 9}}, {"reshape": [7]}]}, r"data\.augment: \{reshape: \[7\]\} does not fit"),
     ],
 )

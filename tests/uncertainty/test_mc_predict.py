@@ -243,7 +243,9 @@ def test_what_depends_on_no_noise_is_computed_once(x):
 
     model = widen(svdc.convert(nn.Sequential(nn.Linear(4, 5), Count(), nn.ReLU(), nn.Linear(5, 3)), exclude=["0"]))
     mc_predict(model, x, 50)
-    assert Count.rows == 5 + 5  # the probe, and the pass
+    Count.rows = 0  # what looking at the model took, once
+    mc_predict(model, x, 50)
+    assert Count.rows == 5
 
 
 def test_residual_models_mix_both_kinds_of_rows(x):
