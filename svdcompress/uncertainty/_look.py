@@ -1,6 +1,7 @@
 """A look at a model ahead of its draws: whether it takes the inputs, how wide it is, and whether draws may be rows of a batch.
 
-Both answers are kept for a model as long as it consists of the same modules and its inputs have the same shape.
+Both answers are kept for a model as long as it consists of the same modules, with the same settings, and its inputs have the
+same shape.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PROBE = 8  # inputs of the first pass
 INPUTS, DRAWS = 3, 2  # of the passes that show whether draws may be rows
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 OTHER_TOLERANCE = 3e-2
+PLAIN = (bool, int, float, str)
 KEPT = 64  # answers for one model
 
 _answers: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
@@ -46,7 +48,7 @@ def look(model: nn.Module, run: Run, task: str, x: Any, size: int, rows: bool = 
     shapes = [
         (leaf.shape[leaf.dim() > 0 and leaf.shape[0] == size :], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)
     ]
-    key = (task, str(form), tuple(shapes), tuple(map(id, model.modules())))
+    key = (task, str(form), tuple(shapes), tuple(map(_settings, model.modules())))
     layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
     known = _answers.setdefault(model, {})
     if len(known) > KEPT:
@@ -57,6 +59,11 @@ def look(model: nn.Module, run: Run, task: str, x: Any, size: int, rows: bool = 
     if rows and (key, "rows") not in known:
         known[key, "rows"] = _rowwise(layers, run, x, size, device_of(model))
     return Look(known[key], rows and known[key, "rows"])
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """Which module it is, and its attributes that are plain values: a switch may change what it does."""
+    return id(module), *(value for value in vars(module).values() if type(value) in PLAIN)
 
 
 def _by_input(tensor: Tensor, size: int) -> bool:

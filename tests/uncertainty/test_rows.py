@@ -171,8 +171,10 @@ def test_antithetic_pairs_are_opposite(make, monkeypatch):
 
 
 class MeanOff(nn.Module):
+    on = True
+
     def forward(self, x):
-        return x - x.mean(0)
+        return x - x.mean(0) if self.on else x
 
 
 def test_a_changed_model_is_looked_at_again():
@@ -181,6 +183,10 @@ def test_a_changed_model_is_looked_at_again():
     x = torch.randn(5, 4)
     assert looked(model, x)[0]
     model[1] = MeanOff()
+    assert not looked(model, x)[0]
+    model[1].on = False
+    assert looked(model, x)[0]
+    model[1].on = True
     assert not looked(model, x)[0]
 
 
