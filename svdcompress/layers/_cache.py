@@ -19,10 +19,10 @@ class Cache:
     def __init__(self) -> None:
         self._stamp: list[Any] | None = None
         self._alive: list[Tensor] = []  # aliases of the sources: their storage cannot be freed and its address used again
-        self._derived: dict[str, Tensor] = {}
+        self._derived: dict[str, Any] = {}
 
-    def get(self, name: str, sources: Sequence[Tensor | None], key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """The derived tensor of a name: `make()`, or what it gave before from the same sources and key."""
+    def get(self, name: str, sources: Sequence[Tensor | None], key: Any, make: Callable[[], Any]) -> Any:
+        """The derived tensor (or None) of a name: `make()`, or what it gave before from the same sources and key."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(map(_traceable, sources)):
             return make()
         stamp = [None if source is None else (source.data_ptr(), source._version) for source in sources] + [key]

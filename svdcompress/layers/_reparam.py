@@ -106,9 +106,9 @@ class Draw(torch.autograd.Function):
         noise: Noise | None,
     ) -> Tensor:
         with without_autocast(x.device.type):
-            factor = _factor(keep, weight)
-            sigma2 = _sigma2(log_sigma2, factor).to(dtype)
-            mean = _kept(weight, factor).to(x.dtype)
+            stays = factor(keep, weight)
+            sigma2 = _sigma2(log_sigma2, stays).to(dtype)
+            mean = _kept(weight, stays).to(x.dtype)
             output, spread = moments(map, x, mean, sigma2, _to(bias, x.dtype), _to(bias_sigma2, dtype))
             del mean, sigma2
             # Half the noise, and twice that in the sum: so the quotient is the derivative, without a pass for its factor.
@@ -126,13 +126,13 @@ class Draw(torch.autograd.Function):
         of_x, of_weight, of_log_sigma2, of_bias = ctx.needs_input_grad[:4]
         with without_autocast(x.device.type):
             grad_bias = _maps.bias_gradient(ctx.map, grad) if of_bias else None
-            factor = _factor(keep, weight)
-            grad_x, grad_weight = _maps.gradients(ctx.map, grad, x, _kept(weight, factor).to(x.dtype), of_x, of_weight)
-            if grad_weight is not None and factor is not None:
-                grad_weight.mul_(factor)
+            stays = factor(keep, weight)
+            grad_x, grad_weight = _maps.gradients(ctx.map, grad, x, _kept(weight, stays).to(x.dtype), of_x, of_weight)
+            if grad_weight is not None and stays is not None:
+                grad_weight.mul_(stays)
             grad_log_sigma2 = None
             if of_x or of_log_sigma2:
-                sigma2 = _sigma2(log_sigma2, factor)
+                sigma2 = _sigma2(log_sigma2, stays)
                 dtype = slope.dtype
                 spread: Any = _maps.gradients(
                     ctx.map, grad.to(dtype) * slope, _square(x, dtype), sigma2.to(dtype), of_x, of_log_sigma2
@@ -156,7 +156,7 @@ def variances(log_sigma2: Tensor) -> Tensor:
     return log_sigma2.to(torch.promote_types(log_sigma2.dtype, torch.float32)).exp()
 
 
-def _factor(keep: Tensor | None, weight: Tensor) -> Tensor | None:
+def factor(keep: Tensor | None, weight: Tensor) -> Tensor | None:
     """1 where a weight is kept and 0 elsewhere, in its dtype: what torch does with bool itself takes several times longer."""
     return None if keep is None else keep.view(torch.uint8).to(weight.dtype)
 

@@ -45,10 +45,8 @@ def look(model: nn.Module, run: Run, task: str, x: Any, size: int, rows: bool = 
     Raises DataError where the model does not take the inputs.
     """
     leaves, form = tree_flatten(x)
-    shapes = [
-        (leaf.shape[leaf.dim() > 0 and leaf.shape[0] == size :], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)
-    ]
-    key = (task, str(form), tuple(shapes), tuple(map(_settings, model.modules())))
+    shapes = tuple((leaf.shape[_by_input(leaf, size) :], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
+    key = (task, str(form), shapes, tuple(map(_settings, model.modules())))
     layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
     known = _answers.setdefault(model, {})
     if len(known) > KEPT:

@@ -91,13 +91,19 @@ class ClassificationSums(Sums):
         logits = self._double(output)
         if logits.shape[-1] < 2:
             raise ModelError("classification needs two logits or more for each input; for one logit use task='binary'")
-        # With the classes first in memory, the softmax runs over whole vectors of draws: 6 times faster for 10 classes.
-        logits = logits.movedim(-1, 0).contiguous()
-        log_p = F.log_softmax(logits, 0).clamp_min_(LEAST_LOG)
-        p = log_p.exp()
+        # With the classes first in memory, all of it runs over whole vectors of draws: 6 times faster for 10 classes. With
+        # z = logits - max and s = sum exp(z): p = exp(z) / s, and the entropy is log s - sum p z.
+        z = logits.movedim(-1, 0).contiguous()
+        z = (z - z.amax(0)).clamp_min_(LEAST_LOG)
+        p = z.exp()
+        total = p.sum(0)
+        p.div_(total)
+        self._sum("entropy", start, total.log_().sub_(z.mul_(p).sum(0)).sum(0))
         self._sum("p", start, p.sum(1).movedim(0, -1))
-        self._sum_squares("pp", start, p.movedim(0, -1))
-        self._sum("entropy", start, log_p.mul_(p).sum((0, 1)).neg_())
+        if self.full:
+            self._sum_squares("pp", start, p.movedim(0, -1))
+        else:
+            self._sum("pp", start, p.square_().sum(1).movedim(0, -1))
 
     def prediction(self, samples: int) -> Prediction:
         mean, squares = self.totals["p"] / samples, self.totals["pp"] / samples
