@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -205,7 +204,7 @@ class VariationalLayer(StochasticLayer):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.draws:
-            return self._transform(input, self._effective("weight"), self.bias, *args, **kwargs)
+            return self._transform(input, self.weight * self.relevant(), self.bias, *args, **kwargs)
         if self.sampler is not None and self.sampler.members:
             return self._transform(input, *self._member(), *args, **kwargs)
         batch, map = self._as_map(autocast(input), *args, **kwargs)
@@ -220,10 +219,10 @@ class VariationalLayer(StochasticLayer):
 
     def _sample(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise) -> Tensor:
         """A draw without gradients: parameters from the cache, nothing in place (see `draw`)."""
-        weight, bias = self._effective("weight").to(x.dtype), self.bias
-        sigma2, bias_sigma2 = self._effective("sigma2", dtype), self.bias_sigma2
-        bias = None if bias is None else bias.to(x.dtype)
-        bias_sigma2 = None if bias_sigma2 is None else bias_sigma2.to(dtype)
+        weight, sigma2 = self._posterior(dtype)
+        weight = weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        bias_sigma2 = None if self.bias_sigma2 is None else self.bias_sigma2.to(dtype)
         with without_autocast(x.device.type):
             if isinstance(self.sampler, Rows):
                 return self.sampler.draw(*moments(map, x, weight, sigma2, bias, bias_sigma2))
@@ -231,29 +230,28 @@ class VariationalLayer(StochasticLayer):
             variance = apply(map, x.to(dtype).square(), sigma2, bias_sigma2)
         return draw(mean, variance, noise(mean))
 
-    def _effective(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The "weight" or the variance "sigma2" (of a dtype) that counts in this mode: what does not stay is 0."""
-        if self.training and self.mask is None and name == "weight":
-            return self.weight
+    def _posterior(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Mean and variance (of a dtype) of the weights that count in this mode: what does not stay is 0 in both."""
 
-        def make(keep: Tensor | None) -> Tensor:
-            value = self.weight if name == "weight" else variances(self.log_sigma2)
-            return (value if keep is None else value * keep).to(dtype or self.weight.dtype)
+        def make() -> tuple[Tensor, Tensor]:
+            keep = self.mask if self.training else self.relevant()
+            weight, sigma2 = self.weight, variances(self.log_sigma2)
+            if keep is not None:
+                stays: Any = factor(keep, weight)
+                weight, sigma2 = weight * stays, sigma2 * stays
+            return weight, sigma2.to(dtype)
 
-        keep = (lambda: self.mask) if self.training else self.relevant
         if self.sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
-            return make(keep())
+            return make()
         if self._cache is None:
             self._cache = Cache()
-        key = (self.training, tuple(self.threshold.items()), tuple(self.share))
-        derived = partial(self._cache.get, sources=(self.weight, self.log_sigma2, self.mask), key=key)
-        # as numbers: a product with bool takes five times longer
-        return derived(f"{name} {dtype}", make=lambda: make(derived("stays", make=lambda: factor(keep(), self.weight))))
+        key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype)
+        return self._cache.get("posterior", (self.weight, self.log_sigma2, self.mask), key, make)
 
     def _member(self) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, kept by the sampler until it resamples."""
         sampler: Any = self.sampler
-        weight, sigma2 = self._effective("weight"), self._effective("sigma2")
+        weight, sigma2 = self._posterior(self.weight.dtype)
         if self not in sampler.draws:
             noise = None if self.bias_sigma2 is None else sampler.normal(self.bias_sigma2)
             sampler.draws[self] = (sampler.normal(weight), noise)
