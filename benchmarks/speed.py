@@ -242,6 +242,7 @@ def timed(run: Callable[[], None], device: str) -> tuple[float, float]:
 
 def measure(row: Row, rounds: int, skip: Sequence[str] = (), warmup: int = 2) -> dict[str, Any]:
     """Medians of all contestants of a row, turn by turn; {contestant: {...}} and what could not run."""
+    torch.compiler.reset()  # or the shapes of earlier rows count: compiled for any shape, and after eight not at all
     torch.manual_seed(0)
     dense = row.make().to(row.device)
     x = torch.randn(row.shape, device=row.device)

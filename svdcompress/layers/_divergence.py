@@ -51,20 +51,26 @@ class Divergence(torch.autograd.Function):
         ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, prior: str, parts: Parts, layout: Layout
     ) -> Tensor:
         few = _few(keep, parts)
-        mean, noise, kept = _seen(weight, log_sigma2, keep, few, layout)
+        if few is None:
+            mean, noise, kept = _canonical(weight, log_sigma2, keep, layout)
+        else:  # the kept weights alone, with nothing to leave out
+            mean, noise = (tensor.reshape(-1).index_select(0, few) for tensor in (weight, log_sigma2))
+            kept = None
         total, saved = (_ard if prior == "ard" else _log_uniform)(mean, noise, kept, parts)
-        ctx.save_for_backward(weight, log_sigma2, keep, few, *saved)
-        ctx.prior, ctx.parts, ctx.layout = prior, parts, layout
+        seen = (weight, log_sigma2, keep) if few is None else (mean, noise, None)  # few numbers are kept, not looked up again
+        ctx.save_for_backward(*seen, few, *saved)
+        ctx.prior, ctx.parts, ctx.layout, ctx.shape = prior, parts, layout, weight.shape
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, log_sigma2, keep, few, *saved = ctx.saved_tensors
-        mean, noise, kept = _seen(weight, log_sigma2, keep, few, ctx.layout)
+        mean, noise, kept, few, *saved = ctx.saved_tensors
+        if few is None:
+            mean, noise, kept = _canonical(mean, noise, kept, ctx.layout)
         gradients = _ard_gradients if ctx.prior == "ard" else _log_uniform_gradients
         found = gradients(mean, noise, kept, ctx.parts, saved, grad, ctx.needs_input_grad[:2])
-        return *(None if one is None else _restored(one, weight, few, ctx.layout) for one in found), None, None, None, None
+        return *(None if one is None else _restored(one, ctx.shape, few, ctx.layout) for one in found), None, None, None, None
 
 
 FEW = 0.25
@@ -82,21 +88,16 @@ def _few(keep: Tensor | None, parts: Parts) -> Tensor | None:
     return torch.from_numpy(np.flatnonzero(flat)) if np.count_nonzero(flat) <= FEW * flat.size else None
 
 
-def _seen(
-    weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, few: Tensor | None, layout: Layout
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Weight, log_sigma2 and keep in the canonical view; or the kept weights alone, with nothing to leave out."""
-    if few is not None:
-        return weight.reshape(-1)[few], log_sigma2.reshape(-1)[few], None
+def _canonical(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None]:
     kept = None if keep is None else canonical(keep, *layout)
     return canonical(weight, *layout), canonical(log_sigma2, *layout), kept
 
 
-def _restored(view: Tensor, like: Tensor, few: Tensor | None, layout: Layout) -> Tensor:
+def _restored(view: Tensor, shape: torch.Size, few: Tensor | None, layout: Layout) -> Tensor:
     """What has the canonical shape in that of a weight. Detached: autograd adds in place to nothing that has a base."""
     if few is not None:
-        return like.new_zeros(like.shape).view(-1).index_copy_(0, few, view).view(like.shape).detach()
-    return (view.transpose(1, 2) if layout[1] else view).reshape(like.shape).detach()
+        return view.new_zeros(shape.numel()).index_copy_(0, few, view).view(shape).detach()
+    return (view.transpose(1, 2) if layout[1] else view).reshape(shape).detach()
 
 
 def _count(keep: Tensor | None, like: Tensor, dims: tuple[int, ...]) -> Tensor | int:
