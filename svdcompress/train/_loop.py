@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import DataError, Interrupted, TrainingError
-from svdcompress.objective import ELBO
+from svdcompress.objective import ELBO, kl_divergence
 from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
 from svdcompress.sources import Examples, Loss, call, to_device
@@ -143,7 +143,12 @@ class Loop:
         return result
 
     def _compile(self) -> None:
-        self.network: Any = torch.compile(self.synced) if self.compiled else self.synced
+        self.network: Any = self.synced
+        if self.compiled:
+            torch.compiler.reset()  # else networks of other shapes count: after eight of them torch compiles no more
+            self.network = torch.compile(self.synced)
+            if self.elbo is not None:
+                self.elbo.divergence = torch.compile(kl_divergence)
 
     def _optimize(self) -> None:
         """An optimizer for the parameters as they are now."""
