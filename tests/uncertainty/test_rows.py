@@ -124,6 +124,7 @@ REFUSED = {
     "rows in another order": lambda: Net(lambda h, x: h.reshape(-1, len(x), 6).transpose(0, 1).reshape(-1, 6)),
     "the input joined again": lambda: Net(lambda h, x: torch.cat([h[:, :2], x], 1)),
     "a table of as many rows": Table,
+    "a running sum over rows": lambda: Net(lambda h, x: h.cumsum(0)),
     "one number for the batch": lambda: Net(lambda h, x: h + h.mean()),
     "time first": Recurrent,
 }
@@ -218,3 +219,32 @@ def test_rows_that_fail_are_drawn_otherwise_from_the_same_noise():
 
 def no_room():
     raise RuntimeError("no room for as many rows")
+
+
+def test_members_are_the_same_weights_for_all_inputs_of_many_draws():
+    torch.manual_seed(0)
+    model, x = widen(svdc.convert(mlp(4, 6, 3))), torch.randn(4, 4)
+    got = mc_predict(model, torch.cat([x, x]), 100, members=True, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(got.mean[:4], got.mean[4:])
+    got = mc_predict(model, torch.cat([x, x]), 100, generator=torch.Generator().manual_seed(0))
+    assert (got.mean[:4] - got.mean[4:]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("samples", [10, 100])
+def test_classes_that_are_ruled_out(samples):
+    torch.manual_seed(0)
+    out = torch.tensor([0.0, 0.0, -torch.inf, 0.0])
+    model = widen(svdc.convert(nn.Sequential(nn.Linear(4, 4), Plus(out))))
+    got = mc_predict(model, torch.randn(5, 4), samples)
+    assert (got.mean[:, 2] == 0).all() and torch.allclose(got.mean.sum(1), torch.ones(5).double())
+    assert got.entropy.isfinite().all() and (got.expected_entropy <= got.entropy + 1e-12).all()
+    assert (got.expected_entropy > 0).all() and (got.entropy < torch.tensor(3.0).log()).all()
+
+
+class Plus(nn.Module):
+    def __init__(self, constant):
+        super().__init__()
+        self.register_buffer("constant", constant)
+
+    def forward(self, x):
+        return x + self.constant
