@@ -1,6 +1,6 @@
 """Training with the variance path in bfloat16 beside float32: the MNIST recipes, from the same dense weights and seeds.
 
-    python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES ...       # the runs in float32, which are compared with
+    python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES ...       # the runs whose dense weights both start from
     python benchmarks/precision.py --data FOLDER_OF_THE_IDX_FILES [--recipe mnist-lenet300 ...] [--seeds 0 1 2]
 
 Any machine will do: what bfloat16 is without the instructions for it, is slow, not different. Runs that are finished are not
@@ -16,7 +16,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import torch
 from mnist import HERE, RECIPES, cpu, figures, run
+
+from svdcompress.layers._precision import fast_bfloat16
+
+DTYPES = ("float32", "bfloat16")
 
 Pairs = dict[str, dict[str, list[dict[str, Any]]]]
 """{recipe: {dtype: figures of each seed}}."""
@@ -31,15 +36,21 @@ COLUMNS: dict[str, tuple[str, Any]] = {
 
 
 def pair(recipe: str, seed: int, data: str, runs: Path) -> dict[str, dict[str, Any]] | None:
-    """Figures of the run in float32, which has to be there, and of the one in bfloat16; None if either is missing."""
-    reference = runs / f"{recipe}-{seed}"
-    if not (reference / "report.json").is_file():
+    """Figures of a run in each precision, from the dense weights of mnist.py's run, which has to be there; None if one fails."""
+    first = runs / f"{recipe}-{seed}"
+    if not (first / "report.json").is_file():
         return None
-    options = ["--weights", str(reference / "dense.safetensors"), "--set", "convert.variance_dtype=bfloat16"]
-    found = run(recipe, seed, data, runs, name=f"{recipe}-{seed}-bfloat16", options=options)
-    if found is None:
-        return None
-    return {"float32": figures(run(recipe, seed, data, runs) or {}), "bfloat16": figures(found)}
+    found = {}
+    for dtype in DTYPES:
+        if dtype == "float32" and not (torch.cuda.is_available() or fast_bfloat16(torch.device("cpu"))):
+            report = run(recipe, seed, data, runs)  # the recipe's own "auto" was float32
+        else:
+            options = ["--weights", str(first / "dense.safetensors"), "--set", f"convert.variance_dtype={dtype}"]
+            report = run(recipe, seed, data, runs, name=f"{recipe}-{seed}-{dtype}", options=options)
+        if report is None:
+            return None
+        found[dtype] = figures(report)
+    return found
 
 
 def table(found: Pairs, facts: dict[str, Any]) -> str:

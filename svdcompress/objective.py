@@ -74,7 +74,7 @@ def _progress(epoch: float, start: float, stop: float) -> float:
 
 
 SMALL = 2**20
-"""Weights of a layer up to which its KL is computed together with other layers': what that keeps meanwhile is small, too."""
+"""Weights of all the layers whose KL is computed together: what that needs beside them meanwhile stays small, too."""
 
 
 def kl_divergence(model: nn.Module) -> Tensor:
@@ -89,9 +89,11 @@ def kl_divergence(model: nn.Module) -> Tensor:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
     terms: list[Tensor] = []
     small: dict[Any, list[VariationalLayer]] = defaultdict(list)
+    room = SMALL
     for layer in layers.values():
-        if layer.apart and layer.weight.numel() <= SMALL and type(layer).kl is VariationalLayer.kl:
+        if layer.apart and layer.weight.numel() <= room and type(layer).kl is VariationalLayer.kl:
             small[layer.weight.device, layer.weight.dtype].append(layer)
+            room -= layer.weight.numel()
         else:
             terms.append(layer.kl())
     for ones in small.values():

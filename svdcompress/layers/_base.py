@@ -25,7 +25,7 @@ from svdcompress.layers._reparam import (
     variances,
     without_autocast,
 )
-from svdcompress.layers._rows import Rows
+from svdcompress.layers._rows import NotRows, Rows
 from svdcompress.layers._sampling import StochasticLayer
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
@@ -208,6 +208,8 @@ class VariationalLayer(StochasticLayer):
         if self.sampler is not None and self.sampler.members:
             return self._transform(input, *self._member(), *args, **kwargs)
         batch, map = self._as_map(autocast(input), *args, **kwargs)
+        if isinstance(self.sampler, Rows) and batch.dim() != input.dim():
+            raise NotRows("one input without a batch")
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
         noise = None if self.sampler is None else self.sampler.normal
         if torch.is_grad_enabled():

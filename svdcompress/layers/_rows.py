@@ -31,7 +31,7 @@ class Rows(Sampler):
 
     def by_draw(self, x: Tensor) -> Tensor:
         """A tensor as (draws, inputs, ...), without a copy. Raises NotRows where it has other rows than a batch does."""
-        rows = x.shape[0] if x.dim() else -1
+        rows = x.shape[0] if x.dim() > 1 else -1  # one dimension may be anything
         if rows == self.inputs * self.count:
             return x.unflatten(0, (self.count, self.inputs))
         if rows == self.inputs:

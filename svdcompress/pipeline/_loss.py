@@ -33,7 +33,7 @@ def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: An
     wanted = section.class_weights
     if wanted is None or isinstance(wanted, list):
         return None if wanted is None else torch.tensor(wanted)
-    targets = all_targets(data.train).long().flatten()
+    targets = _targets(data.train).long().flatten()
     if data.task == "binary":
         counts = torch.bincount(targets, minlength=2).float().clamp_min(1)
         return counts[:1] / counts[1:2]
@@ -42,8 +42,7 @@ def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: An
     return torch.where(seen, counts.sum() / (seen.sum() * counts.clamp_min(1)), 1.0)
 
 
-def all_targets(examples: Any) -> Tensor:
-    """The targets of all examples: as they are held, or read once."""
+def _targets(examples: Any) -> Tensor:
     held = getattr(examples, "targets", None)
     return held if held is not None else torch.cat([targets for _, targets in examples.batches(BATCH)])
 

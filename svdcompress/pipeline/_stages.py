@@ -105,7 +105,7 @@ class Stages:
         self.tau = _figures.noise_precision(self.dense, self.data)
         if self.place.first:
             with _figures.there(self.place.device, self.dense):
-                found = no_skill(self._validate(self.dense), self.data)
+                found = None if recipe.loss.class_weights else no_skill(self.dense, self.data, self.place.device)
             if found:
                 self._warn(found)
             write_atomically(self.out / "dense.safetensors", lambda path: save_weights(self.dense, path))

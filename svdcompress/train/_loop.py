@@ -128,6 +128,8 @@ class Loop:
                 shrunk = shrink is not None and shrink_from <= epoch < epochs and self.world == 1 and shrink(model)
                 if shrunk:
                     self._optimize()
+                    if self.compiled:
+                        torch.compiler.reset()  # after eight networks of other shapes torch would compile no more
                     self._compile()
                     best.score, best.weights = _Best().score, None  # those of another shape
                 if self.rank == 0 and (shrunk or epoch == epochs or file.due()):
@@ -145,7 +147,6 @@ class Loop:
     def _compile(self) -> None:
         self.network: Any = self.synced
         if self.compiled:
-            torch.compiler.reset()  # else networks of other shapes count: after eight of them torch compiles no more
             self.network = torch.compile(self.synced)
             if self.elbo is not None:
                 self.elbo.divergence = torch.compile(kl_divergence)

@@ -1,6 +1,6 @@
 """Many draws of a model in one pass: what depends on no noise is computed once, the rest for all draws together.
 
-Where each row of a batch goes through the model by itself, draws are rows of one batch (see `look`). Elsewhere the passes run
+Where each row of a batch goes through the model by itself, draws are rows of one batch (see `_chain`). Else the passes run
 under `torch.func.vmap` over the draws. Either way a value stays as it is until the first noise meets it; so the first
 stochastic layer computes its mean and variance once, and everything after it works on draws times inputs. A model that vmap
 cannot take (because it branches on values, say) is run draw by draw.
@@ -27,7 +27,7 @@ class Draws:
     """Draws of a model's output for slices of a batch; made under `sampling`, whose Sampler it is given.
 
     run: the model. layers: its stochastic layers. sampler: on whose noise they draw. antithetic: draws come in pairs of
-    opposite noise. rowwise: the draws of a slice may be rows of one batch (see `look`).
+    opposite noise. rowwise: the draws of a slice may be rows of one batch (see `_chain`).
     """
 
     def __init__(self, run: Run, layers: Sequence[StochasticLayer], sampler: Sampler, antithetic: bool, rowwise: bool) -> None:

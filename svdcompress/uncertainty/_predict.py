@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from operator import index
 from typing import Any
@@ -10,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from svdcompress.errors import ModelError, UsageError
+from svdcompress.errors import DataError, ModelError, SvdcError, UsageError
 from svdcompress.layers import StochasticLayer, VariationalLayer, sampling
 from svdcompress.sources import call, main_output, to_device
+from svdcompress.uncertainty._chain import rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
-from svdcompress.uncertainty._look import look
 from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import Draws, drawing, evaluating
 from svdcompress.uncertainty._prediction import TASKS, Prediction
@@ -22,7 +24,7 @@ from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, Gaussi
 
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
-WORTH = 200  # inputs times draws from which it pays to find out whether draws may be rows of a batch
+PROBE = 8  # inputs of a first pass, which shows whether the model takes them, and how wide it is
 
 
 def mc_predict(
@@ -78,12 +80,13 @@ def mc_predict(
     run = partial(_output, model, task)
     if method == "moments":
         with evaluating(model), drawing(layers, None):
-            inputs, _ = _plan(size, 1, look(model, run, task, x, size).widest, None, chunk, device, False)
+            inputs, _ = _plan(size, 1, _probe(model, run, x, size), None, chunk, device, False)
             slices = ((take(x, start, start + inputs, size), start) for start in range(0, size, inputs))
             return _finite(moments_predict(model, slices, sums, samples, generator))
     with evaluating(model), sampling(model, generator=generator, members=members) as sampler:
-        widest, rowwise = look(model, run, task, x, size, rows=not members and size * samples >= WORTH)
-        draws = Draws(run, layers, sampler, antithetic, rowwise)
+        rows = not members and rowwise(model, x)
+        widest = (width(model, x, size) if rows else None) or _probe(model, run, x, size)
+        draws = Draws(run, layers, sampler, antithetic, rows)
         weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, VariationalLayer))
         if device.type == "cpu":
             _keep_freed_memory()
@@ -92,7 +95,9 @@ def mc_predict(
             if start == 0:
                 draws.resample()
             some = min(inputs, size - start)
-            sums.add(draws(take(x, start, start + some, size), some, count), start)
+            with _fitting(model):
+                output = draws(take(x, start, start + some, size), some, count)
+            sums.add(output, start)
     return _finite(sums.prediction(samples))
 
 
@@ -111,7 +116,7 @@ def mean_predict(
     sums = _sums(task, size, False, dim, None)
     layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
     with evaluating(model), drawing(layers, None):
-        widest = look(model, partial(_output, model, task), task, x, size).widest
+        widest = _probe(model, partial(_output, model, task), x, size)
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
             output = _output(model, task, take(x, start, start + inputs, size))
@@ -180,6 +185,38 @@ def _sums(task: str, size: int, full: bool, dim: int, tau: Any) -> Sums:
         return RegressionSums(size, full, dim, tau)
     kind = {"classification": ClassificationSums, "binary": BinarySums, "gaussian": GaussianSums}[task]
     return kind(size, full, dim)
+
+
+def _probe(model: nn.Module, run: Any, x: Any, size: int) -> int:
+    """Run some inputs: numbers in the widest activation, for each input. Raises where they do not fit."""
+    some = min(size, PROBE)
+    widest = 1
+
+    def look(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal widest
+        if isinstance(output, Tensor):
+            widest = max(widest, output.numel() // some)
+
+    hooks = [module.register_forward_hook(look) for module in model.modules()]
+    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
+    try:
+        with _fitting(model), drawing(layers, None):  # noise changes no shape, and the caller's generator is left alone
+            run(take(x, 0, some, size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return widest
+
+
+@contextmanager
+def _fitting(model: nn.Module) -> Iterator[None]:
+    """Whatever torch raises for inputs of a wrong shape is a DataError."""
+    try:
+        yield
+    except (SvdcError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
 
 
 @cache

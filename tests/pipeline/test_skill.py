@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from svdcompress.pipeline import run
+from svdcompress.pipeline import _skill, run
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, FromDataset, InMemory
@@ -44,19 +44,65 @@ def test_against_one_answer_to_all(task, knows, scale, held):
     inputs = knows * known
     examples = InMemory(inputs, targets) if held else FromDataset(list(zip(inputs, targets, strict=True)))
     data = Data(examples, examples, examples, task, 3, target_scale=scale)
-    warning = no_skill(evaluate(Says(answer), examples, task, scale=scale), data)
+    warning = no_skill(Says(answer), data)
     if knows:
         assert warning is None
+    elif task in ("classification", "binary"):
+        blind = "1.011" if task == "classification" else "0.6931"
+        assert "error 50 (one and the same answer to all: 50) and nll" in warning
+        assert f"one and the same answer to all: {blind})" in warning
     else:
-        figure = {"classification": "50 %", "binary": "50 %"}.get(
-            task, f"{(scale or (0, 1))[1] * VALUES.std(correction=0):.4g}"
-        )
-        assert f"is {figure}, and that of always answering" in warning and f"{figure}: it has learned nothing" in warning
+        figure = f"{(scale or (0, 1))[1] * VALUES.std(correction=0):.4g}"
+        assert f"rmse {figure} (one and the same answer to all: {figure})" in warning
+
+
+def data_of(targets, task, inputs=None):
+    examples = InMemory(torch.zeros(len(targets), 2) if inputs is None else inputs, targets)
+    return Data(examples, examples, examples, task, 2)
 
 
 def test_targets_that_are_all_the_same_say_nothing():
-    examples = InMemory(torch.zeros(5, 2), torch.zeros(5, dtype=torch.long))
-    assert no_skill({"error": 0.0}, Data(examples, examples, examples, "classification", 2)) is None
+    assert no_skill(Says([0.0, 1.0]), data_of(torch.zeros(5, dtype=torch.long), "classification")) is None
+
+
+def test_a_rare_class_that_is_never_the_likelier_one():
+    """Its error is that of the commonest class, but its probabilities tell."""
+    targets = torch.tensor([0] * 18 + [1] * 2)
+    hint = torch.zeros(20, 2)
+    hint[15:, 1] = 2.0
+    model = Says([2.5, 0.0])
+    assert evaluate(model, InMemory(hint, targets), "classification")["error"] == pytest.approx(10)
+    assert no_skill(model, data_of(targets, "classification", hint)) is None
+    assert no_skill(model, data_of(targets, "classification")) is not None
+
+
+def test_targets_of_several_shapes_are_passed_over():
+    """Rows that a dataset pads to the longest of a batch."""
+
+    class Padded:
+        def __len__(self):
+            return 4
+
+        def batches(self, *args, **kwargs):
+            for length in (3, 5):
+                yield torch.zeros(2, 2, length), torch.zeros(2, length, dtype=torch.long)
+
+    data = Data(Padded(), Padded(), Padded(), "classification", 2)
+    assert no_skill(Says([0.0, 0.0]), data) is None
+
+
+def test_at_most_so_many_examples_are_read(monkeypatch):
+    monkeypatch.setattr(_skill, "EXAMPLES", 10)
+    read = []
+
+    class Rows(list):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    examples = FromDataset(Rows((torch.zeros(3), label) for label in LABELS))
+    assert no_skill(Says([1.0, 0.0, 0.0]), Data(examples, examples, examples, "classification", 3)) is not None
+    assert len(set(read)) == 10
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -173,12 +173,12 @@ def test_the_batch_goes_through_in_slices(task, monkeypatch):
     model = widen(svdc.convert(mlp(4, 30, 4)), high=-3, dead=0.1)
     x = torch.randn(11, 4, generator=seeded(2))
     rows = []
-    model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))  # the first look
+    model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))  # the probe
     monkeypatch.setattr(
         _moments, "propagate", lambda follow, x, old=_moments.propagate: (rows.append(len(x)), old(follow, x))[1]
     )
     whole, sliced = (moments(model, x, task, samples=4000, generator=seeded(1), chunk=chunk) for chunk in (None, 4))
-    assert rows == [8, 11, 4, 4, 3]
+    assert rows == [8, 11, 8, 4, 4, 3]
     probabilities = task in ("classification", "binary")
     tolerance = {"rtol": 0.05, "atol": 0.02} if probabilities else {"rtol": 1e-5, "atol": 1e-6}  # other draws of the logits
     for name, value in whole.numpy().items():

@@ -6,37 +6,11 @@ from small_models import convnet, mlp, widen
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress.errors import DataError
 from svdcompress.layers import Rows, StochasticLayer
-from svdcompress.uncertainty import _look, _predict, mc_predict
+from svdcompress.uncertainty import _predict, mc_predict
+from svdcompress.uncertainty._chain import width
 from svdcompress.uncertainty._passes import drawing
-
-
-class Net(nn.Module):
-    """Two layers, and what a test does between them."""
-
-    def __init__(self, between):
-        super().__init__()
-        self.first, self.second, self.between = nn.Linear(4, 6), nn.Linear(6, 3), between
-
-    def forward(self, x):
-        return self.second(self.between(self.first(x), x))
-
-
-class Table(nn.Module):
-    """Learned rows go through a layer, too: exactly as many as the inputs of a look."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.table = nn.Parameter(torch.randn(_look.INPUTS, 4))
-
-    def forward(self, x):
-        return self.second(self.first(x) + self.first(self.table).sum(0))
-
-
-def encoder():
-    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.1)
-    return nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 4), layer, nn.Flatten(), nn.Linear(8, 3))
 
 
 def dropout(gaussian=False):
@@ -48,47 +22,37 @@ def norms():
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 3))
 
 
-def looked(model, x, task="classification"):
-    """What `mc_predict` finds out about a model."""
-    seen = []
-    original = _predict.look
-
-    def look(*args, **kwargs):
-        seen.append(original(*args, **kwargs))
-        return seen[-1]
-
+def by_vmap(model, x, samples=60, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_predict, "look", look)
-        prediction = mc_predict(model, x, 400, task=task, generator=torch.Generator().manual_seed(0))
-    return seen[0].rowwise, prediction
+        patch.setattr(_predict, "rowwise", lambda model, x: False)
+        return mc_predict(model, x, samples, generator=torch.Generator().manual_seed(0), **options)
 
 
-def by_vmap(model, x, samples=400):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_predict, "WORTH", 10**9)
-        return mc_predict(model, x, samples, generator=torch.Generator().manual_seed(0))
+def flags():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Softplus(), nn.Linear(6, 6), nn.LogSoftmax(-1), nn.Linear(6, 3))
+    return nn.Sequential(nn.Identity(), model)
 
 
 ROWWISE = {
     "mlp": lambda: svdc.convert(mlp(4, 6, 6, 3)),
     "norms": lambda: svdc.convert(norms()),
-    "transformer": lambda: svdc.convert(encoder()),
+    "nested": lambda: svdc.convert(flags()),
     "dropout": dropout,
     "gaussian dropout": lambda: dropout(True),
     "noise after a dense layer": lambda: svdc.convert(mlp(4, 6, 3), exclude=["0"]),
-    "constant position": lambda: svdc.convert(Net(lambda h, x: (h + torch.arange(6.0)).tanh())),
 }
 
 
+@pytest.mark.parametrize("options", [{}, {"chunk": 37}, {"full": True}], ids=str)
 @pytest.mark.parametrize("inputs", [1, 2, 5, 40])
 @pytest.mark.parametrize("name", ROWWISE)
-def test_the_same_noise_gives_the_same_draws(name, inputs):
+def test_the_same_noise_gives_the_same_draws(name, inputs, options):
     torch.manual_seed(0)
     model = widen(ROWWISE[name]()).eval()
     x = torch.randn(inputs, 4)
-    rowwise, got = looked(model, x)
-    assert rowwise
-    want = by_vmap(model, x)
+    assert _predict.rowwise(model, x)
+    got = mc_predict(model, x, 60, generator=torch.Generator().manual_seed(0), **options)
+    want = by_vmap(model, x, **options)
     torch.testing.assert_close(got.mean, want.mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got.epistemic, want.epistemic, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(got.mutual_information, want.mutual_information, rtol=1e-3, atol=1e-7)
@@ -108,34 +72,61 @@ def test_convolutions(channels_last):
         torch.testing.assert_close(got.epistemic, want.epistemic, rtol=0.2, atol=1e-4)
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.cell, self.second = nn.Linear(4, 6), nn.RNN(6, 6), nn.Linear(6, 3)
+class Own(nn.Sequential):
+    """A chain, but with a `forward` that nobody has read."""
 
-    def forward(self, x):
-        return self.second(self.cell(self.first(x.unsqueeze(1)))[0].squeeze(1))
+
+def hooked(kind):
+    model = mlp(4, 6, 3)
+    getattr(model[1], f"register_{kind}_hook")(lambda module, args, *output: None)
+    return model
+
+
+def patched():
+    model = mlp(4, 6, 3)
+    model[1].forward = lambda h: h - h.mean(0)
+    return model
+
+
+class MeanOff(nn.Module):
+    def forward(self, h):
+        return h - h.mean(0)
 
 
 REFUSED = {
-    "a mean over the batch": lambda: Net(lambda h, x: h - h.mean(0)),
-    "a branch on values": lambda: Net(lambda h, x: h * 0 if h.sum() > 1e9 else h),
-    "the input's rows": lambda: Net(lambda h, x: h.reshape(len(x), -1)[:, :6]),
-    "rows in another order": lambda: Net(lambda h, x: h.reshape(-1, len(x), 6).transpose(0, 1).reshape(-1, 6)),
-    "the input joined again": lambda: Net(lambda h, x: torch.cat([h[:, :2], x], 1)),
-    "a table of as many rows": Table,
-    "a running sum over rows": lambda: Net(lambda h, x: h.cumsum(0)),
-    "one number for the batch": lambda: Net(lambda h, x: h + h.mean()),
-    "time first": Recurrent,
+    "a module of one's own": lambda: nn.Sequential(nn.Linear(4, 6), MeanOff(), nn.Linear(6, 3)),
+    "a chain of one's own": lambda: Own(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)),
+    "statistics of the batch": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False)),
+    "a softmax over rows": lambda: nn.Sequential(nn.Linear(4, 6), nn.Softmax(0), nn.Linear(6, 3)),
+    "rows flattened": lambda: nn.Sequential(nn.Linear(4, 6), nn.Flatten(0), nn.Unflatten(0, (-1, 6)), nn.Linear(6, 3)),
+    "rows taken apart": lambda: nn.Sequential(nn.Linear(4, 6), nn.Unflatten(0, (-1, 1)), nn.Flatten(0, 1), nn.Linear(6, 3)),
+    "a hook": lambda: hooked("forward"),
+    "a hook ahead": lambda: hooked("forward_pre"),
+    "a forward put in its place": patched,
+    "a recurrence": lambda: nn.Sequential(nn.Linear(4, 6), nn.RNN(6, 6)),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_rows_would_change_is_drawn_otherwise(name):
+def test_what_rows_might_change_is_drawn_otherwise(name):
     torch.manual_seed(0)
     model = widen(svdc.convert(REFUSED[name]()), dead=0.0)
-    rowwise, got = looked(model, torch.randn(5, 4))
-    assert not rowwise and got.mean.isfinite().all() and got.epistemic.max() > 0
+    assert not _predict.rowwise(model, torch.randn(5, 4))
+    if "batch" in name or "own" in name or "place" in name:
+        got = mc_predict(model, torch.randn(5, 4), 50)
+        assert got.mean.isfinite().all() and got.epistemic.max() > 0
+
+
+@pytest.mark.parametrize(("shape", "batches"), [((7, 3, 8, 8), True), ((3, 8, 8), False), ((3,), False)])
+def test_one_input_without_a_batch_is_no_batch_of_its_channels(shape, batches):
+    model = svdc.convert(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU()))
+    assert _predict.rowwise(model, torch.randn(shape)) is batches
+
+
+def test_several_inputs_are_drawn_otherwise():
+    x = torch.randn(5, 4)
+    model = svdc.convert(mlp(4, 3))
+    assert not _predict.rowwise(model, (x,)) and not _predict.rowwise(model, {"input": x})
 
 
 def test_layers_refuse_other_rows():
@@ -171,54 +162,43 @@ def test_antithetic_pairs_are_opposite(make, monkeypatch):
     assert len({tuple(draw.flatten().tolist()) for draw in draws}) == 80
 
 
-class MeanOff(nn.Module):
-    on = True
+def test_the_width_of_flat_chains_needs_no_pass():
+    passes = []
+    model = svdc.convert(mlp(4, 9, 3))
+    model[0].register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
+    x = torch.randn(5, 2, 4)
+    assert width(model, x, 5) == 18 and width(model, torch.randn(5, 40), 5) == 40
+    assert width(svdc.convert(convnet()), torch.randn(5, 1, 8, 8), 5) is None
+    mc_predict(model, x, 10, dim=-1)
+    assert passes == [5, 5]  # with a hook it is no chain that is known: its width, and the draws
+    with pytest.raises(DataError, match="x does not fit Sequential"):
+        mc_predict(svdc.convert(mlp(4, 9, 3)), torch.randn(5, 7))
 
-    def forward(self, x):
-        return x - x.mean(0) if self.on else x
 
-
-def test_a_changed_model_is_looked_at_again():
+def test_earlier_calls_change_nothing():
     torch.manual_seed(0)
-    model = widen(svdc.convert(mlp(4, 6, 3)))
-    x = torch.randn(5, 4)
-    assert looked(model, x)[0]
-    model[1] = MeanOff()
-    assert not looked(model, x)[0]
-    model[1].on = False
-    assert looked(model, x)[0]
-    model[1].on = True
-    assert not looked(model, x)[0]
+    make = lambda: widen(svdc.convert(convnet()))  # noqa: E731
+    x = torch.randn(20, 1, 8, 8)
+    fresh, used = make(), make()
+    mc_predict(used, x[:1], 50)
+    one, other = (mc_predict(model, x, 300, generator=torch.Generator().manual_seed(0)) for model in (fresh, used))
+    assert torch.equal(one.mean, other.mean)
 
 
-def test_few_draws_do_not_pay_for_a_look():
-    calls = []
-    model = svdc.convert(mlp(4, 6, 3))
-    model.register_forward_pre_hook(lambda module, args: calls.append(1))
-    mc_predict(model, torch.randn(5, 4), 10)
-    assert len(calls) == 2  # how wide it is, and the draws
-    mc_predict(model, torch.randn(5, 4), 10)
-    assert len(calls) == 3
-
-
-def test_answers_do_not_pile_up():
-    model = svdc.convert(nn.Linear(4, 2))
-    for length in range(_look.KEPT + 10):
-        mc_predict(model, torch.randn(2, length + 1, 4), 2, dim=-1)
-    assert len(_look._answers[model]) <= _look.KEPT + 1
-
-
-def test_rows_that_fail_are_drawn_otherwise_from_the_same_noise():
+def test_rows_that_fail_are_drawn_otherwise_from_the_same_noise(monkeypatch):
     torch.manual_seed(0)
-    model = widen(svdc.convert(Net(lambda h, x: h.relu() if len(h) < 20 else no_room())))
+    model = widen(svdc.convert(nn.Sequential(nn.Linear(4, 6), Little(), nn.Linear(6, 3))))
     x = torch.randn(5, 4)
-    rowwise, got = looked(model, x)
-    assert rowwise
+    monkeypatch.setattr(_predict, "rowwise", lambda model, x: True)
+    got = mc_predict(model, x, 60, generator=torch.Generator().manual_seed(0))
     assert torch.equal(got.mean, by_vmap(model, x).mean)
 
 
-def no_room():
-    raise RuntimeError("no room for as many rows")
+class Little(nn.Module):
+    def forward(self, h):
+        if len(h) >= 20:
+            raise RuntimeError("no room for as many rows")
+        return h.relu()
 
 
 def test_members_are_the_same_weights_for_all_inputs_of_many_draws():

@@ -1,0 +1,67 @@
+"""Whether a model treats each row of a batch by itself: read from its modules, so that the answer is the same at each call.
+
+That is said of chains (nn.Sequential) of known modules only. What a `forward` of somebody's own does to a batch, no trial of a
+few inputs could tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from svdcompress.layers import VARIATIONAL_CLASSES, BernoulliDropout, GaussianDropout, VariationalLinear
+
+ELEMENTWISE = {
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Softsign, nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Tanhshrink, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+    *(nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.Identity, BernoulliDropout, GaussianDropout),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),  # in eval()
+}
+CONVOLUTIONS = {nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d}
+POOLINGS = {
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+}
+OTHERS = {nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.ZeroPad2d, nn.Upsample, nn.PixelShuffle}
+CONDITIONS: dict[type[nn.Module], Callable[[Any], bool]] = {
+    nn.BatchNorm1d: lambda layer: layer.running_mean is not None,
+    nn.BatchNorm2d: lambda layer: layer.running_mean is not None,
+    nn.BatchNorm3d: lambda layer: layer.running_mean is not None,
+    nn.Flatten: lambda layer: layer.start_dim >= 1,
+    nn.Unflatten: lambda layer: isinstance(layer.dim, int) and layer.dim >= 1,
+    nn.Softmax: lambda layer: layer.dim is not None and (layer.dim >= 1 or layer.dim == -1),
+    nn.LogSoftmax: lambda layer: layer.dim is not None and (layer.dim >= 1 or layer.dim == -1),
+    nn.Embedding: lambda layer: layer.max_norm is None,
+}
+FLAT = ELEMENTWISE | {nn.Linear, VariationalLinear, nn.Flatten, nn.BatchNorm1d, nn.LayerNorm, nn.Sequential}
+"""Modules whose outputs' size is known without running them."""
+
+
+def rowwise(model: nn.Module, x: Any) -> bool:
+    """Whether a model in `eval()` is a chain of modules each of which treats the rows of a batch x by themselves."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return False
+    return all(_is_known(module, x.dim()) for module in model.modules())
+
+
+def _is_known(module: Any, rank: int) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    kind = type(module)
+    convolution = getattr(kind, "dense_class", kind) in CONVOLUTIONS
+    if convolution and len(module.kernel_size) == rank - 1:  # it would take x for one input without a batch
+        return False
+    known = ELEMENTWISE | CONVOLUTIONS | POOLINGS | OTHERS | {nn.Sequential, *VARIATIONAL_CLASSES.values()}
+    return kind in known or (kind in CONDITIONS and CONDITIONS[kind](module))
+
+
+def width(model: nn.Module, x: Any, size: int) -> int | None:
+    """Numbers in the widest activation of a chain, for each of the `size` inputs; None where only a pass could tell."""
+    modules: list[Any] = list(model.modules())
+    if any(type(module) not in FLAT for module in modules):
+        return None
+    positions = x.numel() // (size * x.shape[-1])
+    return max(x.numel() // size, positions * max((getattr(module, "out_features", 1) for module in modules), default=1))
