@@ -36,7 +36,7 @@ COLUMNS: dict[str, tuple[str, Any]] = {
 
 
 def pair(recipe: str, seed: int, data: str, runs: Path) -> dict[str, dict[str, Any]] | None:
-    """Figures of a run in each precision, from the dense weights of mnist.py's run, which has to be there; None if one fails."""
+    """Figures of a run in each precision, from the dense weights of the run of mnist.py; None where that or one is missing."""
     first = runs / f"{recipe}-{seed}"
     if not (first / "report.json").is_file():
         return None
