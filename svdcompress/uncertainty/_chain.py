@@ -59,9 +59,14 @@ def _is_known(module: Any, rank: int) -> bool:
 
 
 def width(model: nn.Module, x: Any, size: int) -> int | None:
-    """Numbers in the widest activation of a chain, for each of the `size` inputs; None where only a pass could tell."""
+    """Numbers in the widest output of a chain's modules, for each of the `size` inputs; None where only a pass could tell."""
     modules: list[Any] = list(model.modules())
     if any(type(module) not in FLAT for module in modules):
         return None
-    positions = x.numel() // (size * x.shape[-1])
-    return max(x.numel() // size, positions * max((getattr(module, "out_features", 1) for module in modules), default=1))
+    numbers, widest = x.numel() // size, 1
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            numbers = max(1, numbers // module.in_features) * module.out_features
+        if not isinstance(module, nn.Sequential):
+            widest = max(widest, numbers)
+    return widest

@@ -167,7 +167,10 @@ def test_the_width_of_flat_chains_needs_no_pass():
     model = svdc.convert(mlp(4, 9, 3))
     model[0].register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
     x = torch.randn(5, 2, 4)
-    assert width(model, x, 5) == 18 and width(model, torch.randn(5, 40), 5) == 40
+    assert width(model, x, 5) == 18
+    assert width(svdc.convert(mlp(40, 9, 3)), torch.randn(5, 40), 5) == 9
+    assert width(nn.Sequential(nn.Dropout(), nn.Linear(40, 9)), torch.randn(5, 40), 5) == 40
+    assert width(nn.Sequential(nn.Flatten(), nn.Linear(8, 9)), torch.randn(5, 2, 4), 5) == 9
     assert width(svdc.convert(convnet()), torch.randn(5, 1, 8, 8), 5) is None
     mc_predict(model, x, 10, dim=-1)
     assert passes == [5, 5]  # with a hook it is no chain that is known: its width, and the draws
@@ -228,3 +231,20 @@ class Plus(nn.Module):
 
     def forward(self, x):
         return x + self.constant
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (mlp(4, 9, 3), (5, 2, 4)),
+        (mlp(40, 9, 3), (5, 40)),
+        (nn.Sequential(nn.Dropout(), nn.Linear(40, 9)), (5, 40)),
+        (
+            nn.Sequential(nn.Linear(4, 2), nn.Flatten(), nn.Sequential(nn.Linear(6, 50), nn.ReLU()), nn.Linear(50, 1)),
+            (20, 3, 4),
+        ),
+    ],
+)
+def test_the_width_is_what_a_pass_sees(model, shape):
+    x = torch.randn(shape)
+    assert width(model.eval(), x, shape[0]) == _predict._probe(model, model, x, shape[0])
