@@ -26,6 +26,7 @@ POOLINGS = {
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
 }
 OTHERS = {nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.ZeroPad2d, nn.Upsample, nn.PixelShuffle}
+KNOWN = ELEMENTWISE | CONVOLUTIONS | POOLINGS | OTHERS | {nn.Sequential}
 CONDITIONS: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.BatchNorm1d: lambda layer: layer.running_mean is not None,
     nn.BatchNorm2d: lambda layer: layer.running_mean is not None,
@@ -54,8 +55,9 @@ def _is_known(module: Any, rank: int) -> bool:
     convolution = getattr(kind, "dense_class", kind) in CONVOLUTIONS
     if convolution and len(module.kernel_size) == rank - 1:  # it would take x for one input without a batch
         return False
-    known = ELEMENTWISE | CONVOLUTIONS | POOLINGS | OTHERS | {nn.Sequential, *VARIATIONAL_CLASSES.values()}
-    return kind in known or (kind in CONDITIONS and CONDITIONS[kind](module))
+    if kind in KNOWN or kind in VARIATIONAL_CLASSES.values():
+        return True
+    return kind in CONDITIONS and CONDITIONS[kind](module)
 
 
 def width(model: nn.Module, x: Any, size: int) -> int | None:
