@@ -170,16 +170,22 @@ def _row(recipe: str, row: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, entries))} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.Namespace:
+    """What the command line asks for; its folders are there."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of MNIST's four IDX files")
     parser.add_argument("--recipe", action="append", choices=RECIPES, help="may be given several times; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks", help="where the runs' folders go")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="where mnist.json and mnist.md go")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where the tables go, as JSON and Markdown")
     options = parser.parse_args()
     for folder in (options.runs, options.results):
         folder.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def main() -> None:
+    options = arguments(__doc__)
     wanted = set(options.recipe or RECIPES)
     found: dict[str, list[dict[str, Any]]] = {}
     failed = []

@@ -9,7 +9,6 @@ repeated; results are written after each to benchmarks/results/precision.json an
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from mnist import HERE, RECIPES, cpu, figures, run
+from mnist import RECIPES, arguments, cpu, figures, run
 
 from svdcompress.layers._precision import fast_bfloat16
 
@@ -54,7 +53,7 @@ def pair(recipe: str, seed: int, data: str, runs: Path) -> dict[str, dict[str, A
 
 
 def table(found: Pairs, facts: dict[str, Any]) -> str:
-    """Markdown: each column as mean and range over the seeds, both dtypes of a recipe below each other."""
+    """Markdown: each column as mean and each seed's, both dtypes of a recipe below each other."""
     lines = [
         "# The variance path in bfloat16 beside float32",
         "",
@@ -91,13 +90,7 @@ def verdict(rows: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of MNIST's four IDX files")
-    parser.add_argument("--recipe", action="append", choices=RECIPES, help="may be given several times; all by default")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks", help="the folder of mnist.py's runs")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="where precision.json and precision.md go")
-    options = parser.parse_args()
+    options = arguments(__doc__)
     found: Pairs = {}
     missing = []
     for recipe in options.recipe or RECIPES:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from svdcompress.errors import ExportError
-from svdcompress.layers import StochasticLayer, VariationalLayer
+from svdcompress.layers import VariationalLayer, stochastic_layers
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
@@ -21,7 +21,7 @@ def eval_copy(model: nn.Module) -> nn.Module:
     if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
         wrapper: Any = model
         model = wrapper.module
-    samplers = [module.sampler for module in model.modules() if isinstance(module, StochasticLayer)]
+    samplers = [layer.sampler for layer in stochastic_layers(model)]
     memo = {id(sampler): None for sampler in samplers if sampler is not None}
     try:
         with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log
 from svdcompress.layers._linear import VariationalLinear
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
 from svdcompress.layers._rows import Rows
-from svdcompress.layers._sampling import Sampler, StochasticLayer, sampling
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, sampling, stochastic_layers
 from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
 VARIATIONAL_CLASSES: dict[type[nn.Module], type[VariationalLayer]] = {
@@ -71,6 +71,7 @@ __all__ = [
     "canonical",
     "check_prior",
     "check_variance_dtype",
+    "drawing",
     "group_log_alpha",
     "kl_apart",
     "kl_ard",
@@ -81,4 +82,5 @@ __all__ = [
     "parse_threshold",
     "register_loaded",
     "sampling",
+    "stochastic_layers",
 ]

@@ -248,7 +248,7 @@ class VariationalLayer(StochasticLayer):
         if self._cache is None:
             self._cache = Cache()
         key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype)
-        return self._cache.get("posterior", (self.weight, self.log_sigma2, self.mask), key, make)
+        return self._cache.get((self.weight, self.log_sigma2, self.mask), key, make)
 
     def _member(self) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, kept by the sampler until it resamples."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Cache:
-    """Tensors derived from others, valid while those have the same storage and version, and a key the same value.
+    """What is derived from tensors, valid while those have the same storage and version, and a key the same value.
 
     Only for use without gradients. A change past torch's version counters (in place, through `.data`) cannot be seen:
     layers `clear` it at each `train()`, `eval()` and `sampling`. Copies and pickles of a layer start with an empty cache.
@@ -19,23 +19,21 @@ class Cache:
     def __init__(self) -> None:
         self._stamp: list[Any] | None = None
         self._alive: list[Tensor] = []  # aliases of the sources: their storage cannot be freed and its address used again
-        self._derived: dict[str, Any] = {}
+        self._derived: Any = None
 
-    def get(self, name: str, sources: Sequence[Tensor | None], key: Any, make: Callable[[], Any]) -> Any:
-        """The derived tensor (or None) of a name: `make()`, or what it gave before from the same sources and key."""
+    def get(self, sources: Sequence[Tensor | None], key: Any, make: Callable[[], Any]) -> Any:
+        """`make()`, or what it gave before from the same sources and key."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(map(_traceable, sources)):
             return make()
         stamp = [None if source is None else (source.data_ptr(), source._version) for source in sources] + [key]
         if stamp != self._stamp:
-            self._stamp = stamp
+            self._derived = make()
             self._alive = [source.detach() for source in sources if source is not None]
-            self._derived = {}
-        if name not in self._derived:
-            self._derived[name] = make()
-        return self._derived[name]
+            self._stamp = stamp
+        return self._derived
 
     def clear(self) -> None:
-        self._stamp, self._alive, self._derived = None, [], {}
+        self._stamp, self._alive, self._derived = None, [], None
 
     def __deepcopy__(self, memo: Any) -> Cache:
         return Cache()

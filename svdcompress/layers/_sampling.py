@@ -61,6 +61,24 @@ class StochasticLayer(nn.Module):
         return self.training or self.sampler is not None
 
 
+def stochastic_layers(model: nn.Module) -> list[StochasticLayer]:
+    """The layers of a model that draw noise, each once."""
+    return [module for module in model.modules() if isinstance(module, StochasticLayer)]
+
+
+@contextmanager
+def drawing(layers: Sequence[StochasticLayer], sampler: Sampler | None) -> Iterator[None]:
+    """The layers draw with another sampler for a while; None: not at all in `eval()`. What they derived stays."""
+    before = [layer.sampler for layer in layers]
+    for layer in layers:
+        layer.sampler = sampler
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.sampler = old
+
+
 @contextmanager
 def sampling(model: nn.Module, *, generator: torch.Generator | None = None, members: bool = False) -> Iterator[Sampler]:
     """Within this context the stochastic layers of `model` draw also in `eval()`; everything else is left as it is.
@@ -71,14 +89,9 @@ def sampling(model: nn.Module, *, generator: torch.Generator | None = None, memb
     members: one weight draw for all inputs until `resample()` of the yielded Sampler, instead of local reparameterisation.
     """
     sampler = Sampler(generator, members)
-    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
-    before = [layer.sampler for layer in layers]
+    layers = stochastic_layers(model)
     for layer in layers:
-        layer.sampler = sampler
         if layer._cache is not None:
             layer._cache.clear()
-    try:
+    with drawing(layers, sampler):
         yield sampler
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            layer.sampler = old

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from svdcompress.layers import Rows, Sampler, StochasticLayer
+from svdcompress.layers import Rows, Sampler, StochasticLayer, drawing
 
 Run = Callable[[Any], Any]
 """A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
@@ -124,19 +124,6 @@ class Draws:
         if self.sampler.members:
             self.sampler.draws = self._kept.setdefault(index, {})
         return self.run(inputs)
-
-
-@contextmanager
-def drawing(layers: Sequence[StochasticLayer], sampler: Sampler | None) -> Iterator[None]:
-    """The layers draw with another sampler for a while; None: not at all in `eval()`."""
-    before = [layer.sampler for layer in layers]
-    for layer in layers:
-        layer.sampler = sampler
-    try:
-        yield
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            layer.sampler = old
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from svdcompress.errors import DataError, ModelError, SvdcError, UsageError
-from svdcompress.layers import StochasticLayer, VariationalLayer, sampling
+from svdcompress.layers import StochasticLayer, VariationalLayer, drawing, sampling, stochastic_layers
 from svdcompress.sources import call, main_output, to_device
 from svdcompress.uncertainty._chain import rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
 from svdcompress.uncertainty._moments import moments_predict
-from svdcompress.uncertainty._passes import Draws, drawing, evaluating
+from svdcompress.uncertainty._passes import Draws, evaluating
 from svdcompress.uncertainty._prediction import TASKS, Prediction
 from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
 
@@ -69,7 +69,7 @@ def mc_predict(
     values that are not finite, a shape that the model does not take).
     """
     samples = _check(samples, task, antithetic, chunk, method, tau)
-    layers = _stochastic_layers(model)
+    layers = _layers_that_draw(model)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise UsageError(f"generator: {generator!r}; a torch.Generator is needed, as in torch.Generator().manual_seed(0)")
     device = device_of(model)
@@ -114,8 +114,7 @@ def mean_predict(
     size = batch_size(x)
     x = to_device(x, device_of(model))
     sums = _sums(task, size, False, dim, None)
-    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
-    with evaluating(model), drawing(layers, None):
+    with evaluating(model), drawing(stochastic_layers(model), None):
         widest = _probe(model, partial(_output, model, task), x, size)
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
@@ -161,8 +160,8 @@ def _whole(name: str, value: Any) -> int:
     return count
 
 
-def _stochastic_layers(model: nn.Module) -> list[StochasticLayer]:
-    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
+def _layers_that_draw(model: nn.Module) -> list[StochasticLayer]:
+    layers = stochastic_layers(model)
     if not any(getattr(layer, "p", 1) for layer in layers):
         raise ModelError(
             f"{type(model).__name__} has no variational layer and no MC dropout: there is no uncertainty to sample; "
@@ -198,9 +197,11 @@ def _probe(model: nn.Module, run: Any, x: Any, size: int) -> int:
             widest = max(widest, output.numel() // some)
 
     hooks = [module.register_forward_hook(look) for module in model.modules()]
-    layers = [module for module in model.modules() if isinstance(module, StochasticLayer)]
     try:
-        with _fitting(model), drawing(layers, None):  # noise changes no shape, and the caller's generator is left alone
+        with (
+            _fitting(model),
+            drawing(stochastic_layers(model), None),
+        ):  # noise changes no shape, and the caller's generator is left alone
             run(take(x, 0, some, size))
     finally:
         for hook in hooks:

@@ -7,10 +7,10 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import DataError
-from svdcompress.layers import Rows, StochasticLayer
+from svdcompress.layers import Rows, StochasticLayer, drawing, stochastic_layers
+from svdcompress.layers._rows import NotRows
 from svdcompress.uncertainty import _predict, mc_predict
 from svdcompress.uncertainty._chain import width
-from svdcompress.uncertainty._passes import drawing
 
 
 def dropout(gaussian=False):
@@ -65,6 +65,7 @@ def test_convolutions(channels_last):
     x = torch.randn(7, 1, 8, 8)
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    assert _predict.rowwise(model, x)
     rows = [mc_predict(model, x, 4000, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
     want = by_vmap(model, x, 4000)
     for got in rows:
@@ -121,6 +122,9 @@ def test_what_rows_might_change_is_drawn_otherwise(name):
 def test_one_input_without_a_batch_is_no_batch_of_its_channels(shape, batches):
     model = svdc.convert(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU()))
     assert _predict.rowwise(model, torch.randn(shape)) is batches
+    if not batches and len(shape) == 3:
+        with torch.no_grad(), drawing(stochastic_layers(model.eval()), Rows(3, 2)), pytest.raises(NotRows):
+            model(torch.randn(shape))
 
 
 def test_several_inputs_are_drawn_otherwise():
@@ -131,8 +135,7 @@ def test_several_inputs_are_drawn_otherwise():
 
 def test_layers_refuse_other_rows():
     model = svdc.convert(mlp(4, 6, 3)).eval()
-    layers = [layer for layer in model.modules() if isinstance(layer, StochasticLayer)]
-    with torch.no_grad(), drawing(layers, Rows(5, 3)):
+    with torch.no_grad(), drawing(stochastic_layers(model), Rows(5, 3)):
         assert model(torch.randn(5, 4)).shape == (15, 3) and model(torch.randn(15, 4)).shape == (15, 3)
         with pytest.raises(Exception, match="7 rows, not 5 or 3 times that"):
             model(torch.randn(7, 4))
