@@ -1,15 +1,31 @@
 """Bayesian sparsification of trained networks: convert, fine-tune, drop, prune, export, and keep the uncertainty."""
 
-from svdcompress.checkpoint import load, read_manifest, save
-from svdcompress.convert import convert, convert_dropout, plan, to_dense
-from svdcompress.export import export_onnx
-from svdcompress.layers import sampling
-from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
-from svdcompress.prune import coupled_relevance, groups, prune
-from svdcompress.relevance import Masks, hold, relevance
-from svdcompress.uncertainty import Prediction, mc_predict
+from typing import TYPE_CHECKING
+
+from svdcompress.lazy import import_when_used
+
+if TYPE_CHECKING:
+    from svdcompress.checkpoint import load, read_manifest, save
+    from svdcompress.convert import convert, convert_dropout, plan, to_dense
+    from svdcompress.export import export_onnx
+    from svdcompress.layers import sampling
+    from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
+    from svdcompress.prune import coupled_relevance, groups, prune
+    from svdcompress.relevance import Masks, hold, relevance
+    from svdcompress.uncertainty import Prediction, mc_predict
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "checkpoint": ("load", "read_manifest", "save"),
+    "convert": ("convert", "convert_dropout", "plan", "to_dense"),
+    "export": ("export_onnx",),
+    "layers": ("sampling",),
+    "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
+    "prune": ("coupled_relevance", "groups", "prune"),
+    "relevance": ("Masks", "hold", "relevance"),
+    "uncertainty": ("Prediction", "mc_predict"),
+}
 
 __all__ = [
     "ELBO",
@@ -36,3 +52,5 @@ __all__ = [
     "save",
     "to_dense",
 ]
+
+import_when_used(__name__, _HOMES)

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
     "cli", "predict", "experiments", "pipeline", "report", "search", "train", "export", "uncertainty", "cost", "prune",
-    "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors",
+    "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors", "lazy",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""
@@ -29,6 +29,8 @@ ONE_ROOM = {"accelerate": "train", "typer": "cli"}
 """Packages that one room alone may import, so that they can be replaced there."""
 
 LAZY = (
+    "torch",
+    "pydantic",
     "matplotlib",
     "onnx",
     "onnxscript",
@@ -112,6 +114,30 @@ def test_heavy_packages_are_imported_when_used():
     code = f"import sys, svdcompress; print(*[name for name in {LAZY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["sparsify", "--help"], ["recipes"], ["sparsfy"], ["sparsify", "no-such-recipe"]], ids=" ".join
+)
+def test_what_needs_no_torch_does_not_wait_for_it(arguments):
+    code = (
+        "import sys; from svdcompress.cli import main; sys.argv = ['svdc', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, "torch was imported"
+
+
+def test_public_functions_are_not_hidden_by_rooms_of_the_same_name():
+    code = (
+        "import svdcompress.prune, svdcompress.convert, svdcompress.recipe._load, svdcompress as svdc\n"
+        "assert callable(svdc.prune) and callable(svdc.convert) and callable(svdc.relevance)\n"
+        "assert set(svdc.__all__) <= set(dir(svdc)) and all(hasattr(svdc, name) for name in svdc.__all__)\n"
+        "assert not hasattr(svdc, 'no_such_name')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 # Names

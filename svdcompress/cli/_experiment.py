@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from svdcompress.cli._common import err_console, out_console, print_json
 from svdcompress.errors import UsageError
-from svdcompress.recipe import Recipe
+
+if TYPE_CHECKING:
+    from svdcompress.recipe import Recipe
 
 
 def experiment(

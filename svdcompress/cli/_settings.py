@@ -7,13 +7,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from svdcompress.cli._common import key_values
 from svdcompress.errors import UsageError
-from svdcompress.recipe import Recipe, load_recipe, shipped_recipes
+from svdcompress.recipe import shipped_recipes
+
+if TYPE_CHECKING:
+    from svdcompress.recipe import Recipe
 
 MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"
 
@@ -117,6 +120,8 @@ class Settings:
         source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
         Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named.
         """
+        from svdcompress.recipe import load_recipe  # pydantic takes a quarter of a second, and completion needs none
+
         found = load_recipe(source or self.recipe, self.set_, self._options(more))
         if found.experiment is None and not (found.model.name and (found.data.name or not needs_data)):
             missing = "--model" if not found.model.name else "--data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,9 @@ from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
 from svdcompress.cli._experiment import experiment
 from svdcompress.errors import UsageError
-from svdcompress.recipe import Recipe
+
+if TYPE_CHECKING:
+    from svdcompress.recipe import Recipe
 
 
 @s.with_settings
@@ -49,15 +51,17 @@ def sparsify(
     """
     if resume and (out is None or dry_run):
         raise UsageError("--resume needs --out FOLDER, the folder of the stopped run, and goes without --dry-run")
-    from svdcompress import pipeline
-
     recipe = settings.recipe
     source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
     if resume and source is None and out is not None:
+        from svdcompress import pipeline
+
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
     limit = None if resume else threshold  # what is trained already has its own in its layers
     options: dict[str, Any] = {"train__epochs": epochs, "convert__threshold": limit, "seed": seed, "device": device}
     made = settings.resolved(source, **options)
+    from svdcompress import pipeline  # after the recipe: a misspelled name should not wait for torch
+
     folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
     if made.experiment is not None:
         given = settings.given(**options)

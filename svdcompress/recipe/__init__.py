@@ -1,26 +1,68 @@
 """The schema of a run: what a recipe may say, and how it is read, overridden and written."""
 
-from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
-from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
-from svdcompress.recipe._load import dump_recipe, load_recipe, parse_recipe
-from svdcompress.recipe._schema import (
-    BetaSchedule,
-    ConvertSection,
-    DataSection,
-    DenseSection,
-    Distillation,
-    ExperimentSection,
-    LayerRule,
-    LossSection,
-    LrSchedule,
-    ModelSection,
-    Recipe,
-    RecoverSection,
-    RelevanceSection,
-    Training,
-    TrainSection,
-    in_epochs,
-)
+from typing import TYPE_CHECKING
+
+from svdcompress.lazy import import_when_used
+
+if TYPE_CHECKING:
+    from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
+    from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
+    from svdcompress.recipe._load import dump_recipe, load_recipe, parse_recipe
+    from svdcompress.recipe._schema import (
+        BetaSchedule,
+        ConvertSection,
+        DataSection,
+        DenseSection,
+        Distillation,
+        ExperimentSection,
+        LayerRule,
+        LossSection,
+        LrSchedule,
+        ModelSection,
+        Recipe,
+        RecoverSection,
+        RelevanceSection,
+        Training,
+        TrainSection,
+        in_epochs,
+    )
+
+_HOMES = {
+    "_checks": (
+        "LAST_RANDOM_OPSET",
+        "SHARES",
+        "TASKS",
+    ),
+    "_find": (
+        "describe_recipe",
+        "find_recipe",
+        "recipes_folder",
+        "shipped_recipes",
+    ),
+    "_load": (
+        "dump_recipe",
+        "load_recipe",
+        "parse_recipe",
+    ),
+    "_schema": (
+        "BetaSchedule",
+        "ConvertSection",
+        "DataSection",
+        "DenseSection",
+        "Distillation",
+        "ExperimentSection",
+        "LayerRule",
+        "LossSection",
+        "LrSchedule",
+        "ModelSection",
+        "Recipe",
+        "RecoverSection",
+        "RelevanceSection",
+        "Training",
+        "TrainSection",
+        "in_epochs",
+    ),
+}
 
 __all__ = [
     "LAST_RANDOM_OPSET",
@@ -50,3 +92,5 @@ __all__ = [
     "recipes_folder",
     "shipped_recipes",
 ]
+
+import_when_used(__name__, _HOMES)
