@@ -6,10 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import UsageError
@@ -105,7 +107,9 @@ class ELBO(nn.Module):
     """The negative evidence lower bound per example: `nll + beta * KL / N`, to be minimised.
 
     model: the converted model whose KL is taken.
-    nll: a loss that averages over the batch (mean negative log likelihood), called with the arguments of `forward`.
+    nll: a loss that averages over the batch (mean negative log likelihood), called with the arguments of `forward`. One that
+        sums (`reduction="sum"`, or whose value doubles when the first batch is repeated) is refused: it would weigh the data
+        a batch size too much, so that almost nothing is pruned.
     num_examples: N, the number of training examples (not of batches).
     schedule: beta by epoch, or a constant.
 
@@ -120,6 +124,8 @@ class ELBO(nn.Module):
         super().__init__()
         if num_examples < 1:
             raise UsageError(f"num_examples: {num_examples} is not a number of training examples")
+        if getattr(nll, "reduction", "mean") == "sum":
+            raise UsageError("nll: it sums; it must average over the batch: reduction='mean'")
         # Not a submodule: the model's parameters are not this module's.
         object.__setattr__(self, "model", model)
         self.nll = nll
@@ -129,6 +135,7 @@ class ELBO(nn.Module):
         self.divergence: Callable[[nn.Module], Tensor] = kl_divergence  # or that, compiled
         self.last_nll: Tensor | None = None
         self.last_kl: Tensor | None = None
+        self._checked = False  # whether nll was found to average, or cannot be checked
 
     def set_epoch(self, epoch: float) -> float:
         """Set beta to the schedule's value at an epoch (counted from 0; fractions allowed); returns it."""
@@ -140,9 +147,36 @@ class ELBO(nn.Module):
         nll = self.nll(*args, **kwargs)
         if nll.dim():
             raise UsageError(f"nll: returned shape {tuple(nll.shape)}; it must average over the batch and return one number")
+        if not self._checked and not torch.compiler.is_compiling():
+            self._check_average(nll, args, kwargs)
         if self.beta == 0:
             self.last_nll, self.last_kl = nll.detach(), None
             return nll
         kl = self.divergence(self.model)
         self.last_nll, self.last_kl = nll.detach(), kl.detach()
         return nll + (self.beta / self.num_examples) * kl.to(nll.device)
+
+    @torch.no_grad()
+    def _check_average(self, nll: Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Raises UsageError if the loss of a batch doubles when the batch is repeated: it sums."""
+        self._checked = True
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        lengths = {leaf.shape[0] if leaf.dim() else None for leaf in tensors}
+        if len(lengths) != 1 or None in lengths:
+            return  # there is no batch that could be repeated
+        value = float(nll)
+        if value == 0 or not math.isfinite(value):
+            self._checked = False  # twice that tells nothing; the next batch may
+            return
+        repeat = partial(tree_map_only, Tensor, lambda leaf: torch.cat([leaf.detach()] * 2))
+        # The caller's random numbers are not to depend on this look.
+        with torch.random.fork_rng(devices=[leaf.device for leaf in tensors if leaf.is_cuda]):
+            try:
+                doubled = float(self.nll(*repeat(args), **repeat(kwargs)))
+            except Exception:  # a loss that takes one batch size only says nothing
+                return
+        if math.isclose(doubled, 2 * value, rel_tol=1e-3):
+            raise UsageError(
+                f"nll: it sums over the batch ({value:.4g}, and {doubled:.4g} for the batch repeated); it must average, as "
+                "with reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
+            )

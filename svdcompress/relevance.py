@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,22 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
     masks = {name: layer.relevant(threshold).clone() for name, layer in variational_layers(model)}
     if not masks:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
+    if variances_never_moved(model):
+        warnings.warn(
+            "log_sigma2 has gradients but was never updated: was the optimizer made before svdcompress.convert(model)? Make it "
+            "after, so that it has the new parameters; until then log alpha says nothing of what the data supports",
+            stacklevel=2,
+        )
     return as_masks(model, masks)
+
+
+def variances_never_moved(model: nn.Module) -> bool:
+    """Whether losses were propagated to the log variances, yet none of them was changed since conversion.
+
+    It is how an optimizer looks that was made before `convert`: it steps the means, and knows nothing of `log_sigma2`.
+    """
+    layers = [layer for _, layer in variational_layers(model)]
+    return bool(layers) and all(layer.log_sigma2.grad is not None and not layer.variance_moved for layer in layers)
 
 
 def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:

@@ -175,3 +175,54 @@ def test_set_epoch_follows_the_schedule_and_a_number_is_a_constant():
     assert [elbo.set_epoch(epoch) for epoch in (0, 5, 20)] == [0, 0.5, 1] and elbo.beta == 1
     assert svdc.ELBO(model, nn.MSELoss(), 10, 3).set_epoch(8) == 3
     assert svdc.ELBO(model, nn.MSELoss(), 10, lambda epoch: epoch**2).set_epoch(3) == 9
+
+
+# Losses that do not average
+
+
+def test_a_loss_that_says_that_it_sums_is_refused():
+    with pytest.raises(UsageError, match=r"nll.*average over the batch"):
+        svdc.ELBO(variational(), nn.CrossEntropyLoss(reduction="sum"), num_examples=10)
+
+
+def summed(logits, y):
+    return -logits.log_softmax(1)[torch.arange(len(y)), y].sum()
+
+
+def averaged(logits, y):
+    return summed(logits, y) / len(y)
+
+
+def test_a_function_that_sums_is_found_by_a_repeated_batch():
+    model = variational()
+    x, y = torch.randn(11, 5), torch.randint(3, (11,))
+    with pytest.raises(UsageError, match=r"sums over the batch.*reduction='mean'"):
+        svdc.ELBO(model, summed, num_examples=400)(model(x), y)
+    svdc.ELBO(model, averaged, num_examples=400)(model(x), y)
+    # one example: a sum and a mean are the same number, but not for the example twice
+    with pytest.raises(UsageError, match="sums over the batch"):
+        svdc.ELBO(model, summed, num_examples=400)(model(x[:1]), y[:1])
+
+
+def test_the_look_at_a_loss_happens_once_and_leaves_random_numbers_alone():
+    calls = []
+
+    def noisy(logits, y):
+        calls.append(len(y))
+        return averaged(logits + torch.randn(()), y)
+
+    x, y = torch.randn(4, 3), torch.randint(3, (4,))
+    elbo = svdc.ELBO(variational(), noisy, num_examples=400, schedule=0.0)
+    torch.manual_seed(1)
+    values = [float(elbo(x, y)) for _ in range(3)]
+    torch.manual_seed(1)
+    assert values == [float(averaged(x + torch.randn(()), y)) for _ in range(3)]
+    assert calls == [4, 8, 4, 4]
+
+
+def test_a_loss_of_one_batch_size_or_of_a_number_is_taken_as_it_is():
+    def of_four(logits, y):
+        return averaged(logits.view(4, 3), y)
+
+    svdc.ELBO(variational(), of_four, num_examples=400)(torch.randn(4, 3), torch.randint(3, (4,)))
+    svdc.ELBO(variational(), lambda loss: loss, num_examples=400)(torch.tensor(0.3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -203,3 +205,37 @@ def test_a_model_without_variational_layers_and_an_unknown_share_are_errors():
         svdc.relevance(nn.Linear(2, 2))
     with pytest.raises(ModelError, match="threshold: unknown name 'rows'"):
         svdc.relevance(model(), {"rows": 2.0})
+
+
+# An optimizer that was made before the conversion
+
+
+def steps(before: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    early = torch.optim.Adam(model.parameters(), lr=0.1)
+    svdc.convert(model)
+    optimizer = early if before else torch.optim.Adam(model.parameters(), lr=0.1)
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)
+    for _ in range(3):
+        optimizer.zero_grad()
+        elbo(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+        optimizer.step()
+    return model
+
+
+def test_variances_that_no_optimizer_has_are_noticed():
+    model = steps(before=True)
+    with pytest.warns(UserWarning, match=r"optimizer made before svdcompress.convert"):
+        svdc.relevance(model)
+    with pytest.warns(UserWarning, match=r"optimizer made before svdcompress.convert"):
+        svdc.prune(model, torch.randn(2, 4))
+
+
+def test_variances_that_are_trained_raise_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = steps(before=False)
+        svdc.relevance(model)
+        svdc.prune(model, torch.randn(2, 4))
+        svdc.relevance(svdc.convert(nn.Sequential(nn.Linear(4, 6))))  # not trained at all

@@ -92,6 +92,7 @@ class VariationalLayer(StochasticLayer):
             start = torch.full_like(self.weight, float(log_sigma2), memory_format=torch.contiguous_format)
             log_sigma2 = nn.Parameter(start, requires_grad=self.weight.requires_grad)
         self.log_sigma2 = log_sigma2
+        self._made_at = log_sigma2._version
         self.register_buffer("mask", None)
         self.register_buffer("bias_sigma2", None)
 
@@ -126,11 +127,16 @@ class VariationalLayer(StochasticLayer):
         with torch.no_grad():
             self.weight.mul_(self.relevant())
         del self.log_sigma2, self.mask, self.bias_sigma2, self.prior, self.share, self.threshold, self.variance_dtype
-        for name in ("sampler", "_cache"):
+        for name in ("sampler", "_cache", "_made_at"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class
         return self
+
+    @property
+    def variance_moved(self) -> bool:
+        """Whether anything has written to `log_sigma2` since the layer was made: an optimizer, or a checkpoint."""
+        return self.log_sigma2._version != self.__dict__.get("_made_at")
 
     # Relevance
 
