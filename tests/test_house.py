@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
-    "cli", "predict", "experiments", "pipeline", "report", "search", "train", "export", "uncertainty", "cost", "prune",
+    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "export", "uncertainty", "cost", "prune",
     "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors", "lazy",
 ]
 # fmt: on

@@ -1,0 +1,56 @@
+"""What callbacks of all frameworks share: beta by the epoch, and what is added to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from torch import Tensor, nn
+
+from svdcompress.convert import convert, variational_layers
+from svdcompress.errors import UsageError
+from svdcompress.objective import Constant, Schedule, kl_divergence
+
+
+class Penalty:
+    """`beta KL / N`, which a callback adds to the loss of somebody else's loop.
+
+    num_examples: N, the number of training examples; None: to be found by `count`. schedule: beta by epoch, or a constant.
+    options: of `convert`.
+    """
+
+    def __init__(self, num_examples: int | None, schedule: Schedule | float, options: dict[str, Any]) -> None:
+        if num_examples is not None and num_examples < 1:
+            raise UsageError(f"num_examples: {num_examples} is not a number of training examples")
+        self.num_examples = num_examples
+        self.schedule = Constant(float(schedule)) if isinstance(schedule, int | float) else schedule
+        self.options = options
+        self.beta = self.schedule(0)
+
+    def convert(self, model: nn.Module) -> None:
+        """Convert a model in place, unless its owner has done so."""
+        if not any(variational_layers(model)):
+            convert(model, **self.options)
+
+    def count(self, loader: Any) -> None:
+        """Take N from a data loader, where it was not given."""
+        if self.num_examples is not None:
+            return
+        dataset = getattr(loader, "dataset", None)
+        if not isinstance(dataset, Sized):
+            raise UsageError(
+                "num_examples: the number of training examples cannot be read from the data loader; give it, as in "
+                "SparsifyCallback(num_examples=60_000)"
+            )
+        self.num_examples = len(dataset)
+
+    def set_epoch(self, epoch: float) -> None:
+        """Set beta to the schedule's value."""
+        self.beta = self.schedule(epoch)
+
+    def of(self, model: nn.Module) -> Tensor | float:
+        """`beta KL / N` of a model, with gradient."""
+        if self.beta == 0:
+            return 0.0
+        assert self.num_examples is not None, "count comes first"
+        return self.beta / self.num_examples * kl_divergence(model)

@@ -1,0 +1,95 @@
+"""Sparsification in a Lightning Trainer: one callback, nothing to change in the module."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from svdcompress.errors import UsageError
+from svdcompress.interop._schedule import Penalty
+from svdcompress.objective import LinearWarmup, Schedule
+from svdcompress.relevance import relevance
+
+
+class SparsifyCallback(pl.Callback):
+    """Convert a LightningModule and train it with the annealed ELBO.
+
+    The module is converted in place before its optimizer is made, and `beta KL / N` is added to what its `training_step`
+    returns, once for each optimizer step however many batches are accumulated. Beta follows the schedule within epochs too.
+    `svdc_beta` and `svdc_sparsity` are logged once an epoch.
+
+    num_examples: N; None: the length of the train dataloader's dataset. schedule: of beta by epoch, or a constant.
+    options: of `svdcompress.convert` (prior, share, include, exclude, log_sigma2 ...).
+
+    The module's own loss has to average over the batch (a sum would make the KL count too little). Modules with manual
+    optimization are refused: they call their optimizers themselves, and no loss passes by here.
+
+    Example:
+        >>> from svdcompress.interop.lightning import SparsifyCallback
+        >>> callback = SparsifyCallback(share=["weight", "input"])
+        >>> callback.penalty.beta  # the first epochs only fit the data
+        0.0
+    """
+
+    def __init__(
+        self,
+        *,
+        num_examples: int | None = None,
+        schedule: Schedule | float = LinearWarmup(start=5, stop=20),  # noqa: B008
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.penalty = Penalty(num_examples, schedule, options)
+        self._plain: Callable[..., Any] | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Convert the module; Lightning makes its optimizers afterwards."""
+        self.penalty.convert(pl_module)
+        if stage != "fit" or self._plain is not None:
+            return
+        if not pl_module.automatic_optimization:
+            raise UsageError(
+                f"{type(pl_module).__name__} optimizes manually: wrap its loss in svdcompress.ELBO yourself, and leave out "
+                "SparsifyCallback"
+            )
+        self._plain = plain = pl_module.training_step
+
+        @functools.wraps(plain)
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            return self._penalised(plain(*args, **kwargs), pl_module)
+
+        pl_module.training_step = training_step
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the module its own `training_step` back."""
+        if self._plain is not None:
+            vars(pl_module).pop("training_step", None)
+            self._plain = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Find N."""
+        self.penalty.count(trainer.train_dataloader)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Beta at this point of the epoch."""
+        batches = trainer.num_training_batches
+        done = batch_idx / batches if isinstance(batches, int) and batches > 0 else 0.0
+        self.penalty.set_epoch(trainer.current_epoch + done)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log beta and sparsity."""
+        with torch.no_grad():
+            sparsity = relevance(pl_module).sparsity
+        pl_module.log_dict({"svdc_beta": float(self.penalty.beta), "svdc_sparsity": sparsity}, rank_zero_only=True)
+
+    def _penalised(self, output: Any, module: pl.LightningModule) -> Any:
+        if isinstance(output, Tensor):
+            return output + self.penalty.of(module)
+        if isinstance(output, dict) and "loss" in output:
+            return {**output, "loss": output["loss"] + self.penalty.of(module)}
+        return output  # None: Lightning skips the batch

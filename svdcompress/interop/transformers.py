@@ -1,0 +1,121 @@
+"""Sparsification with Hugging Face's Trainer: one callback, nothing to change in the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from svdcompress.convert import variational_layers
+from svdcompress.errors import UsageError
+from svdcompress.interop._schedule import Penalty
+from svdcompress.objective import LinearWarmup, Schedule
+
+IGNORED = -100
+"""The label that transformers' losses leave out."""
+
+
+class SparsifyCallback(TrainerCallback):
+    """Convert the model of a Trainer and train it with the annealed ELBO.
+
+    The model is converted in place when the Trainer is made, ahead of its optimizer, and `beta KL / N` is added to the loss
+    that the model returns in `train()`, once for each optimizer step however many batches are accumulated.
+
+    num_examples: N; None: the length of the training set. schedule: of beta by epoch, or a constant.
+    options: of `svdcompress.convert`; exclude embeddings' projections and heads as you would there.
+
+    The loss has to be the model's own (labels in the batch). With `label_smoothing_factor` or a `compute_loss_func` the
+    Trainer computes it elsewhere: wrap that in svdcompress.ELBO (see recipes/examples/hf_trainer_callback.py).
+
+    Example:
+        >>> from svdcompress.interop.transformers import SparsifyCallback
+        >>> callback = SparsifyCallback(num_examples=1000, exclude=["classifier"])
+        >>> callback.penalty.num_examples
+        1000
+    """
+
+    def __init__(
+        self,
+        *,
+        num_examples: int | None = None,
+        schedule: Schedule | float = LinearWarmup(start=1, stop=3),  # noqa: B008
+        **options: Any,
+    ) -> None:
+        self.penalty = Penalty(num_examples, schedule, options)
+        self._accumulated = 1
+        self._hook: Any = None
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Convert the model; the Trainer makes its optimizer later."""
+        self.penalty.convert(model)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        optimizer: Any = None,
+        train_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Find N, and see to it that the optimizer knows the variances and the model's loss the KL."""
+        self.penalty.convert(model)  # a callback that was added after the Trainer was made
+        _check_optimizer(model, optimizer)
+        if args.label_smoothing_factor:
+            raise UsageError(
+                "label_smoothing_factor: the Trainer computes this loss outside of the model, where SparsifyCallback cannot "
+                "add the KL; leave it out, or use svdcompress.ELBO as compute_loss_func"
+            )
+        self.penalty.count(train_dataloader)
+        self._accumulated = args.gradient_accumulation_steps
+        self._hook = model.register_forward_hook(self._add, with_kwargs=True)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Beta at this point of the training."""
+        self.penalty.set_epoch(state.epoch or 0.0)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave the model's forward pass as it was."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _add(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        """The forward hook: the model's loss, and the KL's share of this batch."""
+        if not model.training:
+            return None
+        loss = output.get("loss") if isinstance(output, dict) else None
+        if not isinstance(loss, Tensor):
+            raise UsageError(
+                f"{type(model).__name__} returned no loss: SparsifyCallback adds the KL to the model's own, so the batches "
+                "need labels and the Trainer no compute_loss_func; else wrap your loss in svdcompress.ELBO"
+            )
+        output["loss"] = loss + self._share(kwargs) * self.penalty.of(model)
+        return output
+
+    def _share(self, kwargs: dict[str, Any]) -> float | Tensor:
+        """What part of a step a batch is, in the units of its loss.
+
+        Models that are told `num_items_in_batch` divide their sum by the items of all batches of the step, so that the losses
+        add up; of the others the Trainer divides each mean by the number of batches.
+        """
+        items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
+        if items is None or labels is None:
+            return 1.0
+        return (labels != IGNORED).sum() / items
+
+
+def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    if optimizer is None:
+        return
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not any(id(layer.log_sigma2) in known for _, layer in variational_layers(model)):
+        raise UsageError(
+            "the optimizer was made before the model was converted and knows no log_sigma2: give SparsifyCallback to the "
+            "Trainer as callbacks=[...] instead of adding it later, or make your optimizer after svdcompress.convert(model)"
+        )

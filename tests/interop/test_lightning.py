@@ -1,0 +1,114 @@
+"""The Lightning callback against a loop written out by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import svdcompress as svdc
+from svdcompress.errors import UsageError
+
+L = pytest.importorskip("lightning.pytorch")
+from svdcompress.interop.lightning import SparsifyCallback  # noqa: E402
+
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
+
+
+class Module(L.LightningModule):
+    """Somebody's module, whose attributes have names of their own."""
+
+    def __init__(self, as_dict: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.as_dict = as_dict
+
+    def training_step(self, batch, index):
+        loss = nn.functional.cross_entropy(self.body(batch[0]), batch[1])
+        return {"loss": loss, "more": 1} if self.as_dict else loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def data(count: int = 12) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(count, 6, generator=generator), torch.randint(3, (count,), generator=generator))
+
+
+def by_hand(module: Module, batches: list, steps_of: int, beta: float, count: int) -> nn.Module:
+    """The same training without Lightning: the mean of a step's losses, plus beta KL / N once."""
+    model = copy.deepcopy(module.body)
+    svdc.convert(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for first in range(0, len(batches), steps_of):
+        optimizer.zero_grad()
+        some = batches[first : first + steps_of]
+        nll = sum(nn.functional.cross_entropy(model(x), y) for x, y in some) / len(some)
+        layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+        kl = sum((0.5 * ((w.weight**2 + w.log_sigma2.exp() + 1e-8).log() - w.log_sigma2)).sum() for w in layers)
+        (nll + beta / count * kl).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize(("accumulate", "as_dict"), [(1, False), (3, True)])
+def test_it_trains_as_a_loop_written_by_hand(accumulate, as_dict):
+    module, loader = Module(as_dict), DataLoader(data(), batch_size=2)
+    reference = copy.deepcopy(module)
+    callback = SparsifyCallback(schedule=0.7)
+    trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=accumulate, callbacks=[callback], **QUIET)
+    torch.manual_seed(5)
+    trainer.fit(module, loader)
+    torch.manual_seed(5)
+    expected = by_hand(reference, list(loader), accumulate, 0.7, 12)
+    for ours, theirs in zip(module.body.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(module.body[0].log_sigma2, torch.full_like(module.body[0].log_sigma2, -10.0))
+
+
+def test_beta_follows_the_schedule_within_the_epoch_and_the_module_is_left_as_it_was():
+    seen = []
+
+    class Watch(SparsifyCallback):
+        def on_train_batch_end(self, *args, **kwargs):
+            seen.append(self.penalty.beta)
+
+    module = Module()
+    trainer = L.Trainer(max_epochs=2, callbacks=[Watch(schedule=svdc.LinearWarmup(start=0, stop=2))], **QUIET)
+    trainer.fit(module, DataLoader(data(), batch_size=3))
+    assert seen == pytest.approx([i / 8 for i in range(8)])
+    assert "training_step" not in vars(module)
+    assert set(trainer.callback_metrics) >= {"svdc_beta", "svdc_sparsity"}
+
+
+def test_what_cannot_work_is_said():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(data())
+
+    with pytest.raises(UsageError, match="num_examples"):
+        L.Trainer(max_epochs=1, callbacks=[SparsifyCallback()], **QUIET).fit(Module(), DataLoader(Stream(), batch_size=2))
+    manual = Module()
+    manual.automatic_optimization = False
+    with pytest.raises(UsageError, match="optimizes manually"):
+        L.Trainer(max_epochs=1, callbacks=[SparsifyCallback()], **QUIET).fit(manual, DataLoader(data(), batch_size=2))
+    with pytest.raises(UsageError, match="num_examples: 0"):
+        SparsifyCallback(num_examples=0)
+
+
+def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():
+    callback, module = SparsifyCallback(schedule=0.1, exclude=["body.2"], prior="log-uniform"), Module()
+    L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(module, DataLoader(data(), batch_size=6))
+    assert module.body[0].prior == "log-uniform" and not hasattr(module.body[2], "log_sigma2")
+    L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(module, DataLoader(data(), batch_size=6))

@@ -1,0 +1,102 @@
+"""The callback of Hugging Face's Trainer against gradients computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import UsageError
+
+transformers = pytest.importorskip("transformers")
+from svdcompress.interop.transformers import SparsifyCallback  # noqa: E402
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=3, **size)
+    return transformers.ViTForImageClassification(config)
+
+
+def images(count: int = 8) -> list[dict]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"pixel_values": torch.randn(1, 8, 8, generator=generator), "labels": i % 3} for i in range(count)]
+
+
+def language_model() -> nn.Module:
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
+
+
+def texts(count: int = 8) -> list[dict]:
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(20, (6,), generator=generator) for _ in range(count)]
+    return [{"input_ids": row, "labels": torch.where(torch.arange(6) < 6 - i % 3, row, -100)} for i, row in enumerate(rows)]
+
+
+def trainer(model, rows, folder, accumulate=1, callback=None, **options):
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        num_train_epochs=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=accumulate,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        **options.pop("arguments", {}),
+    )
+    return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback] if callback else None, **options)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("make", "rows"), [(vit, images()), (language_model, texts())], ids=["vit", "gpt2"])
+def test_the_kl_counts_once_a_step_however_many_batches_it_takes(make, rows, accumulate, tmp_path):
+    model, seen = make(), []
+
+    class Watch(SparsifyCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            layers = [m for m in model.modules() if hasattr(m, "log_sigma2")]
+            last = layers[-1]  # with the loss at 0 only the KL moves it
+            expected = 0.5 * (last.log_sigma2.exp() / (last.weight**2 + last.log_sigma2.exp() + 1e-8) - 1) * 0.8 / len(rows)
+            seen.append(torch.allclose(last.log_sigma2.grad, expected, rtol=1e-3, atol=1e-9))
+
+    def nothing(*args, **kwargs):  # the model's loss, times 0
+        return 0 * original(*args, **kwargs)
+
+    original = model.loss_function
+    model.loss_function = nothing
+    trainer(model, rows, tmp_path, accumulate, Watch(schedule=0.8), arguments={"max_grad_norm": 0}).train()
+    assert seen == [True] * (len(rows) // 2 // accumulate)
+
+
+def test_it_is_converted_before_the_optimizer_is_made_and_the_hook_goes(tmp_path):
+    model = vit()
+    callback = SparsifyCallback(schedule=0.5, exclude=["classifier"])
+    trainer(model, images(), tmp_path, callback=callback, arguments={"learning_rate": 1e-2}).train()
+    assert callback.penalty.num_examples == 8
+    assert not hasattr(model.classifier, "log_sigma2")
+    layer = model.vit.embeddings.patch_embeddings.projection
+    assert not torch.equal(layer.log_sigma2, torch.full_like(layer.log_sigma2, -10.0))
+    assert not model._forward_hooks
+    plain = vit()(pixel_values=torch.zeros(2, 1, 8, 8), labels=torch.tensor([0, 1]))
+    assert plain.loss is not None
+
+
+def test_what_cannot_work_is_said(tmp_path):
+    with pytest.raises(UsageError, match="no loss"):
+        trainer(
+            vit(), images(), tmp_path, callback=SparsifyCallback(), compute_loss_func=lambda *a, **k: torch.zeros(())
+        ).train()
+    with pytest.raises(UsageError, match="label_smoothing_factor"):
+        trainer(vit(), images(), tmp_path, callback=SparsifyCallback(), arguments={"label_smoothing_factor": 0.1}).train()
+    model = vit()
+    late = trainer(model, images(), tmp_path, optimizers=(torch.optim.SGD(model.parameters(), 0.1), None))
+    late.add_callback(SparsifyCallback())
+    with pytest.raises(UsageError, match=r"optimizer was made before"):
+        late.train()
+    assert svdc.convert(vit()) is not None
