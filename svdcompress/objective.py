@@ -168,7 +168,8 @@ class ELBO(nn.Module):
         if value == 0 or not math.isfinite(value):
             self._checked = False  # twice that tells nothing; the next batch may
             return
-        repeat = partial(tree_map_only, Tensor, lambda leaf: torch.cat([leaf.detach()] * 2))
+        twice: Any = lambda leaf: torch.cat([leaf.detach()] * 2)  # noqa: E731
+        repeat = partial(tree_map_only, Tensor, twice)
         # The caller's random numbers are not to depend on this look.
         with torch.random.fork_rng(devices=[leaf.device for leaf in tensors if leaf.is_cuda]):
             try:

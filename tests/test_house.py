@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
-    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "export", "uncertainty", "cost", "prune",
-    "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors", "lazy",
+    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "export", "uncertainty", "cost",
+    "prune", "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors", "lazy",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""
