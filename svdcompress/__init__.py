@@ -3,26 +3,28 @@
 from typing import TYPE_CHECKING
 
 from svdcompress.lazy import import_when_used
+from svdcompress.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from svdcompress.checkpoint import load, read_manifest, save
-    from svdcompress.convert import convert, convert_dropout, plan, to_dense
-    from svdcompress.export import export_onnx
+    from svdcompress.convert import PlanEntry, convert, convert_dropout, plan, to_dense
+    from svdcompress.errors import SvdcError
+    from svdcompress.export import Exported, export_onnx
     from svdcompress.layers import sampling
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
-    from svdcompress.prune import coupled_relevance, groups, prune
+    from svdcompress.prune import PruneReport, coupled_relevance, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.uncertainty import Prediction, mc_predict
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "checkpoint": ("load", "read_manifest", "save"),
-    "convert": ("convert", "convert_dropout", "plan", "to_dense"),
-    "export": ("export_onnx",),
+    "convert": ("PlanEntry", "convert", "convert_dropout", "plan", "to_dense"),
+    "errors": ("SvdcError",),
+    "export": ("Exported", "export_onnx"),
     "layers": ("sampling",),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
-    "prune": ("coupled_relevance", "groups", "prune"),
+    "prune": ("PruneReport", "coupled_relevance", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
     "uncertainty": ("Prediction", "mc_predict"),
 }
@@ -32,9 +34,13 @@ __all__ = [
     "AdditiveWarmup",
     "Constant",
     "CosineWarmup",
+    "Exported",
     "LinearWarmup",
     "Masks",
+    "PlanEntry",
     "Prediction",
+    "PruneReport",
+    "SvdcError",
     "convert",
     "convert_dropout",
     "coupled_relevance",

@@ -77,7 +77,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, str], extra: dict[str, Any]) -> dict[str, Any]:
-    from svdcompress import __version__
+    from svdcompress.version import __version__
 
     layers, dropout = {}, {}
     for name, module in model.named_modules():

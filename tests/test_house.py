@@ -20,7 +20,7 @@ PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
     "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "export", "uncertainty", "cost",
-    "prune", "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors", "lazy",
+    "prune", "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors", "lazy", "version",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""
@@ -79,7 +79,7 @@ def test_imports_go_one_way(file):
     allowed = {own, *ORDER[ORDER.index(own) + 1 :]}
     for name, line in imports(file):
         top, _, rest = name.partition(".")
-        if top == "svdcompress" and rest != "__version__":
+        if top == "svdcompress":
             assert rest.split(".")[0] in allowed, f"{file.relative_to(ROOT)}:{line}: {own} may not import {name}"
 
 
@@ -184,3 +184,27 @@ def _silent_methods(value: type) -> list[str]:
 def test_all_of_the_front_is_there():
     missing = [name for name in svdcompress.__all__ if not hasattr(svdcompress, name)]
     assert missing == []
+
+
+def test_what_the_api_returns_is_read_at_a_glance(tmp_path):
+    import torch
+
+    torch.manual_seed(0)
+    model = svdcompress.convert(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))).eval()
+    with torch.no_grad():
+        model[0].log_sigma2[:3] = 20.0
+    x = torch.randn(5, 4)
+    small = svdcompress.prune(model, x)
+    found = [
+        svdcompress.plan(model)[0],
+        small.pruning,
+        svdcompress.mc_predict(small, x, 10),
+        svdcompress.export_onnx(small, tmp_path / "model.onnx", x),
+        svdcompress.relevance(model),
+    ]
+    names = ("PlanEntry", "PruneReport", "Prediction", "Exported", "Masks")
+    for value, name in zip(found, names, strict=True):
+        assert type(value) is getattr(svdcompress, name)
+        assert repr(value).startswith(f"{name}(") and len(repr(value)) < 160, repr(value)
+    assert "3 units removed" in repr(found[1]) and "mean of shape (5, 3)" in repr(found[2])
+    assert issubclass(svdcompress.errors.UsageError, svdcompress.SvdcError)

@@ -70,7 +70,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from svdcompress import __version__
+        from svdcompress.version import __version__
 
         print(__version__)
         raise typer.Exit()

@@ -25,7 +25,7 @@ OPSETS = range(18, 24)
 NOISES = ("random", "input")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported:
     """A file that `export_onnx` wrote.
 
@@ -48,6 +48,10 @@ class Exported:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; the path by its name alone."""
         return {**dataclasses.asdict(self), "path": self.path.name, "parities": {str(b): p for b, p in self.parities.items()}}
+
+    def __repr__(self) -> str:
+        checked = "not verified" if self.parity is None else f"off by {self.parity:.1e} at most"
+        return f"Exported({str(self.path)!r}, {self.bytes:,} bytes, {checked})"
 
 
 def export_onnx(
@@ -149,7 +153,7 @@ def _check_options(monte_carlo: bool, task: str, noise: str, tau: float | None, 
 
 
 def _versions() -> dict[str, str]:
-    from svdcompress import __version__
+    from svdcompress.version import __version__
 
     return {"svdcompress_version": __version__, "torch_version": str(torch.__version__)}
 

@@ -44,7 +44,7 @@ class LayerShape:
     sparsity: float = 0.0
 
 
-@dataclass
+@dataclass(repr=False)
 class PruneReport:
     """The whole of it.
 
@@ -76,3 +76,10 @@ class PruneReport:
     def to_dict(self) -> dict[str, Any]:
         """All fields, JSON-able."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        checked = "not verified" if self.max_error is None else f"off by {self.max_error:.1e} at most"
+        return (
+            f"PruneReport({self.removed:,} units removed, {self.parameters_before:,} to {self.parameters_after:,} parameters, "
+            f"{checked})"
+        )

@@ -12,7 +12,7 @@ TASKS = ("classification", "binary", "regression", "gaussian")
 """What a model's output means: logits of classes, one logit each, values, or means and log variances."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """Mean and uncertainties of the predictive distribution; float64, on the model's device.
 
@@ -49,6 +49,9 @@ class Prediction:
     def epistemic_std(self) -> Tensor:
         """Standard deviation over the draws of the network, the mean's shape: for binary that of the probability."""
         return _diagonal(self.epistemic, self.full).sqrt()
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.task}, mean of shape {tuple(self.mean.shape)}, {self.samples} samples)"
 
     def numpy(self) -> dict[str, np.ndarray]:
         """All arrays that have a meaning for the task, by name."""
