@@ -1,7 +1,7 @@
 """Bayesian sparsification of trained networks: convert, fine-tune, drop, prune, export, and keep the uncertainty."""
 
 from svdcompress.checkpoint import load, read_manifest, save
-from svdcompress.convert import convert, convert_dropout, plan, to_dense
+from svdcompress.convert import convert, convert_dropout, fold_derived_weights, plan, to_dense
 from svdcompress.export import export_onnx
 from svdcompress.layers import sampling
 from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
@@ -23,6 +23,7 @@ __all__ = [
     "convert_dropout",
     "coupled_relevance",
     "export_onnx",
+    "fold_derived_weights",
     "groups",
     "hold",
     "kl_divergence",
