@@ -36,13 +36,12 @@ class Reads:
     """What a pass did with the weights of some layers, by their names.
 
     past: {layer: the module that read its weight while the layer itself was not running}. ran: layers that ran themselves.
-    entered: all modules that ran. touched: ids of all parameters and buffers that an operator took.
+    touched: how many operators took each tensor, by id.
     """
 
     past: dict[str, str] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
-    entered: set[str] = field(default_factory=set)
-    touched: set[int] = field(default_factory=set)
+    touched: Counter[int] = field(default_factory=Counter)
 
     def reason(self, name: str) -> str:
         """Why a layer whose weight is read past it is left alone."""
@@ -121,7 +120,7 @@ class _Watcher(TorchDispatchMode):
         if func._schema.name.split("::")[-1] not in SHAPE_ALONE:
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor):
-                    self.reads.touched.add(id(tensor))
+                    self.reads.touched[id(tensor)] += 1
                     key = _key(tensor)
                     if key in self.names_of and not self.open[key]:
                         for name in self.names_of[key]:
@@ -150,7 +149,6 @@ class _Watcher(TorchDispatchMode):
 
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
-            reads.entered.add(name)
             if module in self.keys_of:
                 reads.ran.add(name)
             self.stack.append(name)
