@@ -10,10 +10,11 @@ from svdcompress.convert._convert import (
 )
 from svdcompress.convert._derived import all_or_nothing, fold_like, folded
 from svdcompress.convert._plan import DERIVED, PlanEntry, plan
-from svdcompress.convert._reads import Reads, as_it_was, watch
+from svdcompress.convert._reads import PAST_CURE, Reads, as_it_was, watch
 
 __all__ = [
     "DERIVED",
+    "PAST_CURE",
     "PlanEntry",
     "Reads",
     "all_or_nothing",

@@ -22,6 +22,7 @@ from svdcompress.layers import changes, known_class, variational_class
 
 OWN = ("weight", "bias")
 FUNCTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)) | {"linear"}
+ABOUT = ("__dict__", "__weakref__")
 MARK = "derived_from"
 """The attribute of a folded layer that tells what it was."""
 
@@ -56,6 +57,8 @@ def fold(module: nn.Module) -> None:
     wanted = any(p.requires_grad for name, p in module.named_parameters() if "bias" not in name)
     if parametrize.is_parametrized(module):
         parts: Any = module.parametrizations.eval()
+        kind = type(module)  # torch takes its properties away, but copies of the module have the same class
+        module.__class__ = type(kind.__name__, kind.__bases__, {k: v for k, v in vars(kind).items() if k not in ABOUT})
         for name in list(parts):
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     elif _hooks(module):
@@ -152,6 +155,7 @@ def _own_tensors(module: nn.Module, requires_grad: bool) -> None:
                 module._buffers.pop(name, None)
                 tensor = nn.Parameter(tensor.detach().clone())
                 module.register_parameter(name, tensor)
+            tensor.data = tensor.data.contiguous()
             if name == "weight":
                 tensor.requires_grad_(requires_grad)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.convert import watch
+from svdcompress.convert import PAST_CURE, watch
 from svdcompress.prune._verify import resized
 from svdcompress.sources import first_tensor
 
@@ -34,7 +34,8 @@ def look(plain: nn.Module, inputs: Any, converted: Sequence[str] = ()) -> Look:
     for name in reads.past:
         (found.torn if name in reads.ran else found.past)[name] = reads.reason(name)
     for name, reason in {**found.past, **found.torn}.items():
-        found.notes.append(f"{name}: {reason}: {'nothing goes' if name in found.torn else 'all its weights stay'}. {CURE}")
+        what = "but it runs itself too: the whole model is left masked" if name in found.torn else "so all its weights stay"
+        found.notes.append(f"{name}: {reason}, {what}. {PAST_CURE}")
     examples = resized(inputs, 2) if first_tensor(inputs).dim() and first_tensor(inputs).shape[0] == 1 else inputs
     try:
         trained = watch(plain, examples, (), train=True)
@@ -49,6 +50,3 @@ def look(plain: nn.Module, inputs: Any, converted: Sequence[str] = ()) -> Look:
     if any(trained.touched[one] > reads.touched[one] for one in parameters):
         found.training = examples
     return found
-
-
-CURE = "Name it in convert's exclude, or give convert the example_inputs, which finds such layers before training"

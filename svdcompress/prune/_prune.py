@@ -76,7 +76,9 @@ def prune(
     report = PruneReport(round_to=round_to, notes=seen.notes)
     left = time_budget - (time.thread_time() - begun)
     attempt = Attempt(model, held, plain, inputs, left, round_to, report, seen.training)
-    analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report, left, seen.training)
+    analysis = None
+    if not seen.torn:  # else no dense model computes what the masked one does
+        analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report, left, seen.training)
     small = attempt.result(analysis, verify)
     if round_to == 1 or analysis is None:
         report.parameters_unrounded = report.parameters_after
