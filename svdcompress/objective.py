@@ -160,7 +160,10 @@ class ELBO(nn.Module):
         names = [
             name
             for name, layer in variational_layers(self.model)
-            if layer.draws and layer.log_sigma2.requires_grad and id(layer.weight) in heard and id(layer.log_sigma2) not in heard
+            if layer.draws
+            and layer.log_sigma2.requires_grad
+            and id(layer.weight) in heard
+            and id(layer.log_sigma2) not in heard
         ]
         if names:
             warnings.warn(

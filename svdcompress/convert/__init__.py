@@ -1,4 +1,4 @@
-"""Dense layers to variational ones and back; the plan of what is touched and why; and what a pass through a model tells of it."""
+"""Dense layers to variational ones and back; the plan of what is touched and why; what a pass through a model tells of it."""
 
 from svdcompress.convert._convert import (
     convert,

@@ -84,9 +84,7 @@ def convert(
     return model
 
 
-def fold_derived_weights(
-    model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
-) -> dict[str, str]:
+def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> dict[str, str]:
     """Make plain layers of those whose weight is computed from other tensors in each forward, in place, without converting
     anything; exact in `eval()`. Returns {name: what it was}.
 
@@ -140,5 +138,3 @@ def leave_fused_paths(model: nn.Module) -> None:
             module.activation_relu_or_gelu = 0
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
-
-

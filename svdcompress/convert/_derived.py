@@ -42,7 +42,11 @@ def derivation(module: nn.Module) -> str:
     hooks = _hooks(module)
     if hooks:
         plain = variational_class(kind) and all(name in OWN for _, name in hooks)
-        return ", ".join(next(word for base, word in HOOKS.items() if isinstance(hook, base)) for hook, _ in hooks) if plain else ""
+        return (
+            ", ".join(next(word for base, word in HOOKS.items() if isinstance(hook, base)) for hook, _ in hooks)
+            if plain
+            else ""
+        )
     if "forward" in changes(kind) and set(changes(kind)) <= {"forward", "_conv_forward"}:
         return f"the forward of {kind.__name__}" if _computed(module) is not None else ""
     return ""
@@ -56,8 +60,9 @@ def fold(module: nn.Module) -> None:
     how = derivation(module)
     wanted = any(p.requires_grad for name, p in module.named_parameters() if "bias" not in name)
     if parametrize.is_parametrized(module):
-        parts: Any = module.parametrizations.eval()
-        kind = type(module)  # torch takes its properties away, but copies of the module have the same class
+        parts: Any = module.parametrizations
+        parts.eval()
+        kind: Any = type(module)  # torch takes its properties away, but copies of the module have the same class
         module.__class__ = type(kind.__name__, kind.__bases__, {k: v for k, v in vars(kind).items() if k not in ABOUT})
         for name in list(parts):
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
@@ -112,7 +117,9 @@ def all_or_nothing(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Modules and all inside them are put back as they were if something is raised."""
     inside = {id(part): part for module in modules for part in module.modules()}
     before = [(part, type(part), {k: _shallow(v) for k, v in vars(part).items()}) for part in inside.values()]
-    tensors = [(t, t.data) for part in inside.values() for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
+    tensors = [
+        (t, t.data) for part in inside.values() for t in (*part._parameters.values(), *part._buffers.values()) if t is not None
+    ]
     try:
         yield
     except BaseException:
@@ -195,9 +202,7 @@ def _computed(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
             _, _, weight, bias = results[0]
             _become_plain(trial, weight, bias)
             right = all(
-                torch.equal(one[2], weight)
-                and _same(one[3], bias)
-                and _close(kind.forward(trial, one[0]), one[1])
+                torch.equal(one[2], weight) and _same(one[3], bias) and _close(kind.forward(trial, one[0]), one[1])
                 for one in results
             )
     except Exception:  # whatever a forward may do with inputs that are made up

@@ -143,9 +143,7 @@ class _Rules:
             for pattern in patterns:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     known = ", ".join([n for n in names if n][:12])
-                    raise ModelError(
-                        f"{field}: {pattern!r} matches no module of {type(model).__name__}; there are {known} ..."
-                    )
+                    raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; there are {known} ...")
         self.attention = tuple(n for n, module in model.named_modules() if isinstance(module, nn.MultiheadAttention))
 
     def why_not(self, names: list[str], module: nn.Module) -> str:

@@ -28,7 +28,9 @@ SHAPE_ALONE = frozenset(
 )
 """Operators that take no values from their argument, or return it under another name."""
 
-PAST_CURE = "Name it in convert's exclude, or give convert the example_inputs, by which it finds such layers before any training"
+PAST_CURE = (
+    "Name it in convert's exclude, or give convert the example_inputs, by which it finds such layers before any training"
+)
 
 Key = tuple[int, int]
 

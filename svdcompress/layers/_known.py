@@ -75,7 +75,9 @@ def clashes(module: nn.Module) -> list[str]:
     needed = {name for base in layer.__mro__ if base not in known.__mro__ for name in vars(base)}
     needed |= {"log_sigma2", "mask", "bias_sigma2", "prior", "share", "threshold", "variance_dtype"}
     needed -= {name for name in vars(nn.Module) if not name.startswith("__")} | {"forward", "__init__", "transposed"}
-    own = _added(type(module), known) | set(vars(module)) | set(module._parameters) | set(module._buffers) | set(module._modules)
+    own = (
+        _added(type(module), known) | set(vars(module)) | set(module._parameters) | set(module._buffers) | set(module._modules)
+    )
     return sorted(name for name in needed & own if not _is_about_the_class(name))
 
 

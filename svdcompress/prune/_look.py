@@ -1,4 +1,4 @@
-"""What two plain passes tell before a model's graph is followed: weights read past their layers, branches of `train()` alone."""
+"""What two plain passes tell before a graph is followed: weights read past their layers, branches of `train()` alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from svdcompress.sources import first_tensor
 
 @dataclass
 class Look:
-    """past: {converted layer: why its mask does nothing} of layers whose weight is read past them and that never run themselves.
-    torn: the same of layers that also run themselves. training: inputs for a pass in `train()` that reads weights which `eval()`
-    does not, or reads them more often; None where there are no such branches. notes: what the user should know.
+    """What was seen.
+
+    past: {converted layer: why its mask does nothing} of layers whose weight is read past them, and that never run themselves.
+    torn: the same of layers that do run themselves too. training: inputs for a pass in `train()` that reads weights which
+    `eval()` does not, or reads them more often; None where there are no such branches. notes: what the user should know.
     """
 
     past: dict[str, str] = field(default_factory=dict)

@@ -213,8 +213,7 @@ class ConvertSection(Section):
     log_sigma2: float = -10.0
     threshold: Threshold = 3.0
     variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # in which the variances are computed
-    # Layers whose weight is computed in each forward (weight_norm, spectral_norm, weight-standardised convolutions) stay as they
-    # are, or it is computed once and they become plain layers first: exact in eval.
+    # Weights computed in each forward (weight_norm, weight-standardised convolutions): fold computes them once, exact in eval
     derived: Literal["keep", "fold"] = "keep"
     layers: list[LayerRule] = []  # the first rule that matches a layer counts
 

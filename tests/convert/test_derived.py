@@ -202,7 +202,9 @@ class Fails(nn.Linear):
         raise RuntimeError
 
 
-@pytest.mark.parametrize("layer", [FromInput(4, 4), Padded(4, 4, 2), Twice(4, 4), Fails(4, 4)], ids=lambda l: type(l).__name__)
+@pytest.mark.parametrize(
+    "layer", [FromInput(4, 4), Padded(4, 4, 2), Twice(4, 4), Fails(4, 4)], ids=lambda layer: type(layer).__name__
+)
 def test_a_forward_that_does_more_is_left(layer):
     model = nn.ModuleList([layer, nn.Linear(4, 4)])
     (entry, _) = svdc.plan(model, derived="fold")

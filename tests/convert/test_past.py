@@ -126,7 +126,10 @@ def test_a_model_that_does_not_run_on_the_inputs_is_an_error_and_stays_as_it_was
         (lambda layer, x: x @ layer.weight.data.t(), True),
         (lambda layer, x: nn.Linear.forward(layer, x), True),
         (lambda layer, x: layer.forward(x), False),
-        (lambda layer, x: layer(x.to(layer.weight.dtype)) + torch.zeros_like(layer.weight)[0, 0] + layer.weight.shape[0], False),
+        (
+            lambda layer, x: layer(x.to(layer.weight.dtype)) + torch.zeros_like(layer.weight)[0, 0] + layer.weight.shape[0],
+            False,
+        ),
         (lambda layer, x: layer(x) + layer.bias, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Branches that run in `train()` alone: pruned along or left fitting, so that fine-tuning goes on as the masked model's would."""
+"""Branches that run in `train()` alone: pruned along or left fitting, so that fine-tuning goes on as the masked model's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Auxiliary(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv, self.fc1, self.drop, self.fc2 = nn.Conv2d(channels, 6, 1), nn.Linear(6 * 4, 8), nn.Dropout(0.7), nn.Linear(8, 3)
+        self.conv, self.drop = nn.Conv2d(channels, 6, 1), nn.Dropout(0.7)
+        self.fc1, self.fc2 = nn.Linear(6 * 4, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.conv(F.adaptive_avg_pool2d(x, 2)))
