@@ -7,7 +7,7 @@ from svdcompress.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from svdcompress.checkpoint import load, read_manifest, save
-    from svdcompress.convert import PlanEntry, convert, convert_dropout, plan, to_dense
+    from svdcompress.convert import PlanEntry, convert, convert_dropout, fold_derived_weights, plan, to_dense
     from svdcompress.errors import SvdcError
     from svdcompress.export import Exported, export_onnx
     from svdcompress.layers import sampling
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.uncertainty import Prediction, mc_predict
 
-
 _HOMES = {
     "checkpoint": ("load", "read_manifest", "save"),
-    "convert": ("PlanEntry", "convert", "convert_dropout", "plan", "to_dense"),
+    "convert": ("PlanEntry", "convert", "convert_dropout", "fold_derived_weights", "plan", "to_dense"),
     "errors": ("SvdcError",),
     "export": ("Exported", "export_onnx"),
     "layers": ("sampling",),
@@ -45,6 +44,7 @@ __all__ = [
     "convert_dropout",
     "coupled_relevance",
     "export_onnx",
+    "fold_derived_weights",
     "groups",
     "hold",
     "kl_divergence",

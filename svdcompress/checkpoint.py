@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from svdcompress.convert import leave_fused_paths
+from svdcompress.convert import all_or_nothing, fold_like, folded, leave_fused_paths
 from svdcompress.errors import CheckpointError, ModelError, OutputError, UsageError
 from svdcompress.layers import (
     DROPOUT_CLASSES,
@@ -28,9 +28,12 @@ from svdcompress.layers import (
     VariationalLayer,
     check_prior,
     check_variance_dtype,
+    class_name,
+    known_class,
     parse_share,
     parse_threshold,
     register_loaded,
+    variational_class,
 )
 
 FORMAT = 1
@@ -83,7 +86,7 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
     for name, module in model.named_modules():
         if isinstance(module, VariationalLayer):
             own = {key: getattr(module, key) for key in _SETTINGS}
-            layers[name] = {"class": type(module).__name__, **own}
+            layers[name] = {"class": class_name(module), **own}
         elif isinstance(module, BernoulliDropout | GaussianDropout):
             dropout[name] = {"class": type(module).__name__, "p": module.p, "channels": module.channels}
     return {
@@ -91,6 +94,7 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
         "model": type(model).__name__,
         "layers": layers,
         "dropout": dropout,
+        "folded": folded(model),
         "surgery": getattr(model, "surgery", None) or {},
         "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         "ties": ties,
@@ -151,12 +155,18 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
         with safe_open(str(path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         tensors.update({alias: tensors[name] for alias, name in manifest["ties"].items()})
-        problems = list(_problems(model, manifest, tensors))
+        plain = {name: model.get_submodule(name) for name in manifest.get("folded", {}) if _has(model, name)}
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from error
-    if problems:
-        more = f" (and {len(problems) - 6} more)" if len(problems) > 6 else ""
-        raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {'; '.join(problems[:6])}{more}")
+    with all_or_nothing(plain.values()):
+        try:
+            problems = [*_fold(plain, manifest, tensors), *_problems(model, manifest, tensors)]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+        if problems:
+            more = f" (and {len(problems) - 6} more)" if len(problems) > 6 else ""
+            what = f"{'; '.join(problems[:6])}{more}"
+            raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {what}")
     _convert(model, manifest)
     take_attributes(model, manifest["surgery"])
     for name, tensor in tensors.items():
@@ -168,6 +178,19 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
                     setattr(module, key, None)
             module.train(module.training)  # forget what it derived from its old weights
     return model
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    return any(name == own for own, _ in model.named_modules(remove_duplicate=False))
+
+
+def _fold(plain: Mapping[str, nn.Module], manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Make plain layers of those that were plain when they were saved, and derived in the factory's model."""
+    for name, module in plain.items():
+        try:
+            fold_like(module, manifest["folded"][name], f"{name}.bias".lstrip(".") in tensors)
+        except ValueError as error:
+            yield f"{name}: {error}"
 
 
 def take_attributes(model: nn.Module, surgery: dict[str, Any]) -> None:
@@ -219,10 +242,10 @@ def _like(own: Any, stored: Any) -> bool:
 
 
 def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    classes = {kind.__name__: (dense, kind) for dense, kind in VARIATIONAL_CLASSES.items()}
-    if layer["class"] not in classes:
+    module = modules.get(name)
+    if layer["class"] not in {kind.__name__ for kind in VARIATIONAL_CLASSES.values()}:
         yield f"{name}: unknown layer class {layer['class']!r}"
-    elif type(modules.get(name)) not in classes[layer["class"]]:
+    elif module is None or _class_of(module) != layer["class"]:
         found = type(modules[name]).__name__ if name in modules else "no such layer"
         yield f"{name}: {layer['class']} in the file, {found} in the model"
     else:
@@ -233,6 +256,14 @@ def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Mo
             parse_threshold(layer["threshold"])
         except ModelError as error:
             yield f"{name}: {error}"
+
+
+def _class_of(module: nn.Module) -> str | None:
+    """The variational class of a module that is dense or converted, as a file tells it; None where there is none."""
+    if isinstance(module, VariationalLayer):
+        return class_name(module)
+    known = known_class(type(module)) if variational_class(type(module)) else None
+    return None if known is None else VARIATIONAL_CLASSES[known].__name__
 
 
 def _name_problems(
@@ -278,7 +309,8 @@ def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
         own = {key: layer[key] for key in _SETTINGS}
         if not isinstance(module, VariationalLayer):
             start = shared.get(id(module.weight), 0.0)
-            module = VARIATIONAL_CLASSES[type(module)].from_dense(module, log_sigma2=start, **own)
+            kind: Any = variational_class(type(module))
+            module = kind.from_dense(module, log_sigma2=start, **own)
         for key, value in own.items():
             setattr(module, key, value)
         shared[id(module.weight)] = module.log_sigma2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from svdcompress.convert import variational_layers
+from svdcompress.convert import PAST_CURE, variational_layers
 from svdcompress.errors import UsageError
 from svdcompress.layers import VariationalLayer, kl_apart
 
@@ -136,6 +137,7 @@ class ELBO(nn.Module):
         self.last_nll: Tensor | None = None
         self.last_kl: Tensor | None = None
         self._checked = False  # whether nll was found to average, or cannot be checked
+        self._heard = False
 
     def set_epoch(self, epoch: float) -> float:
         """Set beta to the schedule's value at an epoch (counted from 0; fractions allowed); returns it."""
@@ -149,6 +151,9 @@ class ELBO(nn.Module):
             raise UsageError(f"nll: returned shape {tuple(nll.shape)}; it must average over the batch and return one number")
         if not self._checked and not torch.compiler.is_compiling():
             self._check_average(nll, args, kwargs)
+        if not self._heard and nll.requires_grad:
+            self._heard = True
+            self._tell_unheard(nll)
         if self.beta == 0:
             self.last_nll, self.last_kl = nll.detach(), None
             return nll
@@ -181,3 +186,37 @@ class ELBO(nn.Module):
                 f"nll: it sums over the batch ({value:.4g}, and {doubled:.4g} for the batch repeated); it must average, as "
                 "with reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
             )
+
+    def _tell_unheard(self, nll: Tensor) -> None:
+        """Warn of layers whose weight the loss depends on, but not its variance: somebody reads the weight past the layer."""
+        if torch.compiler.is_compiling():
+            return
+        heard = _leaves(nll)
+        names = [
+            name
+            for name, layer in variational_layers(self.model)
+            if layer.draws
+            and layer.log_sigma2.requires_grad
+            and id(layer.weight) in heard
+            and id(layer.log_sigma2) not in heard
+        ]
+        if names:
+            warnings.warn(
+                f"weights are read past their layers, where neither noise nor masks are seen: {', '.join(names[:6])}"
+                f"{' ...' if len(names) > 6 else ''}. {PAST_CURE}",
+                stacklevel=4,
+            )
+
+
+def _leaves(tensor: Tensor) -> set[int]:
+    """Ids of the parameters that a result depends on."""
+    found, seen, open_nodes = set(), set(), [tensor.grad_fn]
+    while open_nodes:
+        node: Any = open_nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        open_nodes += [following for following, _ in node.next_functions]
+    return found

@@ -114,10 +114,12 @@ def test_the_plan_is_what_convert_does_and_touches_nothing():
 
 
 def test_reason_not_a_type_we_know():
-    class Own(nn.Linear):
-        """A subclass may do anything in its forward."""
+    class Own(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(size))
 
-    model = nn.Sequential(Own(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    model = nn.Sequential(Own(3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     assert reasons(model)["0"] == "not a type we know: Own"
     assert reasons(model)["1"] == "not a type we know: BatchNorm1d"
     assert type(svdc.convert(model)[0]) is Own

@@ -26,8 +26,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     from dataclasses import asdict
 
     from svdcompress import cost
-    from svdcompress.convert import plan
-    from svdcompress.pipeline import check_model, converted, dense_model
+    from svdcompress.pipeline import check_model, converted, dense_model, planned
     from svdcompress.prune import groups
     from svdcompress.sources import example_inputs, open_data
 
@@ -36,14 +35,16 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
         raise UsageError(f"the experiment {made.experiment.name} makes its models itself; there is nothing to inspect")
     data = open_data(made.data, made.task) if made.data.name else None
     net, _ = dense_model(made)
-    entries = plan(net, made.convert.include, made.convert.exclude)
-    found: dict[str, Any] = {"plan": [asdict(entry) for entry in entries]}
+    inputs = None
     if data is not None:
         inputs = example_inputs(data.train, 2)
         check_model(net, made, data, inputs)
+    entries = planned(net, made, inputs)
+    found: dict[str, Any] = {"plan": [asdict(entry) for entry in entries]}
+    if data is not None:
         found["cost"] = cost.measure(net, inputs).to_dict()
         found["plan"] = _with_costs(found["plan"], cost.by_layer(net, inputs))
-        found["pruning"] = groups(converted(net, made), inputs).to_dict()
+        found["pruning"] = groups(converted(net, made, inputs), inputs).to_dict()
     if json:
         print_json(found)
         return
@@ -53,7 +54,9 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     console.print(f"{size['parameters']:,} parameters{macs}\n", highlight=False)
     console.print(plan_table(entries) if data is None else _layers_table(found["plan"]))
     if data is None:
-        console.print("\nWith --data also: the cost of one example, and which units can be removed.")
+        console.print(
+            "\nWith --data also: the cost of one example, layers whose weight is read past them, and units that can be removed."
+        )
     elif found["pruning"].get("groups"):
         console.print()
         console.print(_groups_table(found["pruning"]["groups"]))
@@ -85,7 +88,7 @@ def _layers_table(plan: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for entry in plan:
-        what = what_is_done(entry["converted"], entry["kind"], entry["reason"])
+        what = what_is_done(entry["converted"], entry["kind"], entry["reason"], entry["note"])
         if entry["converted"] and not entry["ran"]:
             what += "[yellow], but never ran on the example inputs[/]"
         table.add_row(entry["name"], entry["kind"], f"{entry['all_parameters']:,}", f"{entry['macs']:,}", what)

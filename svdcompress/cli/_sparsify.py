@@ -124,14 +124,16 @@ def plan_table(entries: Any) -> Table:
     table.add_column("weights", justify="right", no_wrap=True)
     table.add_column("")
     for entry in entries:
-        what = what_is_done(entry.converted, entry.kind, entry.reason)
+        what = what_is_done(entry.converted, entry.kind, entry.reason, entry.note)
         table.add_row(entry.name, entry.kind, f"{entry.parameters:,}", what)
     return table
 
 
-def what_is_done(converted: bool, kind: str, reason: str) -> str:
+def what_is_done(converted: bool, kind: str, reason: str, note: str = "") -> str:
     """What conversion does with a layer, in a word and a colour."""
-    return "[green]converted[/]" if converted else f"[dim]left: {escape(reason.removesuffix(f': {kind}'))}[/]"
+    if converted:
+        return f"[green]converted[/], {escape(note)}" if note else "[green]converted[/]"
+    return f"[dim]left: {escape(reason.removesuffix(f': {kind}'))}[/]"
 
 
 def _minutes(seconds: float) -> str:

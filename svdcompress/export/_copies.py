@@ -6,10 +6,13 @@ import copy
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 
+from svdcompress.convert import PAST_CURE, variational_layers, watch
 from svdcompress.errors import ExportError
 from svdcompress.layers import VariationalLayer, stochastic_layers
+from svdcompress.sources import map_tensors
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
@@ -33,3 +36,24 @@ def eval_copy(model: nn.Module) -> nn.Module:
         if isinstance(module, VariationalLayer):
             module.variance_dtype = "float32"
     return twin.cpu().float().eval().requires_grad_(False)
+
+
+def unmask_past(reference: nn.Module, example_inputs: Any) -> None:
+    """Give up the masks of layers whose weight is read past them, which the model computes without, in place; warns of them.
+
+    reference: an `eval_copy`. Raises ExportError where such a layer runs itself too: it then has two weights.
+    """
+    layers = [(name, layer) for name, layer in variational_layers(reference) if not bool(layer.relevant().all())]
+    inputs = map_tensors(example_inputs, lambda t: t.detach().cpu().float() if t.is_floating_point() else t.cpu())
+    try:
+        reads = watch(reference, inputs, layers)
+    except Exception:  # a model that does not run on its inputs is told of elsewhere
+        return
+    for name in reads.past:
+        if name in reads.ran:
+            raise ExportError(f"{name}: {reads.reason(name)}, but it runs itself too, with its mask. {PAST_CURE}")
+        layer: Any = reference.get_submodule(name)
+        layer.mask = torch.ones_like(layer.weight, dtype=torch.bool)
+    if reads.past:
+        told = "; ".join(f"{name}: {reads.reason(name)}" for name in list(reads.past)[:4]) + " ..." * (len(reads.past) > 4)
+        warnings.warn(f"the file has all weights of layers whose masks do nothing: {told}. {PAST_CURE}", stacklevel=3)

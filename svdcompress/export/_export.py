@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from svdcompress.errors import UsageError
-from svdcompress.export._copies import eval_copy
+from svdcompress.export._copies import eval_copy, unmask_past
 from svdcompress.export._deterministic import Deterministic, compare
 from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode
@@ -112,6 +112,7 @@ def export_onnx(
     path = Path(path)
     _check_options(monte_carlo, task, noise, tau, parts, opset)
     reference = eval_copy(model)
+    unmask_past(reference, example_inputs)
     signature = Signature(reference, example_inputs)
     options = Options(task, noise, tau, dim, parts)
     work = MonteCarlo(reference, signature, options) if monte_carlo else Deterministic(reference, signature)
@@ -132,6 +133,7 @@ def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> flo
     Raises ExportError beyond the tolerance, for a file that onnxruntime cannot load, or with other inputs than the model's.
     """
     reference = eval_copy(model)
+    unmask_past(reference, example_inputs)
     return max(compare(Path(path), reference, Signature(reference, example_inputs)).values())
 
 

@@ -117,7 +117,9 @@ class Draw(torch.autograd.Function):
             slope = half.to(dtype).div_(spread)
         ctx.save_for_backward(x, weight, log_sigma2, keep, slope)
         ctx.map = map
-        return output
+        return (
+            output.detach()
+        )  # F.linear returns views of some inputs, and what a function returns as one takes no changes in place
 
     @staticmethod
     @once_differentiable

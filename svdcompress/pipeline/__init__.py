@@ -1,7 +1,7 @@
 """A run from its recipe to its folder: the stages in order, and where to go on after a stop."""
 
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._convert import converted, final_beta, make_schedule
+from svdcompress.pipeline._convert import converted, final_beta, make_schedule, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
@@ -27,6 +27,7 @@ __all__ = [
     "free_folder",
     "make_schedule",
     "open_run",
+    "planned",
     "prepare",
     "run",
     "stored_recipe",

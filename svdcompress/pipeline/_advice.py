@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from svdcompress.pipeline._convert import LARGE, PUSH, final_beta, sizes
@@ -12,12 +14,12 @@ HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
 
 
-def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1) -> list[str]:
-    """Warnings, one line each; model: the dense one. examples: N, the number of training examples."""
-    weights, total = sizes(recipe, model)
+def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, inputs: Any = None) -> list[str]:
+    """Warnings, one line each; model: the dense one. examples: N, the number of training examples. inputs: some of them."""
+    weights, total = sizes(recipe, model, inputs)
     train, beta = recipe.train, recipe.train.beta
     lines = []
-    final = final_beta(recipe, model, examples)
+    final = final_beta(recipe, model, examples, inputs)
     if beta.final != "auto" and final * weights / examples >= (HARD_LARGE if total >= LARGE else HARD):
         better = "0.05 to 0.2" if total >= LARGE else f"{PUSH * examples / weights:.2g}"
         lines.append(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.convert import convert, plan
+from svdcompress.convert import PlanEntry, convert, plan
 from svdcompress.errors import PruneError
 from svdcompress.layers import parse_threshold
 from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
@@ -22,15 +22,26 @@ CONSTANT_BATCH = 256
 """Examples whose outputs are compared to see that a model still tells them apart."""
 
 
-def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """A model converted as the recipe says, in place: first the layers that rules name, then the rest."""
+def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module:
+    """A model converted as the recipe says, in place: first the layers that rules name, then the rest.
+
+    inputs: examples for one forward pass, by which layers are found whose weight is read past them (see `convert`).
+    """
     settings = recipe.convert
     base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "threshold")}
-    for_all = {"exclude": settings.exclude, "variance_dtype": settings.variance_dtype}
+    for_all: dict[str, Any] = {name: getattr(settings, name) for name in ("exclude", "variance_dtype", "derived")}
+    for_all["example_inputs"] = inputs
     for rule in settings.layers:
         own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
         convert(model, include=rule.patterns, **own, **for_all)
     return convert(model, include=settings.include, **base, **for_all)
+
+
+def planned(model: nn.Module, recipe: Recipe, inputs: Any = None, include: list[str] | None = None) -> list[PlanEntry]:
+    """What `converted` would do with each layer of a dense model; include: other patterns than the recipe's."""
+    settings = recipe.convert
+    patterns = settings.include if include is None else include
+    return plan(model, patterns, settings.exclude, derived=settings.derived, example_inputs=inputs)
 
 
 LARGE = 5_000_000
@@ -43,18 +54,21 @@ PUSH = 10.0
 """beta * weights / N of "auto", about that of settings which worked: digits 11, LeNet-300-100 on MNIST 22 to 43."""
 
 
-def final_beta(recipe: Recipe, model: nn.Module, examples: int) -> float:
-    """The weight that the KL ends with, in numbers where the recipe says auto; model: dense or converted, N examples."""
+def final_beta(recipe: Recipe, model: nn.Module, examples: int, inputs: Any = None) -> float:
+    """The weight that the KL ends with, in numbers where the recipe says auto; model: dense or converted, N examples.
+
+    inputs: as for `converted`.
+    """
     final = recipe.train.beta.final
     if final != "auto":
         return final
-    weights, total = sizes(recipe, model)
+    weights, total = sizes(recipe, model, inputs)
     return min(LARGE_BETA if total >= LARGE else 1.0, float(f"{PUSH * examples / max(weights, 1):.2g}"))
 
 
-def sizes(recipe: Recipe, model: nn.Module) -> tuple[int, int]:
-    """Weights to be converted, and parameters of the dense model."""
-    entries = plan(model, recipe.convert.include, recipe.convert.exclude)
+def sizes(recipe: Recipe, model: nn.Module, inputs: Any = None) -> tuple[int, int]:
+    """Weights to be converted, and parameters of the dense model; inputs: as for `converted`."""
+    entries = planned(model, recipe, inputs)
     return sum(e.parameters for e in entries if e.converted), sum(p.numel() for p in model.parameters())
 
 

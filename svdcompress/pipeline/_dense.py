@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.convert import plan
 from svdcompress.errors import ModelError, nearest
+from svdcompress.pipeline._convert import planned
 from svdcompress.pipeline._loss import check_loss
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, arrives_trained, call, check_labels, load_weights, main_output, make_model
@@ -44,12 +44,15 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}") from error
     if data.task == "classification" and main.dim() == 2:
         check_labels(data, main.shape[1])
-    check_patterns(model, recipe)  # after a call: lazy layers have their shapes
+    check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
     check_loss(model, recipe, data, inputs, output)
 
 
-def check_patterns(model: nn.Module, recipe: Recipe) -> None:
-    """Raises ModelError, naming the field, for a pattern that matches no module, and where nothing would be converted."""
+def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None:
+    """Raises ModelError, naming the field, for a pattern that matches no module, and where nothing would be converted.
+
+    inputs: the first few training examples, of a model that runs on them.
+    """
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     settings = recipe.convert
     fields = {"convert.include": settings.include, "convert.exclude": settings.exclude, "prune.protect": recipe.prune.protect}
@@ -61,12 +64,12 @@ def check_patterns(model: nn.Module, recipe: Recipe) -> None:
                 hint = f"did you mean {close}?" if close else f"there are {', '.join([n for n in names if n][:12])} ..."
                 raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; {hint}")
     for field, patterns in rules.items():
-        entries = plan(model, patterns, settings.exclude)
+        entries = planned(model, recipe, inputs, patterns)
         if not any(entry.converted for entry in entries):
             left = [f"{e.name}: {e.reason}" for e in entries if any(fnmatchcase(e.name, pattern) for pattern in patterns)]
             why = "; ".join(left[:4]) or "it has no weights"
             raise ModelError(f"{field}: no layer that {', '.join(patterns)} matches is converted ({why})")
-    entries = plan(model, settings.include, settings.exclude)
+    entries = planned(model, recipe, inputs)
     if not rules and not any(entry.converted or entry.reason == "already converted" for entry in entries):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in entries[:8]) or "it has no layers"
         raise ModelError(f"convert: nothing to convert in {type(model).__name__} ({reasons})")

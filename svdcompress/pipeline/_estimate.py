@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.convert import PlanEntry, plan, variational_layers
+from svdcompress.convert import PlanEntry, variational_layers
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._convert import converted, final_beta
+from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import call, example_inputs, make_loss, open_data
@@ -49,10 +49,11 @@ def estimate(recipe: Recipe) -> Estimate:
     data = open_data(recipe.data, recipe.task)
     place = find_place(recipe.device)
     dense, trained = dense_model(recipe)
-    check_model(dense, recipe, data, example_inputs(data.train, 2))
-    entries = plan(dense, recipe.convert.include, recipe.convert.exclude)
-    warned = [*data.warnings, *advice(recipe, dense, len(data.train))]
-    model = converted(copy.deepcopy(dense), recipe)
+    inputs = example_inputs(data.train, 2)
+    check_model(dense, recipe, data, inputs)
+    entries = planned(dense, recipe, inputs)
+    warned = [*data.warnings, *advice(recipe, dense, len(data.train), inputs=inputs)]
+    model = converted(copy.deepcopy(dense), recipe, inputs)
     seconds = {}
     loss = make_loss(recipe.loss)
     if not trained:
@@ -69,7 +70,7 @@ def estimate(recipe: Recipe) -> Estimate:
         seconds=seconds,
         memory=_state_bytes(model, recipe.train),
         device=str(place.device),
-        beta=final_beta(recipe, dense, len(data.train)),
+        beta=final_beta(recipe, dense, len(data.train), inputs),
         warnings=warned,
     )
 

@@ -96,8 +96,8 @@ class Stages:
         recipe = self.recipe
         self.dense, trained = dense_model(recipe)
         check_model(self.dense, recipe, self.data, self.inputs)
-        self.beta = final_beta(recipe, self.dense, len(self.data.train))
-        for line in [*self.data.warnings, *advice(recipe, self.dense, len(self.data.train), self.place.world)]:
+        self.beta = final_beta(recipe, self.dense, len(self.data.train), self.inputs)
+        for line in [*self.data.warnings, *advice(recipe, self.dense, len(self.data.train), self.place.world, self.inputs)]:
             self._warn(line)
         if not trained:
             self.history += self._fit(self.dense, "dense", recipe.dense, tau=1.0).history
@@ -115,7 +115,7 @@ class Stages:
         self.say(f"[yellow]warning:[/] {escape(line)}")
 
     def _convert(self) -> None:
-        self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe)
+        self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe, self.inputs)
         self.shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(self.model)}
 
     def _train(self) -> None:

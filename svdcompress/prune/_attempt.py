@@ -37,10 +37,11 @@ class Attempt:
         seconds: float,
         round_to: int,
         report: PruneReport,
+        training: Any = None,
     ) -> None:
         self.model, self.masks, self.plain, self.inputs = model, masks, plain, inputs
         self.deadline = time.thread_time() + seconds
-        self.round_to, self.report = round_to, report
+        self.round_to, self.report, self.training = round_to, report, training
         self.low = is_low(model) and not is_low(plain)
         self.modes = ["names", "heads", "every", "none"]
         self.failed: dict[int, str] = {}  # group -> why
@@ -52,7 +53,8 @@ class Attempt:
         if analysis is None:
             return self._finish(None, None, "none")
         roots = group_roots(analysis)
-        judge = Judge(self.plain, self.inputs, first_tensor(self.inputs).shape[0]) if verify else None
+        batch = first_tensor(self.inputs).shape[0]
+        judge = Judge(self.plain, self.inputs, batch, self.training) if verify else None
         everything = self.good = list(range(len(roots)))
         choice = self._choice(analysis, roots, everything)
         small = self._finish(analysis, choice, self.modes[0])

@@ -53,7 +53,7 @@ class Analysis:
         self.trace, self.foldable, self.watch = trace, foldable, watch
         units = trace.units
         self.count = units.count
-        self.consumers = _consumers(trace.uses, foldable)
+        self.consumers = _consumers(trace.uses + trace.branches, foldable)
         edges = list(units.edges)
         self.root = components(self.count, edges)
         for _ in range(8):
@@ -83,7 +83,7 @@ class Analysis:
         for use, other in zip(self.trace.uses, others, strict=True):
             use.values = torch.cat([use.values, other.values], 1)
             use.reached = use.reached | other.reached
-        self.consumers = _consumers(self.trace.uses, self.foldable)
+        self.consumers = _consumers(self.trace.uses + self.trace.branches, self.foldable)
 
     def _couple_views(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Units in a tensor of several dimensions go together so that whole indices of one dimension go."""

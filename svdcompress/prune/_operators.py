@@ -10,6 +10,7 @@ from torch import Tensor
 from svdcompress.prune._maps import MAPS
 from svdcompress.prune._moves import MOVES
 from svdcompress.prune._pointwise import POINTWISE, pointwise
+from svdcompress.prune._random import RANDOM
 from svdcompress.prune._shadow import Shadow, flat
 from svdcompress.prune._trace import Trace, tensors_in
 from svdcompress.prune._unit_costs import count_macs
@@ -24,7 +25,7 @@ def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None
     name = base_name(func)
     mutable = func._schema.is_mutable
     before = trace.of(args[0]) if mutable and args and isinstance(args[0], Tensor) else None
-    handler = MAPS.get(name) or MOVES.get(name)
+    handler = MAPS.get(name) or MOVES.get(name) or RANDOM.get(name)
     if handler is None and (torch.Tag.pointwise in func.tags or name in POINTWISE):
         handler = pointwise
     if mutable and (before is None or kwargs.get("out") is not None):

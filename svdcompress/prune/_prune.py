@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
+from svdcompress.convert import as_it_was, variational_layers
 from svdcompress.errors import PruneError, UsageError
 from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer
 from svdcompress.prune._attempt import Attempt
 from svdcompress.prune._choice import Analysis
 from svdcompress.prune._copies import is_low, plain_copy, torn
 from svdcompress.prune._groups import tell_groups
+from svdcompress.prune._look import look
 from svdcompress.prune._report import PruneReport
 from svdcompress.prune._surgery import foldable
 from svdcompress.prune._trace import OutOfTime, Trace
@@ -68,10 +69,16 @@ def prune(
     held = relevance(model, threshold) if masks is None else as_masks(model, masks)
     _known(model, protect)
     plain, inputs = _prepared(model, held, example_inputs)
-    report = PruneReport(round_to=round_to)
+    seen = look(plain, inputs, list(held))
+    if seen.past:  # the masked model computes with all of these weights, whatever their masks say
+        held = as_masks(model, {name: torch.ones_like(mask) if name in seen.past else mask for name, mask in held.items()})
+        plain, inputs = _prepared(model, held, example_inputs)
+    report = PruneReport(round_to=round_to, notes=seen.notes)
     left = time_budget - (time.thread_time() - begun)
-    attempt = Attempt(model, held, plain, inputs, left, round_to, report)
-    analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report, left)
+    attempt = Attempt(model, held, plain, inputs, left, round_to, report, seen.training)
+    analysis = None
+    if not seen.torn:  # else no dense model computes what the masked one does
+        analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report, left, seen.training)
     small = attempt.result(analysis, verify)
     if round_to == 1 or analysis is None:
         report.parameters_unrounded = report.parameters_after
@@ -92,8 +99,9 @@ def groups(
     everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     held = as_masks(model, masks) if masks is not None else everything
     plain, inputs = _prepared(model, held, example_inputs)
-    report = PruneReport()
-    analysis = _analyse(plain, model, held, inputs, protect, False, report)
+    seen = look(plain, inputs, [name for name, _ in variational_layers(model)])
+    report = PruneReport(notes=seen.notes)
+    analysis = _analyse(plain, model, held, inputs, protect, False, report, training=seen.training)
     if analysis is not None:
         report.groups = tell_groups(analysis, analysis.choose(), {})
     report.seconds = time.perf_counter() - start
@@ -104,7 +112,18 @@ def analyse(model: nn.Module, example_inputs: Any) -> Analysis | None:
     """The units of a model as it stands, all weights taken as alive; None where its graph cannot be followed."""
     everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     plain, inputs = _prepared(model, everything, example_inputs)
-    return _analyse(plain, model, everything, inputs, (), False, PruneReport())
+    training = look(plain, inputs).training
+    return _analyse(plain, model, everything, inputs, (), False, PruneReport(), training=training)
+
+
+def _with_branches(trace: Trace, trained: Callable[[], Trace], report: PruneReport) -> None:
+    try:
+        trace.absorb(trained())
+    except OutOfTime:
+        raise
+    except Exception as error:  # what then no longer runs in train() is told when it is tried
+        what = f"{type(error).__name__}: {error}"
+        report.notes.append(f"branches that run only in training could not be followed ({what}): what they read may stay")
 
 
 def _known(model: nn.Module, protect: Sequence[str]) -> None:
@@ -163,8 +182,12 @@ def _analyse(
     remove_inputs: bool,
     report: PruneReport,
     seconds: float = 60.0,
+    training: Any = None,
 ) -> Analysis | None:
-    """Trace the plain model; None, with a note, where that fails or takes longer than `seconds`."""
+    """Trace the plain model; None, with a note, where that fails or takes longer than `seconds`.
+
+    training: inputs for a trace in `train()` too, whose branches then count as well (None: there are none).
+    """
     alive = {f"{name}.weight" if name else "weight": mask.cpu() for name, mask in masks.items()}
     noisy: dict[str, Tensor] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -181,8 +204,16 @@ def _analyse(
         trace.run(case, remove_inputs)
         return trace
 
+    def trained() -> Trace:
+        with as_it_was(plain, True):
+            return watch(training)
+
     try:
-        analysis = Analysis(watch(inputs), lambda use: foldable(plain, use), watch)
+        trace = watch(inputs)
+        if training is not None:
+            _with_branches(trace, trained, report)
+        trace.leave_idle()
+        analysis = Analysis(trace, lambda use: foldable(plain, use), watch)
     except OutOfTime:
         report.notes.append(f"left masked: its graph was not followed within the time budget ({seconds:.0f} s)")
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.convert import as_it_was
 from svdcompress.prune._copies import dense_copy
 from svdcompress.prune._trace import tensors_in
 from svdcompress.sources import call, first_tensor, map_tensors
@@ -118,10 +119,11 @@ class Judge:
     """Compares models with a reference on fresh inputs, on two batch sizes and on another size of what is not the batch.
 
     cases: inputs on which the reference runs, and what it says; the examples where it runs on nothing else.
+    training: inputs on which models have to run in `train()` too, as where branches run only there; None: they need not.
     """
 
-    def __init__(self, reference: nn.Module, inputs: Any, batch: int) -> None:
-        self.reference = reference
+    def __init__(self, reference: nn.Module, inputs: Any, batch: int, training: Any = None) -> None:
+        self.reference, self.training = reference, training
         self.cases: list[tuple[Any, list[Tensor]]] = []
         with evaluating(reference):
             for seed, size in enumerate((1, 3) if batch == 2 else (max(batch, 1), batch + 1)):
@@ -163,6 +165,9 @@ class Judge:
         tolerance: as a share of the outputs' size. Raises what the model raises.
         """
         self.worst = share = 0.0
+        if self.training is not None:
+            with as_it_was(model, True), torch.no_grad():
+                call(model, self.feed(self.training))
         with evaluating(model):
             for case, expected in self.cases:
                 absolute, relative = difference(_outputs(model, self.feed(case)), expected)

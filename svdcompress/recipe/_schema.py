@@ -213,6 +213,8 @@ class ConvertSection(Section):
     log_sigma2: float = -10.0
     threshold: Threshold = 3.0
     variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # in which the variances are computed
+    # Weights computed in each forward (weight_norm, weight-standardised convolutions): fold computes them once, exact in eval
+    derived: Literal["keep", "fold"] = "keep"
     layers: list[LayerRule] = []  # the first rule that matches a layer counts
 
 

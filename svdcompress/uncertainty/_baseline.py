@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from svdcompress.convert import convert_dropout
-from svdcompress.layers import DROPOUT_CLASSES, VARIATIONAL_CLASSES, BernoulliDropout
+from svdcompress.layers import DROPOUT_CLASSES, BernoulliDropout, variational_class
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
@@ -29,7 +29,7 @@ def dropout_baseline(dense: nn.Module, nll: Callable[[nn.Module], float]) -> tup
 
 def _with_dropout(dense: nn.Module, rate: float) -> nn.Module:
     model = copy.deepcopy(dense)
-    layers = [module for module in model.modules() if type(module) in VARIATIONAL_CLASSES]
+    layers = [module for module in model.modules() if variational_class(type(module))]
     for layer in layers[1:] or layers:
         # A submodule and a hook, so that whoever reads the layer's weights still finds the layer.
         layer.add_module("mc_dropout", BernoulliDropout(rate).train(layer.training))

@@ -127,6 +127,21 @@ def test_inspect_says_what_is_converted_and_why_the_rest_is_not(place):
     assert "can go" in text and "stays: output of the model" in text and "MACs each" in text
 
 
+def test_inspect_finds_weights_read_past_their_layer_and_names_the_option_for_derived_ones(place):
+    (place / "odd.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.nn.utils.parametrizations import weight_norm\n\n\n"
+        "class Odd(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b, self.c = weight_norm(nn.Linear(4, 5)), nn.Linear(5, 5), nn.Linear(5, 3)\n\n"
+        "    def forward(self, x):\n        return self.c(torch.relu(self.a(x)) @ self.b.weight)\n"
+    )
+    args = ("inspect", "--model", "./odd.py:Odd", "--data", "npz:data.npz")
+    plan = {entry["name"]: entry for entry in json.loads(svdc(*args, "--json").stdout)["plan"]}
+    assert "its weight is read past it" in plan["b"]["reason"] and "convert.derived: fold" in plan["a"]["reason"]
+    assert plan["c"]["converted"]
+    text = svdc(*args, "--set", "convert.derived=fold").stdout
+    assert "converted, made plain first: its weight comes from WeightNorm" in text and "read past it" in text
+
+
 def test_inspect_takes_a_model_alone(place):
     text = svdc("inspect", "--model", "./model.py:make").stdout
     assert f"{4 * 8 + 8 + 8 * 3 + 3} parameters" in text

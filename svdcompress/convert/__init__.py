@@ -1,0 +1,32 @@
+"""Dense layers to variational ones and back; the plan of what is touched and why; what a pass through a model tells of it."""
+
+from svdcompress.convert._convert import (
+    convert,
+    convert_dropout,
+    fold_derived_weights,
+    leave_fused_paths,
+    to_dense,
+    variational_layers,
+)
+from svdcompress.convert._derived import all_or_nothing, fold_like, folded
+from svdcompress.convert._plan import DERIVED, PlanEntry, plan
+from svdcompress.convert._reads import PAST_CURE, Reads, as_it_was, watch
+
+__all__ = [
+    "DERIVED",
+    "PAST_CURE",
+    "PlanEntry",
+    "Reads",
+    "all_or_nothing",
+    "as_it_was",
+    "convert",
+    "convert_dropout",
+    "fold_derived_weights",
+    "fold_like",
+    "folded",
+    "leave_fused_paths",
+    "plan",
+    "to_dense",
+    "variational_layers",
+    "watch",
+]

@@ -1,0 +1,140 @@
+"""Dense layers to variational ones and back, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from svdcompress.convert._derived import MARK, fold_all
+from svdcompress.convert._plan import entries
+from svdcompress.errors import ModelError
+from svdcompress.layers import (
+    DEFAULT_LOG_SIGMA2,
+    DEFAULT_THRESHOLD,
+    DROPOUT_CLASSES,
+    BernoulliDropout,
+    GaussianDropout,
+    Share,
+    Threshold,
+    VariationalLayer,
+    check_prior,
+    check_variance_dtype,
+    parse_share,
+    parse_threshold,
+    variational_class,
+)
+
+
+def convert(
+    model: nn.Module,
+    *,
+    prior: str = "ard",
+    share: Share = "weight",
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    log_sigma2: float = DEFAULT_LOG_SIGMA2,
+    threshold: Threshold = DEFAULT_THRESHOLD,
+    variance_dtype: str = "auto",
+    derived: str = "keep",
+    example_inputs: Any = None,
+) -> nn.Module:
+    """Turn Linear and convolution layers into variational ones, in place; returns the model.
+
+    Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
+    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied.
+
+    prior: "ard" (Kharitonov et al. 2018) or "log-uniform" (Molchanov et al. 2017).
+    share: who shares a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
+    include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
+        `exclude` matches it (any of its names, where a module has several).
+    log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
+    threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
+    variance_dtype: precision of the variances' computation: "float32", "bfloat16", or "auto" for bfloat16 where the chip is
+        fast at it and the layer large enough to gain.
+    derived: what to do with layers whose weight is computed from other tensors in each forward (weight_norm, spectral_norm,
+        torch.nn.utils.prune, weight-standardised convolutions): "keep" leaves them as they are; "fold" computes the weight
+        once, as in `eval()`, and makes plain layers of them first, with new parameters.
+    example_inputs: inputs for one pass in `eval()` (a tensor, a tuple of positional inputs or a dict of keyword inputs), by
+        which layers are found whose weight other code reads past them (`F.linear(x, self.fc.weight)`); they are left dense,
+        since neither masks nor noise would be seen there. Without it they are converted; `ELBO` and `prune` say so later.
+
+    `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
+    convert, for an unknown prior or share, or if the model cannot run on the example inputs; the model is then as it was.
+    """
+    check_prior(prior)
+    check_variance_dtype(variance_dtype)
+    share, threshold = parse_share(share), parse_threshold(threshold)
+    found = entries(model, include, exclude, derived, example_inputs)
+    chosen: list[Any] = [module for entry, module in found if entry.converted]
+    if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
+        reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in found[:8]) or "it has no layers"
+        raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
+    settings: dict[str, Any] = {"prior": prior, "share": share, "threshold": threshold, "variance_dtype": variance_dtype}
+    # One log_sigma2 for each weight, so that tied weights keep one posterior.
+    shared: dict[int, Any] = {id(layer.weight): layer.log_sigma2 for _, layer in variational_layers(model)}
+    fold_all(module for entry, module in found if entry.converted and entry.note)
+    for module in chosen:
+        start = shared.get(id(module.weight), log_sigma2)
+        kind: Any = variational_class(type(module))
+        layer = kind.from_dense(module, log_sigma2=start, **settings)
+        shared[id(layer.weight)] = layer.log_sigma2
+    leave_fused_paths(model)
+    return model
+
+
+def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> dict[str, str]:
+    """Make plain layers of those whose weight is computed from other tensors in each forward, in place, without converting
+    anything; exact in `eval()`. Returns {name: what it was}.
+
+    include, exclude: as for `convert`, whose `derived="fold"` does this to the layers that it converts.
+    Raises ModelError if a pattern matches no module; the model is then as it was.
+    """
+    found = [(entry.name, module) for entry, module in entries(model, include, exclude, "fold", None) if entry.note]
+    fold_all(module for _, module in found)
+    return {name: vars(module)[MARK] for name, module in found}
+
+
+def to_dense(model: nn.Module) -> nn.Module:
+    """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0."""
+    layers = [layer for _, layer in variational_layers(model)]
+    for layer, keep in [(layer, layer.relevant()) for layer in layers]:
+        layer.mask = keep  # decided for all before any weight changes: tied layers would see each other's zeros
+        layer.to_dense()
+    return model
+
+
+def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = False) -> nn.Module:
+    """Turn torch's dropout layers into MC-dropout ones that obey `sampling`, in place; returns the model.
+
+    p: a rate for all of them (None: each keeps its own). gaussian: multiplicative Gaussian noise of the same variance.
+    Raises ModelError if the model has no dropout layer.
+    """
+    kind = GaussianDropout if gaussian else BernoulliDropout
+    made: dict[nn.Module, nn.Module] = {}  # one object under several names stays one
+    for parent in list(model.modules()):
+        child: Any
+        for name, child in list(parent._modules.items()):  # named_children would give each object once only
+            if type(child) in DROPOUT_CLASSES:
+                if child not in made:
+                    layer = kind(child.p if p is None else p, channels=DROPOUT_CLASSES[type(child)])
+                    made[child] = layer.train(child.training)
+                setattr(parent, name, made[child])
+    if not made:
+        raise ModelError(f"{type(model).__name__} has no dropout layer (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d)")
+    return model
+
+
+def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer]]:
+    """Name and layer of each variational layer, each object once."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))
+
+
+def leave_fused_paths(model: nn.Module) -> None:
+    """Keep torch's transformer encoder from its fused inference path, which reads the weights past our layers."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False

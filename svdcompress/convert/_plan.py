@@ -1,0 +1,197 @@
+"""The plan of a conversion: which layers become variational, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+
+from svdcompress.convert._derived import derivation
+from svdcompress.convert._reads import read_past
+from svdcompress.errors import ModelError
+from svdcompress.layers import VariationalLayer, changes, clashes, known_class, register_loaded, variational_class
+
+DERIVED = ("keep", "fold")
+"""What is done with layers whose weight is computed in each forward: left as they are, or made plain ones."""
+
+
+FOLD = "derived='fold' (convert.derived: fold) computes it once and makes a plain layer of it, exact in eval()"
+
+
+@dataclass(frozen=True)
+class PlanEntry:
+    """What conversion does with one module.
+
+    name: its dotted name. kind: its class. converted: whether it is touched. reason: why not ("" if it is).
+    parameters: numbers in its weight (0 where it has none). note: what is done to it before it is converted ("": nothing).
+    """
+
+    name: str
+    kind: str
+    converted: bool
+    reason: str
+    parameters: int
+    note: str = ""
+
+
+def plan(
+    model: nn.Module,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    *,
+    derived: str = "keep",
+    example_inputs: Any = None,
+) -> list[PlanEntry]:
+    """What `convert` would do with each module that has parameters of its own, in the model's order.
+
+    Arguments as those of `convert`; the model is left as it was. Raises ModelError for a pattern that matches no module, and
+    if the model cannot run on the example inputs.
+    """
+    return [entry for entry, _ in entries(model, include, exclude, derived, example_inputs)]
+
+
+def entries(
+    model: nn.Module, include: str | Sequence[str], exclude: str | Sequence[str], derived: str, example_inputs: Any
+) -> list[tuple[PlanEntry, nn.Module]]:
+    """The plan, each entry with its module."""
+    if derived not in DERIVED:
+        raise ModelError(f"derived: unknown {derived!r}; use one of {', '.join(DERIVED)}")
+    register_loaded()
+    aliases: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        aliases.setdefault(module, []).append(name)
+    rules = _Rules(model, _patterns(include), _patterns(exclude), derived)
+    reasons = {module: rules.why_not(names, module) for module, names in aliases.items() if _own_parameters(module)}
+    chosen = {module for module, reason in reasons.items() if not reason}
+    if example_inputs is not None and chosen:
+        reads = read_past(model, example_inputs, [(aliases[module][0], module) for module in chosen])
+        past = {module: reads.reason(aliases[module][0]) for module in chosen if aliases[module][0] in reads.past}
+        reasons.update(past)
+        chosen -= set(past)
+    reasons.update(_broken_ties(model, chosen, rules.folded))
+    found = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module in reasons:
+            reason = reasons[module]
+            if name != aliases[module][0]:
+                reason = f"shared with another module: it is {aliases[module][0]!r} too"
+            note = f"made plain first: its weight comes from {rules.folded[module]}" if module in rules.folded else ""
+            entry = PlanEntry(name, type(module).__name__, not reason, reason, _numbers(module), "" if reason else note)
+            found.append((entry, module))
+    return found
+
+
+def _patterns(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _own_parameters(module: nn.Module) -> int:
+    own = sum(1 for _ in module.parameters(recurse=False))
+    return own + parametrize.is_parametrized(module)
+
+
+def _numbers(module: nn.Module) -> int:
+    """Numbers in a module's weight; one that is parametrised is not computed for that."""
+    if parametrize.is_parametrized(module, "weight"):
+        parts: Any = module.parametrizations
+        return max((tensor.numel() for tensor in parts.weight.parameters(recurse=False)), default=0)
+    weight = getattr(module, "weight", None)
+    return weight.numel() if isinstance(weight, Tensor) and not isinstance(weight, UninitializedParameter) else 0
+
+
+def _broken_ties(model: nn.Module, chosen: set[nn.Module], folded: Container[nn.Module]) -> dict[nn.Module, str]:
+    """Chosen modules whose weight is also that of a module which stays as it is, with the reason to leave them alone.
+
+    The other module would read the weight without its mask, and its noise would be missing. A weight that is to be made plain
+    may belong to nobody else at all.
+    """
+    owners: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append((name, module))
+    reasons = {}
+    for module in chosen:
+        if module in folded:
+            own = set(module.modules())
+            others = [name for p in module.parameters() for name, owner in owners[id(p)] if owner not in own]
+            if others:
+                reasons[module] = f"shared with another module: its weight is derived from a tensor of {others[0]!r}"
+            continue
+        weight: Any = module.weight
+        for other, owner in owners[id(weight)]:
+            same = owner.dense_class if isinstance(owner, VariationalLayer) else type(owner) if owner in chosen else None
+            if same is not type(module) or owner in folded:
+                reasons[module] = f"shared with another module: its weight is also that of {other!r}, which stays dense"
+    return reasons
+
+
+class _Rules:
+    """Why a module is skipped, by its own nature and names. folded: {module: how its weight is derived} of those that are to
+    be made plain, if they are converted at all."""
+
+    def __init__(self, model: nn.Module, include: list[str], exclude: list[str], derived: str) -> None:
+        self.include, self.exclude, self.fold = include, exclude, derived == "fold"
+        self.folded: dict[nn.Module, str] = {}
+        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        for field, patterns in (("include", include), ("exclude", exclude)):
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    known = ", ".join([n for n in names if n][:12])
+                    raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; there are {known} ...")
+        self.attention = tuple(n for n, module in model.named_modules() if isinstance(module, nn.MultiheadAttention))
+
+    def why_not(self, names: list[str], module: nn.Module) -> str:
+        """The reason; "" if it is to be converted."""
+        if isinstance(module, VariationalLayer):
+            return "already converted"
+        inside = next((p for p in self.attention for n in names if n != p and n.startswith(f"{p}." if p else "")), None)
+        if inside is not None:
+            return f"inside MultiheadAttention {inside!r}, which reads its weights past its layers"
+        if isinstance(module, LazyModuleMixin):
+            return "lazy: run the model once first"
+        if isinstance(module, parametrize.ParametrizationList):
+            return f"the tensors that the weight of a parametrised layer comes from: {type(module).__name__}"
+        reason = self._nature(module) or self._excluded(names)
+        if reason:
+            self.folded.pop(module, None)
+        return reason
+
+    def _nature(self, module: nn.Module) -> str:
+        """Why the layer itself is none to convert; notes those that have to be made plain first."""
+        how = derivation(module)
+        if how:
+            self.folded[module] = how
+        if parametrize.is_parametrized(module):
+            if self.fold and how:
+                return ""
+            return f"parametrised (torch.nn.utils.parametrize): {FOLD if how else 'remove the parametrisation first'}"
+        if "weight_g" in module._parameters or "weight_orig" in module._parameters:
+            if self.fold and how:
+                return ""
+            return f"weight-normed or pruned by torch.nn.utils hooks: {FOLD if how else 'remove them first'}"
+        if how:
+            return "" if self.fold else f"its forward computes the weight that it uses: {FOLD}"
+        kind = type(module)
+        known = known_class(kind)
+        if known is not None and (own := changes(kind)):
+            return f"a {known.__name__} with {' and '.join(own)} of its own: {kind.__name__}"
+        if known is not None and (taken := clashes(module)):
+            return f"has {' and '.join(taken)} of its own, which a variational layer needs for itself: {kind.__name__}"
+        if known is None or variational_class(kind) is None:
+            return f"not a type we know: {kind.__name__}"
+        if "forward" in vars(module):
+            return "its forward was replaced on the object itself, where nothing else would be called"
+        return ""
+
+    def _excluded(self, names: list[str]) -> str:
+        if not any(fnmatchcase(name, pattern) for pattern in self.include for name in names):
+            return "excluded: no include pattern matches"
+        if any(fnmatchcase(name, pattern) for pattern in self.exclude for name in names):
+            return "excluded"
+        return ""

@@ -1,0 +1,54 @@
+"""What two plain passes tell before a graph is followed: weights read past their layers, branches of `train()` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from svdcompress.convert import PAST_CURE, watch
+from svdcompress.prune._verify import resized
+from svdcompress.sources import first_tensor
+
+
+@dataclass
+class Look:
+    """What was seen.
+
+    past: {converted layer: why its mask does nothing} of layers whose weight is read past them, and that never run themselves.
+    torn: the same of layers that do run themselves too. training: inputs for a pass in `train()` that reads weights which
+    `eval()` does not, or reads them more often; None where there are no such branches. notes: what the user should know.
+    """
+
+    past: dict[str, str] = field(default_factory=dict)
+    torn: dict[str, str] = field(default_factory=dict)
+    training: Any = None
+    notes: list[str] = field(default_factory=list)
+
+
+def look(plain: nn.Module, inputs: Any, converted: Sequence[str] = ()) -> Look:
+    """Run a dense copy in `eval()` and in `train()`. converted: names of its layers that hold masks."""
+    layers = [(name, plain.get_submodule(name)) for name in converted]
+    found = Look()
+    reads = watch(plain, inputs, layers)
+    for name in reads.past:
+        (found.torn if name in reads.ran else found.past)[name] = reads.reason(name)
+    for name, reason in {**found.past, **found.torn}.items():
+        what = "but it runs itself too: the whole model is left masked" if name in found.torn else "so all its weights stay"
+        found.notes.append(f"{name}: {reason}, {what}. {PAST_CURE}")
+    examples = resized(inputs, 2) if first_tensor(inputs).dim() and first_tensor(inputs).shape[0] == 1 else inputs
+    try:
+        trained = watch(plain, examples, (), train=True)
+    except Exception as error:  # batch norm of one value, targets that are missing, whatever else
+        what = str(error).strip().partition("\n")[0][:120]
+        found.notes.append(
+            f"train() does not run on the example inputs ({type(error).__name__}: {what}): branches that run only in training "
+            "were not seen, and may no longer fit"
+        )
+        return found
+    parameters = [id(parameter) for parameter in plain.parameters()]
+    if any(trained.touched[one] > reads.touched[one] for one in parameters):
+        found.training = examples
+    return found

@@ -1,0 +1,73 @@
+"""A run of a model with all that conversion has to look for: a weight read past its layer, derived weights, a subclass, a head
+of training alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from svdcompress.convert import variational_layers
+from svdcompress.pipeline import estimate, open_run, run
+from svdcompress.recipe import load_recipe
+
+MODEL = '''
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+
+class Same(nn.Linear):
+    pass
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = weight_norm(nn.Linear(64, 24))
+        self.hidden, self.past, self.head = Same(24, 20), nn.Linear(20, 20), nn.Linear(20, 10)
+        self.aux = nn.Linear(24, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x.flatten(1)))
+        aux = self.aux(x) if self.training else None
+        x = torch.relu(self.hidden(x))
+        x = self.head(torch.relu(F.linear(x, self.past.weight, self.past.bias)))
+        return (x, aux) if self.training else x
+
+
+make = Net
+'''
+
+SETTINGS = [
+    *("data.limit=200", "dense.epochs=2", "dense.lr=0.01", "train.epochs=3", "train.lr=0.01", "recover.epochs=1"),
+    *("train.beta={start: 0, stop: 2, final: 0.3}", "convert.share=input", "uncertainty.samples=3", "device=cpu"),
+    *("report.latency=false", "convert.derived=fold"),
+]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "odd.py").write_text(MODEL, encoding="utf-8")
+    return load_recipe("digits", [f"model.name={tmp_path}/odd.py:make", "model.args={}", *SETTINGS])
+
+
+def test_the_plan_says_what_is_done_with_each(recipe):
+    found = {entry.name: entry for entry in estimate(recipe).plan}
+    assert found["first"].converted and "WeightNorm (torch.nn.utils.parametrize)" in found["first"].note
+    assert found["hidden"].converted and found["aux"].converted
+    assert "its weight is read past it, by the model itself" in found["past"].reason
+    kept = recipe.model_copy(deep=True)
+    kept.convert.derived = "keep"
+    assert "convert.derived: fold" in {entry.name: entry for entry in estimate(kept).plan}["first"].reason
+
+
+@pytest.mark.slow
+def test_a_run_comes_to_its_end_and_opens_again(recipe, tmp_path):
+    results = run(recipe, tmp_path / "run", quiet=True)
+    assert max(results["parity"].values()) < 1e-4 and results["pruning"]["notes"] == []
+    opened = open_run(tmp_path / "run")
+    assert {name for name, _ in variational_layers(opened.model)} == {"first", "hidden", "head", "aux"}
+    x = torch.randn(4, 64)
+    assert opened.model(x).shape == (4, 10) and opened.dense(x).shape == (4, 10)
+    assert opened.model.train()(x)[1].shape == (4, 10)
