@@ -17,10 +17,11 @@ from svdcompress.layers._conv import (
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
 from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
 from svdcompress.layers._linear import VariationalLinear
-from svdcompress.layers._positions import shared_over_positions
+from svdcompress.layers._passes import HOOKS, sampling
+from svdcompress.layers._positions import Shapes, shared_over_positions
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
 from svdcompress.layers._rows import Rows
-from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, sampling, stochastic_layers
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, unwrapped, weight_of
 from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
 VARIATIONAL_CLASSES: dict[type[nn.Module], type[VariationalLayer]] = {
@@ -50,6 +51,7 @@ __all__ = [
     "DEFAULT_LOG_SIGMA2",
     "DEFAULT_THRESHOLD",
     "DROPOUT_CLASSES",
+    "HOOKS",
     "PRIORS",
     "REDUCED",
     "VARIANCE_DTYPES",
@@ -58,6 +60,7 @@ __all__ = [
     "GaussianDropout",
     "Rows",
     "Sampler",
+    "Shapes",
     "Share",
     "StochasticLayer",
     "Threshold",
@@ -85,4 +88,6 @@ __all__ = [
     "sampling",
     "shared_over_positions",
     "stochastic_layers",
+    "unwrapped",
+    "weight_of",
 ]

@@ -14,12 +14,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers._base import VariationalLayer
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, weight_of
+
+
+class Shapes(Sampler):
+    """Takes note of what layers put out; they do not draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions: Counter[tuple[int, int]] = Counter()
+
+    def saw(self, layer: StochasticLayer, output: Tensor) -> None:
+        """A variational layer's output in a pass."""
+        groups, outputs = layer.canonical(layer.weight).shape[:2]
+        self.positions[weight_of(layer)] += output.numel() // max(groups * outputs, 1)
+
+    def not_once(self, layers: Sequence[StochasticLayer], batch: int) -> set[StochasticLayer]:
+        """The variational layers among these whose weight was not used at as many positions as the batch has rows."""
+        found = (layer for layer in layers if hasattr(layer, "log_sigma2"))
+        return {layer for layer in found if self.positions[weight_of(layer)] != batch}
 
 
 def shared_over_positions(
     model: nn.Module, run: Callable[[int], Any], batches: Sequence[int] = (2, 3)
-) -> set[VariationalLayer]:
+) -> set[StochasticLayer]:
     """The variational layers of a model whose weights have to be drawn; the others may have noise for each row.
 
     A layer is left out of the set when its weight is used at as many positions (numbers of the output over output channels,
@@ -29,32 +47,11 @@ def shared_over_positions(
     model: in `eval()`; it runs without noise and is not changed. run: its forward pass at a batch size; what it raises is
     raised. batches: two or more sizes, at least one above 1: at one size alone, positions might equal rows by chance.
     """
-    layers = [module for module in model.modules() if isinstance(module, VariationalLayer)]
-    shared: set[VariationalLayer] = set()
+    layers = stochastic_layers(model)
+    shared: set[StochasticLayer] = set()
     for batch in batches:
-        positions = positions_of_weights(layers, lambda batch=batch: run(batch))
-        shared |= {layer for layer in layers if positions[weight_of(layer)] != batch}
+        with torch.no_grad(), drawing(layers, shapes := Shapes()):
+            run(batch)
+        shared |= shapes.not_once(layers, batch)
     return shared
 
-
-def weight_of(layer: VariationalLayer) -> tuple[int, int]:
-    """What tells weights apart: tied layers have the same one."""
-    return id(layer.weight), id(layer.log_sigma2)
-
-
-@torch.no_grad()
-def positions_of_weights(layers: Sequence[VariationalLayer], run: Callable[[], Any]) -> Counter[tuple[int, int]]:
-    """Positions at which each weight is used in a pass; see `weight_of`."""
-    positions: Counter[tuple[int, int]] = Counter()
-
-    def look(layer: Any, args: Any, output: Tensor) -> None:
-        groups, outputs = layer.canonical(layer.weight).shape[:2]
-        positions[weight_of(layer)] += output.numel() // (groups * outputs)
-
-    hooks = [layer.register_forward_hook(look) for layer in layers]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return positions
