@@ -39,8 +39,9 @@ def look(
     """
     stochastic = stochastic_layers(model)
     some = min(size, INPUTS)
+    first = _inputs(x, some, size)
     with fitting(model), drawing(stochastic, shapes := Shapes()), _Widths(model, some) as seen:
-        run(_inputs(x, some, size))
+        run(first)
     shared = shapes.not_once(layers, some)
     if len(shared) == sum(hasattr(layer, "log_sigma2") for layer in layers):
         return Look(seen.widest, frozenset(shared))  # there is none left to ask about
