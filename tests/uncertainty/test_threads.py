@@ -74,11 +74,13 @@ def predict(model, x, seed):
     return got.mean, got.variance
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("convnet", marks=pytest.mark.slow), pytest.param("twice", marks=pytest.mark.slow), "dropout"])
-def test_threads_give_what_one_gives(name):
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [("mlp", 20), ("twice", 20), *(pytest.param(name, CALLS, marks=pytest.mark.slow) for name in MODELS)],
+)
+def test_threads_give_what_one_gives(name, calls):
     model, x = made(name)
     before = everything(model)
-    calls = CALLS if name != "convnet" else CALLS // 4
     serial = [[predict(model, x, 1000 * i + k) for k in range(calls)] for i in range(THREADS)]
     exact = model(x)
     stop, wrong = threading.Event(), []
