@@ -35,9 +35,7 @@ class Shapes(Sampler):
         return {layer for layer in found if self.positions[weight_of(layer)] != batch}
 
 
-def shared_over_positions(
-    model: nn.Module, run: Callable[[int], Any], batches: Sequence[int] = (2, 3)
-) -> set[StochasticLayer]:
+def shared_over_positions(model: nn.Module, run: Callable[[int], Any], batches: Sequence[int] = (2, 3)) -> set[StochasticLayer]:
     """The variational layers of a model whose weights have to be drawn; the others may have noise for each row.
 
     A layer is left out of the set when its weight is used at as many positions (numbers of the output over output channels,
@@ -54,4 +52,3 @@ def shared_over_positions(
             run(batch)
         shared |= shapes.not_once(layers, batch)
     return shared
-

@@ -1,4 +1,4 @@
-"""A first look at a model with some of the inputs: whether it takes them, how wide it is, which weights several positions share.
+"""A first look at a model with some inputs: whether it takes them, how wide it is, which weights several positions share.
 
 It leaves no trace on the model: what a pass computes is seen by a mode of torch's functions, which is this thread's own.
 """
@@ -29,9 +29,7 @@ class Look(NamedTuple):
     shared: frozenset[StochasticLayer]
 
 
-def look(
-    model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers: Sequence[StochasticLayer] = ()
-) -> Look:
+def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers: Sequence[StochasticLayer] = ()) -> Look:
     """Run some of a batch of `size` inputs x without noise, so that no generator is touched. Raises where they do not fit.
 
     layers: among which the shared ones are looked for. A layer is not shared if its weight is used at as many positions as
@@ -76,10 +74,12 @@ class _Widths(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result) if isinstance(result, tuple | list) else (result,):
-            if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape not in self._parameters:
-                if leaf.shape[0] % self.inputs == 0:
-                    self.widest = max(self.widest, leaf.numel() // self.inputs)
+            if isinstance(leaf, Tensor) and self._is_rows(leaf):
+                self.widest = max(self.widest, leaf.numel() // self.inputs)
         return result
+
+    def _is_rows(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 0 and tensor.shape[0] % self.inputs == 0 and tensor.shape not in self._parameters
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawi
 from svdcompress.sources import call, main_output, to_device
 from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
-from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._look import fitting, look
+from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import Draws, evaluating
 from svdcompress.uncertainty._prediction import TASKS, Prediction
 from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums

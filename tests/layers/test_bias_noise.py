@@ -66,7 +66,7 @@ class TestVariance:
 @pytest.mark.parametrize("name", ["linear", "conv2d"])
 def test_compiled(name):
     torch.compiler.reset()
-    case, layer, x, variance = noisy(name)
+    _, layer, x, variance = noisy(name)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     draws = compiled(x.expand(DRAWS, *x.shape).flatten(0, 1)).unflatten(0, (DRAWS, len(x)))
     assert draws.requires_grad and alike(draws.detach(), variance)

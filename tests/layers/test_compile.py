@@ -131,7 +131,9 @@ def test_a_whole_graph_cannot_draw():
         assert torch.equal(compiled(x), exact)
 
 
-@pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="aot_eager"), nn.DataParallel], ids=["compiled", "parallel"])
+@pytest.mark.parametrize(
+    "wrap", [lambda m: torch.compile(m, backend="aot_eager"), nn.DataParallel], ids=["compiled", "parallel"]
+)
 def test_predictions_of_a_wrapped_model(wrap):
     model, x, _ = network()
     model.eval()

@@ -54,8 +54,8 @@ def weight_draws(model, x, n, seed, run=None):
     generator = torch.Generator().manual_seed(seed)
     dense = copy.deepcopy(model).eval()
     means, stds, biases = {}, {}, {}
-    for name, layer in dense.named_modules(remove_duplicate=False):
-        if not hasattr(layer, "log_sigma2") or layer in biases:
+    for layer in dense.modules():
+        if not hasattr(layer, "log_sigma2"):
             continue
         mean, log_sigma2 = layer.weight.detach().double(), layer.log_sigma2.detach().double()
         keep = log_sigma2 - (mean.square() + 1e-8).log() < 3 if layer.mask is None else layer.mask

@@ -58,8 +58,11 @@ def in_threads(work, count=THREADS):
 
 
 def everything(module):
-    """All that hangs on a model: names in its modules, without what torch itself would show elsewhere."""
-    return {name: (part.training, {key: _plain(value) for key, value in vars(part).items()}) for name, part in module.named_modules()}
+    """All that hangs on a model's modules, by identity."""
+    return {
+        name: (part.training, {key: _plain(value) for key, value in vars(part).items()})
+        for name, part in module.named_modules()
+    }
 
 
 def _plain(value):
