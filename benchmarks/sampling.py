@@ -140,8 +140,9 @@ def deviations() -> dict[str, dict[str, float]]:
     models["two convolutions"] = (convolutional(), torch.randn(BATCH, 1, 28, 28))
     found = {}
     for name, (model, x) in models.items():
-        logits, drawn = (mc_predict(model, x, MANY, task="regression", method=way) for way in ("moments", "sampling"))
-        p, q = (mc_predict(model, x, MANY, method=way) for way in ("moments", "sampling"))
+        ways: Any = ({"method": "moments"}, {"local": True})  # both with positions by themselves
+        logits, drawn = (mc_predict(model, x, MANY, task="regression", **way) for way in ways)
+        p, q = (mc_predict(model, x, MANY, **way) for way in ways)
         ratio = logits.std / drawn.std
         found[name] = {
             "mean_in_std": float(((logits.mean - drawn.mean).abs() / drawn.std).max()),

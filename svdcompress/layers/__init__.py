@@ -22,15 +22,18 @@ from svdcompress.layers._known import (
     variational_class,
 )
 from svdcompress.layers._linear import VariationalLinear
+from svdcompress.layers._passes import HOOKS, sampling
+from svdcompress.layers._positions import Shapes, shared_over_positions
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
 from svdcompress.layers._rows import Rows
-from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, sampling, stochastic_layers
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, unwrapped, weight_of
 from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
 __all__ = [
     "DEFAULT_LOG_SIGMA2",
     "DEFAULT_THRESHOLD",
     "DROPOUT_CLASSES",
+    "HOOKS",
     "PRIORS",
     "REDUCED",
     "VARIANCE_DTYPES",
@@ -39,6 +42,7 @@ __all__ = [
     "GaussianDropout",
     "Rows",
     "Sampler",
+    "Shapes",
     "Share",
     "StochasticLayer",
     "Threshold",
@@ -68,6 +72,9 @@ __all__ = [
     "parse_threshold",
     "register_loaded",
     "sampling",
+    "shared_over_positions",
     "stochastic_layers",
+    "unwrapped",
+    "weight_of",
     "variational_class",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +13,11 @@ from svdcompress.layers._apart import kl_apart
 from svdcompress.layers._cache import Cache
 from svdcompress.layers._divergence import divergence
 from svdcompress.layers._maps import Map, apply
+from svdcompress.layers._positions import Shapes
 from svdcompress.layers._precision import check_variance_dtype, variance_dtype
 from svdcompress.layers._reparam import (
     TINY,
     Draw,
-    Noise,
     autocast,
     draw,
     factor,
@@ -26,11 +27,13 @@ from svdcompress.layers._reparam import (
     without_autocast,
 )
 from svdcompress.layers._rows import NotRows, Rows
-from svdcompress.layers._sampling import StochasticLayer
+from svdcompress.layers._sampling import Sampler, StochasticLayer, leaves_the_graph, outside_of_the_graph
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
 
 DEFAULT_LOG_SIGMA2 = -10.0
 DEFAULT_THRESHOLD = 3.0
+
+_unwatched: Any = torch._C.DisableTorchFunction  # whoever measures a pass's activations does not see weights
 
 
 class VariationalLayer(StochasticLayer):
@@ -127,7 +130,7 @@ class VariationalLayer(StochasticLayer):
         with torch.no_grad():
             self.weight.mul_(self.relevant())
         del self.log_sigma2, self.mask, self.bias_sigma2, self.prior, self.share, self.threshold, self.variance_dtype
-        for name in ("sampler", "_cache", "_made_at"):
+        for name in ("_own", "_made_at"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class
@@ -209,36 +212,44 @@ class VariationalLayer(StochasticLayer):
         raise NotImplementedError
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.draws:
-            return self._transform(input, self.weight * self.relevant(), self.bias, *args, **kwargs)
-        if self.sampler is not None and self.sampler.members:
-            return self._transform(input, *self._member(), *args, **kwargs)
+        if leaves_the_graph():
+            return outside_of_the_graph(VariationalLayer.forward, self, input, *args, **kwargs)
+        sampler = self.sampler
+        if isinstance(sampler, Shapes) or (sampler is None and not self.training):
+            with _unwatched() if isinstance(sampler, Shapes) else nullcontext():
+                weight = self.weight * self.relevant()
+            output = self._transform(input, weight, self.bias, *args, **kwargs)
+            if isinstance(sampler, Shapes):
+                sampler.saw(self, output)
+            return output
+        if sampler is not None and sampler.draws_weights(self):
+            return self._transform(input, *self._member(sampler), *args, **kwargs)
         batch, map = self._as_map(autocast(input), *args, **kwargs)
-        if isinstance(self.sampler, Rows) and batch.dim() != input.dim():
+        if isinstance(sampler, Rows) and batch.dim() != input.dim():
             raise NotRows("one input without a batch")
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
-        noise = None if self.sampler is None else self.sampler.normal
+        noise = None if sampler is None else sampler.normal
         if torch.is_grad_enabled():
             keep = self.mask if self.training else self.relevant()
             y = Draw.apply(batch, self.weight, self.log_sigma2, self.bias, self.bias_sigma2, keep, map, dtype, noise)
         else:
-            y = self._sample(batch, map, dtype, noise or normal_like)
+            y = self._sample(batch, map, dtype, sampler)
         return y if batch.dim() == input.dim() else y.squeeze(0)
 
-    def _sample(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise) -> Tensor:
+    def _sample(self, x: Tensor, map: Map, dtype: torch.dtype, sampler: Sampler | None) -> Tensor:
         """A draw without gradients: parameters from the cache, nothing in place (see `draw`)."""
-        weight, sigma2 = self._posterior(dtype)
+        weight, sigma2 = self._posterior(dtype, sampler)
         weight = weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         bias_sigma2 = None if self.bias_sigma2 is None else self.bias_sigma2.to(dtype)
         with without_autocast(x.device.type):
-            if isinstance(self.sampler, Rows):
-                return self.sampler.draw(*moments(map, x, weight, sigma2, bias, bias_sigma2))
+            if isinstance(sampler, Rows):
+                return sampler.draw(*moments(map, x, weight, sigma2, bias, bias_sigma2))
             mean = apply(map, x, weight, bias)
             variance = apply(map, x.to(dtype).square(), sigma2, bias_sigma2)
-        return draw(mean, variance, noise(mean))
+        return draw(mean, variance, normal_like(mean) if sampler is None else sampler.normal(mean))
 
-    def _posterior(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _posterior(self, dtype: torch.dtype, sampler: Sampler | None) -> tuple[Tensor, Tensor]:
         """Mean and variance (of a dtype) of the weights that count in this mode: what does not stay is 0 in both."""
 
         def make() -> tuple[Tensor, Tensor]:
@@ -249,31 +260,29 @@ class VariationalLayer(StochasticLayer):
                 weight, sigma2 = weight * stays, sigma2 * stays
             return weight, sigma2.to(dtype)
 
-        if self.sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
+        if sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
             return make()
-        if self._cache is None:
-            self._cache = Cache()
         key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype)
-        return self._cache.get((self.weight, self.log_sigma2, self.mask), key, make)
+        cache = sampler.caches.setdefault(self, Cache())
+        return cache.get((self.weight, self.log_sigma2, self.mask), key, make)
 
-    def _member(self) -> tuple[Tensor, Tensor | None]:
-        """One draw of weight and bias, kept by the sampler until it resamples."""
-        sampler: Any = self.sampler
-        weight, sigma2 = self._posterior(self.weight.dtype)
-        if self not in sampler.draws:
-            noise = None if self.bias_sigma2 is None else sampler.normal(self.bias_sigma2)
-            sampler.draws[self] = (sampler.normal(weight), noise)
-        noise, bias_noise = sampler.draws[self]
-        weight = weight + sigma2.clamp_min(TINY).sqrt() * noise
-        if bias_noise is None or self.bias_sigma2 is None:
+    def _member(self, sampler: Sampler) -> tuple[Tensor, Tensor | None]:
+        """One draw of weight and bias, by noise that the sampler keeps until it resamples: tied layers have the same."""
+        # float16 has no room for small variances.
+        weight, sigma2 = self._posterior(torch.promote_types(self.weight.dtype, torch.float32), sampler)
+        noise = sampler.kept(sampler.owner(self), lambda: sampler.normal(weight))
+        weight = weight + (sigma2.clamp_min(TINY).sqrt() * noise).to(weight.dtype)
+        if self.bias is None or self.bias_sigma2 is None:
             return weight, self.bias
-        return weight, self.bias + self.bias_sigma2.sqrt() * bias_noise
+        bias_sigma2 = self.bias_sigma2
+        noise = sampler.kept((sampler.owner(self, "bias"), "bias"), lambda: sampler.normal(bias_sigma2))
+        return weight, self.bias + bias_sigma2.sqrt() * noise
 
     # State
 
     def train(self, mode: bool = True) -> VariationalLayer:
-        if self._cache is not None:
-            self._cache.clear()
+        if self.sampler is not None:
+            self.sampler.caches.pop(self, None)
         return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from svdcompress.errors import ModelError
+from svdcompress.layers._positions import Shapes
 from svdcompress.layers._rows import Rows
-from svdcompress.layers._sampling import Sampler, StochasticLayer
+from svdcompress.layers._sampling import Sampler, StochasticLayer, leaves_the_graph, outside_of_the_graph
 
 
 class _NoiseLayer(StochasticLayer):
@@ -29,18 +30,21 @@ class _NoiseLayer(StochasticLayer):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.draws or self.p == 0:
+        if leaves_the_graph():
+            return outside_of_the_graph(self.forward, x)
+        sampler = self.sampler
+        if self.p == 0 or isinstance(sampler, Shapes) or (sampler is None and not self.training):
             return x
-        if isinstance(self.sampler, Rows):
-            x = self.sampler.by_draw(x)
-            return (x * self._noise(self._shape(x, 3), x, self.sampler)).flatten(0, 1)
+        if isinstance(sampler, Rows):
+            x = sampler.by_draw(x)
+            return (x * self._noise(self._shape(x, 3), x, sampler)).flatten(0, 1)
         shape = self._shape(x, 2)
-        if self.sampler is None or not self.sampler.members:
-            return x * self._noise(shape, x, self.sampler or Sampler())
+        if sampler is None or not sampler.members:
+            return x * self._noise(shape, x, sampler or Sampler())
         # A member drops the same units for every input (Gal & Ghahramani 2016: one draw of the columns of the weights).
-        draws = self.sampler.draws.setdefault(self, {})  # by shape: one layer may serve several widths
+        draws = sampler.draws.setdefault(self, {})  # by shape: one layer may serve several widths
         if shape[1:] not in draws:
-            draws[shape[1:]] = self._noise(shape[1:], x, self.sampler)
+            draws[shape[1:]] = self._noise(shape[1:], x, sampler)
         return x * draws[shape[1:]]
 
     def _shape(self, x: Tensor, channels: int) -> Sequence[int]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from svdcompress.layers._cache import Cache
 from svdcompress.layers._reparam import as_stored
 from svdcompress.layers._sampling import Sampler
 
@@ -22,11 +23,19 @@ class Rows(Sampler):
     """Draws of all rows at once.
 
     inputs: rows of the batch. draws: how often each is drawn. generator: source of the noise. antithetic: the noise of the
-    second half of the draws is that of the first, mirrored.
+    second half of the draws is that of the first, mirrored. caches: those of other draws of the same parameters.
     """
 
-    def __init__(self, inputs: int, draws: int, generator: torch.Generator | None = None, antithetic: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        draws: int,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+        caches: dict[nn.Module, Cache] | None = None,
+    ) -> None:
         super().__init__(generator)
+        self.caches = self.caches if caches is None else caches
         self.inputs, self.count, self.antithetic = inputs, draws, antithetic
 
     def by_draw(self, x: Tensor) -> Tensor:

@@ -1,32 +1,65 @@
-"""Asking layers to draw in `eval()` too: the state that stochastic layers look at, and the context manager that sets it."""
+"""Which layers draw, and with what: state of the call that asks for it, and never of the layers.
+
+`drawing` puts a sampler of each layer into a context variable: what another thread, or another task of asyncio, does with the
+same model sees nothing of it. A copy that nobody else has may be given a sampler of its own for good (`layer.sampler = ...`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from svdcompress.layers._cache import Cache
 from svdcompress.layers._reparam import normal_like
 
 
 class Sampler:
-    """How the stochastic layers of a model draw while `sampling` is on.
+    """How stochastic layers draw; its state is that of one call, of one thread.
 
-    generator: source of the noise (None: torch's default of each device).
-    members: True draws one set of weights for all inputs, kept until `resample()` (a consistent ensemble member);
-        False draws pre-activations, anew at each call and independently per input (local reparameterisation).
+    Base: pre-activations, anew at each call and independently per input (local reparameterisation).
+
+    generator: source of the noise (None: torch's default of each device). layers: all that will draw with it.
+    members: True draws one set of weights for all inputs, kept until `resample()` (a consistent ensemble member).
+    shared: layers that do so though the others do not.
     sign: a scalar of +1 or -1 by which all noise is multiplied, or None: -1 on the same noise is the antithetic draw.
+    draws: what members keep. caches: what was derived from the parameters.
     """
 
-    def __init__(self, generator: torch.Generator | None = None, members: bool = False) -> None:
+    def __init__(
+        self,
+        generator: torch.Generator | None = None,
+        members: bool = False,
+        shared: Collection[StochasticLayer] = (),
+        layers: Sequence[StochasticLayer] = (),
+    ) -> None:
         self.generator = generator
         self.members = members
+        self.shared = shared
+        self._firsts = _tied(layers)
         self.sign: Tensor | None = None
-        self.draws: dict[nn.Module, Any] = {}
+        self.draws: dict[Any, Any] = {}
+        self.caches: dict[nn.Module, Cache] = {}
+
+    def draws_weights(self, layer: StochasticLayer) -> bool:
+        """Whether a variational layer draws its weights, and not its outputs."""
+        return self.members or layer in self.shared
+
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` drew when this key was first asked for, since the last `resample()`."""
+        if key not in self.draws:
+            self.draws[key] = make()
+        return self.draws[key]
+
+    def owner(self, layer: StochasticLayer, name: str = "weight") -> StochasticLayer:
+        """The layer that a weight (or bias) belongs to: the first of those that are tied to it."""
+        return self._firsts.get((layer, name), layer)
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal noise of a tensor's shape, dtype and device."""
@@ -45,15 +78,37 @@ class Sampler:
         self.draws.clear()
 
 
+_SAMPLERS: ContextVar[Mapping[nn.Module, Sampler | None]] = ContextVar("svdcompress_samplers", default={})  # noqa: B039
+
+# Whether any thread is within `drawing`: all that a compiled graph looks at, since torch's compiler cannot read a context
+# variable. While it is so, the stochastic layers of a compiled model run outside of the graph.
+_anyone_draws = False
+_count = 0
+_lock = threading.Lock()
+
+
 class StochasticLayer(nn.Module):
     """A layer that draws noise in `train()`, and in `eval()` only under `sampling`."""
 
-    sampler: Sampler | None = None
-    _cache: Cache | None = None
+    _own: Sampler | None = None
 
     if TYPE_CHECKING:  # torch says that any attribute of a module is a Tensor or a Module
 
         def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What the next call draws with: that of the context, else the layer's own; None draws in `train()` alone.
+
+        Setting it gives the layer one of its own, for every thread: only for a copy that nobody else calls.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            return self._own
+        return _SAMPLERS.get().get(self, self._own)
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler | None) -> None:
+        self._own = sampler
 
     @property
     def draws(self) -> bool:
@@ -61,37 +116,62 @@ class StochasticLayer(nn.Module):
         return self.training or self.sampler is not None
 
 
+def leaves_the_graph() -> bool:
+    """Whether a stochastic layer that is being compiled has to call itself by `outside_of_the_graph`."""
+    return torch.compiler.is_dynamo_compiling() and _anyone_draws
+
+
+@_disable_dynamo
+def outside_of_the_graph(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """The call itself, not compiled."""
+    return forward(*args, **kwargs)
+
+
+def weight_of(layer: StochasticLayer) -> tuple[int, int]:
+    """What tells the weights of variational layers apart: tied layers have the same one."""
+    return id(layer.weight), id(layer.log_sigma2)
+
+
+def _tied(layers: Sequence[StochasticLayer]) -> dict[tuple[StochasticLayer, str], StochasticLayer]:
+    """The first layer with the same weight, or bias, of each that has one."""
+    firsts: dict[Any, StochasticLayer] = {}
+    found = {}
+    for layer in layers:
+        if hasattr(layer, "log_sigma2"):
+            found[layer, "weight"] = firsts.setdefault(weight_of(layer), layer)
+            if layer.bias is not None:
+                found[layer, "bias"] = firsts.setdefault(id(layer.bias), layer)
+    return found
+
+
 def stochastic_layers(model: nn.Module) -> list[StochasticLayer]:
     """The layers of a model that draw noise, each once."""
     return [module for module in model.modules() if isinstance(module, StochasticLayer)]
 
 
+def unwrapped(model: Any) -> Any:
+    """The model within the wrappers of torch.compile and of data-parallel training."""
+    model = getattr(model, "_orig_mod", model)
+    if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+        return unwrapped(model.module)
+    return model
+
+
 @contextmanager
 def drawing(layers: Sequence[StochasticLayer], sampler: Sampler | None) -> Iterator[None]:
-    """The layers draw with another sampler for a while; None: not at all in `eval()`. What they derived stays."""
-    before = [layer.sampler for layer in layers]
-    for layer in layers:
-        layer.sampler = sampler
+    """The layers draw with another sampler for a while, as far as this thread or task sees; None: not at all in `eval()`."""
+    before = _SAMPLERS.get()
+    _SAMPLERS.set({**before, **dict.fromkeys(layers, sampler)})
+    _someone(+1)
     try:
         yield
     finally:
-        for layer, old in zip(layers, before, strict=True):
-            layer.sampler = old
+        _someone(-1)
+        _SAMPLERS.set(before)
 
 
-@contextmanager
-def sampling(model: nn.Module, *, generator: torch.Generator | None = None, members: bool = False) -> Iterator[Sampler]:
-    """Within this context the stochastic layers of `model` draw also in `eval()`; everything else is left as it is.
-
-    Norms keep their batch statistics, since the model's mode is not touched. Contexts nest; the inner one counts.
-
-    generator: source of the noise, on the model's device (None: torch's default generator).
-    members: one weight draw for all inputs until `resample()` of the yielded Sampler, instead of local reparameterisation.
-    """
-    sampler = Sampler(generator, members)
-    layers = stochastic_layers(model)
-    for layer in layers:
-        if layer._cache is not None:
-            layer._cache.clear()
-    with drawing(layers, sampler):
-        yield sampler
+def _someone(more: int) -> None:
+    global _anyone_draws, _count
+    with _lock:
+        _count += more
+        _anyone_draws = _count > 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from svdcompress.layers import VARIATIONAL_CLASSES, BernoulliDropout, GaussianDropout, VariationalLinear
+from svdcompress.layers import HOOKS, VARIATIONAL_CLASSES, BernoulliDropout, GaussianDropout, VariationalLinear, weight_of
 
 ELEMENTWISE = {
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
@@ -49,7 +49,8 @@ def rowwise(model: nn.Module, x: Any) -> bool:
 
 
 def _is_known(module: Any, rank: int) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    if any(hook not in HOOKS for hook in hooks) or "forward" in vars(module):
         return False
     kind = type(module)
     convolution = getattr(kind, "dense_class", kind) in CONVOLUTIONS
@@ -72,3 +73,12 @@ def width(model: nn.Module, x: Any, size: int) -> int | None:
         if not isinstance(module, nn.Sequential):
             widest = max(widest, numbers)
     return widest
+
+
+def once(model: nn.Module, x: Any) -> bool:
+    """Whether a chain is known, without running it, to use each weight once for each row: Linear layers on rows of numbers."""
+    modules: list[Any] = [module for _, module in model.named_modules(remove_duplicate=False)]
+    if x.dim() != 2 or any(type(module) not in FLAT for module in modules):
+        return False
+    weights = [weight_of(module) for module in modules if isinstance(module, VariationalLinear)]
+    return len(weights) == len(set(weights))

@@ -9,6 +9,7 @@ What the approximation leaves out is the correlation between units.
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -86,7 +87,8 @@ def traced(model: nn.Module, x: Any) -> _Follow:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fx tells that the defaults are fixed, as they are meant to be
-            graph = _Tracer().trace(model, concrete_args=left_out or None)
+            with _tracing:
+                graph = _Tracer().trace(model, concrete_args=left_out or None)
     except Exception as error:  # fx raises many kinds
         raise ModelError(f"method 'moments' cannot follow {type(model).__name__}: {error}; use method='sampling'") from error
     return _Follow(fx.GraphModule(model, graph, type(model).__name__))
@@ -106,8 +108,29 @@ def propagate(follow: _Follow, x: Any) -> Any:
         raise DataError(f"x does not fit {type(follow.module).__name__}: {text}") from error
 
 
+_tracing = threading.Lock()
+
+
 class _Tracer(fx.Tracer):
-    """Layers with a rule are steps of their own, not traced into."""
+    """Layers with a rule are steps of their own, not traced into.
+
+    fx puts functions of its own into nn.Module for as long as it traces. The calls that other threads make meanwhile go
+    through them as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, StochasticLayer) or super().is_leaf_module(m, module_qualified_name)

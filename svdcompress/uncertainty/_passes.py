@@ -8,9 +8,11 @@ cannot take (because it branches on values, say) is run draw by draw.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +26,33 @@ Run = Callable[[Any], Any]
 
 
 class Draws:
-    """Draws of a model's output for slices of a batch; made under `sampling`, whose Sampler it is given.
+    """Draws of a model's output for slices of a batch.
 
-    run: the model. layers: its stochastic layers. sampler: on whose noise they draw. antithetic: draws come in pairs of
-    opposite noise. rowwise: the draws of a slice may be rows of one batch (see `_chain`).
+    run: the model. sampler: on whose noise it draws. antithetic: draws come in pairs of opposite noise. rowwise: the draws of
+    a slice may be rows of one batch (see `_chain`).
     """
 
     def __init__(self, run: Run, layers: Sequence[StochasticLayer], sampler: Sampler, antithetic: bool, rowwise: bool) -> None:
         self.run, self.layers, self.antithetic = run, layers, antithetic
         self.sampler: Any = sampler  # one with a generator
+        self.weights = sampler.members or bool(sampler.shared)  # whether weights are drawn, to be kept over all slices
         self._ways = [self._as_rows] * rowwise + [self._together, self._one_by_one]
         self._proven = False
-        self._noises: list[Tensor] | None = None  # the current members, drawn together
-        self._kept: dict[int, dict] = {}  # the current members, drawn one by one
+        self._noises: list[Tensor] | None = None  # of the current weights, drawn together
+        self._kept: dict[int, dict] = {}  # the same, drawn one by one
 
     def resample(self) -> None:
-        """Members: the next call draws other weights."""
+        """The next call draws other weights."""
         self._noises, self._kept = None, {}
         self.sampler.resample()
 
     def __call__(self, inputs: Any, size: int, count: int) -> Any:
-        """`count` draws of the output for `size` inputs, (count, size, ...); members keep their weights until `resample`."""
+        """`count` draws of the output for `size` inputs, (count, size, ...); weights are kept until `resample`."""
         while True:
             state = None if self._proven else self.sampler.generator.get_state()
             try:
-                output = self._ways[0](inputs, size, count)
+                with drawing(self.layers, self.sampler):
+                    output = self._ways[0](inputs, size, count)
                 self._proven = True
                 return output
             except Exception:  # vmap has many ways to say no; a fault of the model itself shows again in the last way
@@ -63,30 +67,35 @@ class Draws:
     # All draws as rows of one batch
 
     def _as_rows(self, inputs: Any, size: int, count: int) -> Any:
-        rows = Rows(size, count, self.sampler.generator, self.antithetic)
+        rows = Rows(size, count, self.sampler.generator, self.antithetic, self.sampler.caches)
         with drawing(self.layers, rows):
             return tree_map(rows.by_draw, self.run(inputs))
 
     # All draws at once under vmap
 
     def _together(self, inputs: Any, size: int, count: int) -> Any:
-        if not self.sampler.members:
-            return self._over_draws(lambda: self.run(inputs), count)
+        if not self.weights:
+            return self._over_draws(lambda _: self.run(inputs), count, [])
         if self._noises is None:
-            output, self._noises = self._over_draws(lambda: self._first(inputs), count)
+            output, self._noises = self._over_draws(lambda _: self._first(inputs), count, [])
             return output
-        return vmap(lambda noises: self._again(inputs, noises))(self._noises)
+        return self._over_draws(lambda noises: self._again(inputs, noises), count, self._noises)
 
-    def _over_draws(self, function: Callable[[], Any], count: int) -> Any:
+    def _over_draws(self, function: Callable[[list[Tensor]], Any], count: int, noises: list[Tensor]) -> Any:
+        """The function of the noises that weights were drawn with, each (count, ...), under vmap."""
         if not self.antithetic:
-            return vmap(lambda _: function(), randomness="different")(torch.empty(count))
+            return vmap(lambda _, given: function(given), randomness="different")(torch.empty(count), noises)
 
-        def signed(sign: Tensor) -> Any:
+        def signed(sign: Tensor, given: list[Tensor]) -> Any:
             self.sampler.sign = sign
-            return function()
+            return function(given)
+
+        def pair(_: Tensor, given: list[Tensor]) -> Any:
+            return vmap(signed, randomness="same")(signs, given)
 
         signs = torch.tensor([1.0, -1.0], device=self.sampler.generator.device)
-        pairs = vmap(lambda _: vmap(signed, randomness="same")(signs), randomness="different")(torch.empty(count // 2))
+        given = [noise.unflatten(0, (count // 2, 2)) for noise in noises]
+        pairs = vmap(pair, randomness="different")(torch.empty(count // 2), given)
         return tree_map(lambda tensor: tensor.flatten(0, 1), pairs)
 
     def _first(self, inputs: Any) -> tuple[Any, list[Tensor]]:
@@ -94,15 +103,12 @@ class Draws:
         self.sampler.resample()
         output = self.run(inputs)
         leaves, self._form = tree_flatten(list(self.sampler.draws.values()))
-        self._layers = list(self.sampler.draws)
-        self._drawn = [isinstance(leaf, Tensor) for leaf in leaves]
+        self._keys = list(self.sampler.draws)
         self.sampler.resample()
-        return output, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return output, leaves
 
     def _again(self, inputs: Any, noises: list[Tensor]) -> Any:
-        rest = iter(noises)
-        leaves = [next(rest) if drawn else None for drawn in self._drawn]
-        self.sampler.draws = dict(zip(self._layers, tree_unflatten(leaves, self._form), strict=True))
+        self.sampler.draws = dict(zip(self._keys, tree_unflatten(noises, self._form), strict=True))
         output = self.run(inputs)
         self.sampler.resample()
         return output
@@ -121,19 +127,33 @@ class Draws:
         elif self.antithetic:
             generator.set_state(self._state)
             self.sampler.sign = -torch.ones((), device=generator.device)
-        if self.sampler.members:
+        if self.weights:
             self.sampler.draws = self._kept.setdefault(index, {})
         return self.run(inputs)
 
 
+_lock = threading.Lock()
+_flipped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # calls that have a module, found in train(), in eval()
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in `eval()` and without gradients; afterwards each module is in the mode that it was in."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """The model in `eval()` and without gradients; afterwards each module is in the mode that it was in.
+
+    Modules in `eval()` are not touched. Those in `train()` come back to it when the last of several threads is done.
+    """
+    with _lock:
+        modules = [module for module in model.modules() if module.training or module in _flipped]
+        for module in modules:
+            _flipped[module] = _flipped.get(module, 0) + 1
+            module.training = False
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, training in before:
-            module.training = training
+        with _lock:
+            for module in modules:
+                _flipped[module] -= 1
+                if not _flipped[module]:
+                    del _flipped[module]
+                    module.training = True

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache, partial
 from operator import index
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from svdcompress.errors import DataError, ModelError, SvdcError, UsageError
-from svdcompress.layers import StochasticLayer, VariationalLayer, drawing, sampling, stochastic_layers
+from svdcompress.errors import ModelError, UsageError
+from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers, unwrapped
 from svdcompress.sources import call, main_output, to_device
-from svdcompress.uncertainty._chain import rowwise, width
+from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
+from svdcompress.uncertainty._look import fitting, look
 from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import Draws, evaluating
 from svdcompress.uncertainty._prediction import TASKS, Prediction
@@ -24,7 +24,6 @@ from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, Gaussi
 
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
-PROBE = 8  # inputs of a first pass, which shows whether the model takes them, and how wide it is
 
 
 def mc_predict(
@@ -35,6 +34,7 @@ def mc_predict(
     task: str = "classification",
     generator: torch.Generator | None = None,
     members: bool = False,
+    local: bool = False,
     antithetic: bool = False,
     chunk: int | None = None,
     method: str = "sampling",
@@ -53,7 +53,11 @@ def mc_predict(
     task: "classification" (logits), "binary" (one logit for each question), "regression" (values), or "gaussian" (means and
         log variances: two tensors, or one with the means in the first half).
     generator: source of the noise; the same state gives the same result. None: seeded by torch's default generator.
-    members: each draw is one set of weights for all inputs; False: local reparameterisation, independent between inputs.
+    members: each draw is one set of weights for all inputs, of all layers. False: of those layers whose weight is used at
+        several positions of a row (convolutions, Linear on tokens, modules called twice, tied weights); the others have noise
+        for each row, which is the same for each row by itself. Two small passes without noise show which are which.
+    local: the local reparameterisation in all layers, training's estimator: noise for each position by itself. Where weights
+        are shared over positions, its sums over positions spread less than those of the posterior.
     antithetic: draws in pairs of opposite noise. Half the random numbers and a steadier mean, but the draws of a pair are
         not independent. Needs an even number of samples.
     chunk: most inputs times draws in one pass; None: chosen by the width of the model.
@@ -69,6 +73,9 @@ def mc_predict(
     values that are not finite, a shape that the model does not take).
     """
     samples = _check(samples, task, antithetic, chunk, method, tau)
+    if members and local:
+        raise UsageError("members, local: they exclude each other; a member is one set of weights")
+    model = unwrapped(model)
     layers = _layers_that_draw(model)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise UsageError(f"generator: {generator!r}; a torch.Generator is needed, as in torch.Generator().manual_seed(0)")
@@ -80,25 +87,34 @@ def mc_predict(
     run = partial(_output, model, task)
     if method == "moments":
         with evaluating(model), drawing(layers, None):
-            inputs, _ = _plan(size, 1, _probe(model, run, x, size), None, chunk, device, False)
+            inputs, _ = _plan(size, 1, look(model, run, x, size).widest, None, chunk, device, False)
             slices = ((take(x, start, start + inputs, size), start) for start in range(0, size, inputs))
             return _finite(moments_predict(model, slices, sums, samples, generator))
-    with evaluating(model), sampling(model, generator=generator, members=members) as sampler:
+    with evaluating(model):
         rows = not members and rowwise(model, x)
-        widest = (width(model, x, size) if rows else None) or _probe(model, run, x, size)
-        draws = Draws(run, layers, sampler, antithetic, rows)
-        weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, VariationalLayer))
+        if rows and (local or once(model, x)) and (known := width(model, x, size)):
+            widest, shared = known, frozenset()
+        else:
+            widest, shared = look(model, run, x, size, layers if not (members or local) else ())
+        sampler = Sampler(generator, members, shared, layers)
+        draws = Draws(run, layers, sampler, antithetic, rows and not shared)
         if device.type == "cpu":
             _keep_freed_memory()
-        inputs, at_once = _plan(size, samples, widest, weights if members else None, chunk, device, antithetic)
-        for start, count in _order(size, samples, inputs, at_once, members):
+        weights = _weights(layers if members else shared) if draws.weights else None
+        inputs, at_once = _plan(size, samples, widest, weights, chunk, device, antithetic)
+        for start, count in _order(size, samples, inputs, at_once, draws.weights):
             if start == 0:
                 draws.resample()
             some = min(inputs, size - start)
-            with _fitting(model):
+            with fitting(model):
                 output = draws(take(x, start, start + some, size), some, count)
             sums.add(output, start)
     return _finite(sums.prediction(samples))
+
+
+def _weights(layers: Iterable[StochasticLayer]) -> int:
+    """Numbers that one draw of the layers' weights takes."""
+    return sum(layer.weight.numel() for layer in layers if isinstance(layer, VariationalLayer))
 
 
 def mean_predict(
@@ -115,7 +131,7 @@ def mean_predict(
     x = to_device(x, device_of(model))
     sums = _sums(task, size, False, dim, None)
     with evaluating(model), drawing(stochastic_layers(model), None):
-        widest = _probe(model, partial(_output, model, task), x, size)
+        widest = look(model, partial(_output, model, task), x, size).widest
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
             output = _output(model, task, take(x, start, start + inputs, size))
@@ -186,40 +202,6 @@ def _sums(task: str, size: int, full: bool, dim: int, tau: Any) -> Sums:
     return kind(size, full, dim)
 
 
-def _probe(model: nn.Module, run: Any, x: Any, size: int) -> int:
-    """Run some inputs: numbers in the widest activation, for each input. Raises where they do not fit."""
-    some = min(size, PROBE)
-    widest = 1
-
-    def look(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal widest
-        if isinstance(output, Tensor):
-            widest = max(widest, output.numel() // some)
-
-    hooks = [module.register_forward_hook(look) for module in model.modules()]
-    try:
-        with (
-            _fitting(model),
-            drawing(stochastic_layers(model), None),
-        ):  # noise changes no shape, and the caller's generator is left alone
-            run(take(x, 0, some, size))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return widest
-
-
-@contextmanager
-def _fitting(model: nn.Module) -> Iterator[None]:
-    """Whatever torch raises for inputs of a wrong shape is a DataError."""
-    try:
-        yield
-    except (SvdcError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
-
-
 @cache
 def _keep_freed_memory() -> None:
     """Let glibc see a piece of memory go that is as large as those of a pass.
@@ -233,8 +215,8 @@ def _keep_freed_memory() -> None:
 def _plan(
     size: int, samples: int, widest: int, weights: int | None, chunk: int | None, device: torch.device, antithetic: bool
 ) -> tuple[int, int]:
-    """Inputs and draws of one pass. The batch is cut before the draws, so that the noise-free part is computed once;
-    members, whose weights are drawn, the other way round."""
+    """Inputs and draws of one pass. The batch is cut before the draws, so that the noise-free part is computed once; where
+    so many weights are drawn, the other way round."""
     budget = BUDGET.get(device.type, OTHER_BUDGET)
     rows = chunk or max(1, budget // widest)
     least = 2 if antithetic else 1
@@ -246,10 +228,10 @@ def _plan(
     return inputs, at_once - at_once % least
 
 
-def _order(size: int, samples: int, inputs: int, at_once: int, members: bool) -> list[tuple[int, int]]:
-    """(first input, draws) of each pass; members keep their weights over all inputs before the next are drawn."""
+def _order(size: int, samples: int, inputs: int, at_once: int, weights: bool) -> list[tuple[int, int]]:
+    """(first input, draws) of each pass; drawn weights are kept over all inputs before the next are drawn."""
     starts = range(0, size, inputs)
     counts = [min(at_once, samples - done) for done in range(0, samples, at_once)]
-    if members:
+    if weights:
         return [(start, count) for count in counts for start in starts]
     return [(start, count) for start in starts for count in counts]

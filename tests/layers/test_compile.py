@@ -1,5 +1,7 @@
 """torch.compile takes the layers, their KL and the objective as one graph: no break (fullgraph), the same values."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from layer_cases import CASES
@@ -82,17 +84,61 @@ def test_a_training_step_is_one_graph(backend, how):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_eval_and_sampling_are_one_graph(backend):
+def test_eval_is_one_graph(backend):
     model, x, _ = network()
     model.eval()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         assert torch.allclose(compiled(x), model(x), atol=1e-6)
-        with svdc.sampling(model):
-            assert not torch.equal(compiled(x), compiled(x))
-        assert torch.equal(compiled(x), compiled(x))
         model[4].weight.mul_(2)
         assert torch.allclose(compiled(x), model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_that_draw_leave_the_graph(backend, in_place):
+    """A graph cannot look at whose call it is: under `sampling` the layers run by themselves, with the same noise as ever."""
+    model, x, _ = network()
+    model.eval()
+    exact = model(x).detach()
+
+    def drawn(model, **options):
+        with torch.no_grad(), svdc.sampling(model, generator=torch.Generator().manual_seed(1), **options):
+            return torch.stack([model(x), model(x)])
+
+    ways = [{}, {"members": True}, {"local": True}, {}]
+    plain = [drawn(model, **options) for options in ways]
+    if in_place:
+        model.compile(backend=backend)
+    compiled = model if in_place else torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for options, expected in zip(ways, plain, strict=True):
+            assert torch.allclose(compiled(x), exact, atol=1e-6)
+            assert torch.allclose(drawn(compiled, **options), expected, atol=1e-5), options
+        with svdc.sampling(compiled), ThreadPoolExecutor(1) as pool:
+            assert torch.allclose(pool.submit(compiled, x).result(), exact, atol=1e-6)
+        assert torch.allclose(compiled(x), exact, atol=1e-6)
+    assert torch.equal(compiled(x), compiled(x)) and not model._forward_hooks
+
+
+def test_a_whole_graph_cannot_draw():
+    model, x, _ = network()
+    compiled = torch.compile(model.eval(), fullgraph=True, backend="eager")
+    with torch.no_grad():
+        exact = compiled(x)
+        with svdc.sampling(model), pytest.raises(torch._dynamo.exc.Unsupported):
+            compiled(x)
+        assert torch.equal(compiled(x), exact)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: torch.compile(m, backend="aot_eager"), nn.DataParallel], ids=["compiled", "parallel"]
+)
+def test_predictions_of_a_wrapped_model(wrap):
+    model, x, _ = network()
+    model.eval()
+    make = lambda model: svdc.mc_predict(model, x, 6, generator=torch.Generator().manual_seed(1)).mean  # noqa: E731
+    assert torch.equal(make(wrap(model)), make(model))
 
 
 @pytest.mark.parametrize("name", ["linear-one", "conv1d", "conv2d-circular", "conv2d-same-even", "conv2d-one", "transposed3d"])

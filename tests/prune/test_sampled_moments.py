@@ -19,7 +19,8 @@ DRAWS = 4000
 
 def draws(model: nn.Module, x: Tensor, members: bool) -> Tensor:
     """(draws, examples, outputs) in double precision; one pass for all where draws are independent per example."""
-    with torch.no_grad(), sampling(model.eval(), generator=torch.Generator().manual_seed(3), members=members) as sampler:
+    how = {"members": True} if members else {"local": True}
+    with torch.no_grad(), sampling(model.eval(), generator=torch.Generator().manual_seed(3), **how) as sampler:
         if not members:
             return model(x.repeat(DRAWS, *[1] * (x.dim() - 1))).view(DRAWS, len(x), -1).double()
         out = []

@@ -1,5 +1,6 @@
 """Small models whose posterior is wide enough to matter."""
 
+import copy
 from itertools import pairwise
 
 import torch
@@ -35,8 +36,47 @@ def convnet():
 
 
 def plain_draws(model, x, n, seed):
-    """n draws of each input by one ordinary forward pass over repeated rows: (n, inputs, ...), float64."""
+    """n draws of each input, with noise of its own for each position, by one ordinary forward pass over repeated rows:
+    (n, inputs, ...), float64."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad(), svdc.sampling(model.eval(), generator=generator):
+    with torch.no_grad(), svdc.sampling(model.eval(), generator=generator, local=True):
         output = model(x.repeat(n, *[1] * (x.dim() - 1)))
     return output.double().reshape(n, x.shape[0], *output.shape[1:])
+
+
+@torch.no_grad()
+def weight_draws(model, x, n, seed, run=None):
+    """The oracle: n draws of the output, each of a dense copy with weights from the posterior, (n, inputs, ...), float64.
+
+    The copy has torch.nn's own layers. Masks, thresholds and variances of biases are read from the parameters here, and tied
+    weights are drawn once. run: how to call a model on x.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dense = copy.deepcopy(model).eval()
+    means, stds, biases = {}, {}, {}
+    for layer in dense.modules():
+        if not hasattr(layer, "log_sigma2"):
+            continue
+        mean, log_sigma2 = layer.weight.detach().double(), layer.log_sigma2.detach().double()
+        keep = log_sigma2 - (mean.square() + 1e-8).log() < 3 if layer.mask is None else layer.mask
+        means[layer], stds[layer] = mean * keep, (log_sigma2 / 2).exp() * keep
+        biases[layer] = None if layer.bias_sigma2 is None else (layer.bias.detach().clone(), layer.bias_sigma2.sqrt())
+        layer.tied = (id(layer.weight), id(layer.log_sigma2))
+    layers = list(means)
+    for layer in layers:
+        tied = layer.tied
+        layer.to_dense()
+        layer.tied = tied
+        layer.weight = nn.Parameter(layer.weight.detach().clone())
+    outputs = []
+    for _ in range(n):
+        noises = {}
+        for layer in layers:
+            if layer.tied not in noises:
+                noises[layer.tied] = torch.randn(means[layer].shape, generator=generator).double()
+            layer.weight.copy_(means[layer] + stds[layer] * noises[layer.tied])
+            if biases[layer] is not None:
+                mean, std = biases[layer]
+                layer.bias.copy_(mean + std * torch.randn(mean.shape, generator=generator))
+        outputs.append(run(dense, x) if run else dense(x))
+    return torch.stack(outputs).double()

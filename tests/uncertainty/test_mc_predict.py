@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_models import convnet, mlp, plain_draws, widen
+from small_models import convnet, mlp, plain_draws, weight_draws, widen
 from torch import nn
 
 import svdcompress as svdc
@@ -124,10 +124,13 @@ def test_every_way_draws_from_the_same_marginals(make, way):
     inputs = torch.randn(3, 4, generator=seeded(1)) if make is not convnet else torch.randn(3, 1, 8, 8, generator=seeded(1))
     n = 4000
     got = mc_predict(model, inputs, n, task="regression", generator=seeded(2), **way)
-    draws = plain_draws(model, inputs, n, seed=3)
+    draws = weight_draws(model, inputs, n, seed=3)
     assert z_score(got.mean, draws) < 4.5
-    # Independent noise at each position of a convolution, or one set of weights: then sums over positions vary otherwise.
-    if make is not convnet or not way.get("members"):
+    assert (got.epistemic / draws.var(0) - 1).abs().max() < 0.2
+    if not way.get("members"):  # and training's estimator, on demand
+        got = mc_predict(model, inputs, n, task="regression", generator=seeded(2), local=True, **way)
+        draws = plain_draws(model, inputs, n, seed=3)
+        assert z_score(got.mean, draws) < 4.5
         assert (got.epistemic / draws.var(0) - 1).abs().max() < 0.2
 
 
@@ -242,7 +245,7 @@ def test_what_depends_on_no_noise_is_computed_once(x):
 
     model = widen(svdc.convert(nn.Sequential(nn.Linear(4, 5), Count(), nn.ReLU(), nn.Linear(5, 3)), exclude=["0"]))
     mc_predict(model, x, 50)
-    assert Count.rows == 5 + 5  # the probe, and the pass
+    assert Count.rows == 5 + 3 + 5  # the first look at two numbers of inputs, and the pass
 
 
 def test_residual_models_mix_both_kinds_of_rows(x):

@@ -11,6 +11,7 @@ from svdcompress.layers import Rows, StochasticLayer, drawing, stochastic_layers
 from svdcompress.layers._rows import NotRows
 from svdcompress.uncertainty import _predict, mc_predict
 from svdcompress.uncertainty._chain import width
+from svdcompress.uncertainty._look import look
 
 
 def dropout(gaussian=False):
@@ -250,4 +251,4 @@ class Plus(nn.Module):
 )
 def test_the_width_is_what_a_pass_sees(model, shape):
     x = torch.randn(shape)
-    assert width(model.eval(), x, shape[0]) == _predict._probe(model, model, x, shape[0])
+    assert width(model.eval(), x, shape[0]) == look(model, model, x, shape[0]).widest

@@ -1,0 +1,93 @@
+"""A first look at a model with some inputs: whether it takes them, how wide it is, which weights several positions share.
+
+It leaves no trace on the model: what a pass computes is seen by a mode of torch's functions, which is this thread's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from svdcompress.errors import DataError, SvdcError
+from svdcompress.layers import Shapes, StochasticLayer, drawing, stochastic_layers
+from svdcompress.sources import map_tensors
+
+INPUTS, OTHERS = 8, 3
+"""Inputs of a first pass at most, and of the second, whose number has to be another."""
+
+
+class Look(NamedTuple):
+    """widest: numbers in the widest activation, for each input. shared: layers whose weights have to be drawn."""
+
+    widest: int
+    shared: frozenset[StochasticLayer]
+
+
+def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers: Sequence[StochasticLayer] = ()) -> Look:
+    """Run some of a batch of `size` inputs x without noise, so that no generator is touched. Raises where they do not fit.
+
+    layers: among which the shared ones are looked for. A layer is not shared if its weight is used at as many positions as
+    there are inputs, in passes with two numbers of them; a model that refuses the second one has all of them shared.
+    """
+    stochastic = stochastic_layers(model)
+    some = min(size, INPUTS)
+    first = _inputs(x, some, size)
+    with fitting(model), drawing(stochastic, shapes := Shapes()), _Widths(model, some) as seen:
+        run(first)
+    shared = shapes.not_once(layers, some)
+    if len(shared) == sum(hasattr(layer, "log_sigma2") for layer in layers):
+        return Look(seen.widest, frozenset(shared))  # there is none left to ask about
+    others = OTHERS if some != OTHERS else OTHERS - 1
+    try:
+        with drawing(stochastic, shapes := Shapes()):
+            run(_inputs(x, others, size))
+    except Exception:  # whatever a model says to another batch size
+        return Look(seen.widest, frozenset(layers))
+    return Look(seen.widest, frozenset(shared | shapes.not_once(layers, others)))
+
+
+def _inputs(x: Any, count: int, size: int) -> Any:
+    """So many inputs of a batch, the same ones again where it has fewer; what has another first dimension goes along."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != size:
+            return tensor
+        return tensor[:count] if count <= size else tensor[torch.arange(count, device=tensor.device) % size]
+
+    return map_tensors(x, cut)
+
+
+class _Widths(TorchFunctionMode):
+    """Notes the widest result, for each input, of torch's functions; tensors of other than the batch's rows do not count."""
+
+    def __init__(self, model: nn.Module, inputs: int) -> None:
+        super().__init__()
+        self.inputs, self.widest = inputs, 1
+        self._parameters = {parameter.shape for parameter in model.parameters()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result) if isinstance(result, tuple | list) else (result,):
+            if isinstance(leaf, Tensor) and self._is_rows(leaf):
+                self.widest = max(self.widest, leaf.numel() // self.inputs)
+        return result
+
+    def _is_rows(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 0 and tensor.shape[0] % self.inputs == 0 and tensor.shape not in self._parameters
+
+
+@contextmanager
+def fitting(model: nn.Module) -> Iterator[None]:
+    """Whatever torch raises for inputs of a wrong shape is a DataError."""
+    try:
+        yield
+    except (SvdcError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"x does not fit {type(model).__name__}: {error}") from error
