@@ -17,7 +17,7 @@ from svdcompress.layers._conv import (
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
 from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
 from svdcompress.layers._linear import VariationalLinear
-from svdcompress.layers._positions import shared_over_positions
+from svdcompress.layers._positions import shared_over_positions, weight_of
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
 from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, sampling, stochastic_layers
@@ -85,4 +85,5 @@ __all__ = [
     "sampling",
     "shared_over_positions",
     "stochastic_layers",
+    "weight_of",
 ]
