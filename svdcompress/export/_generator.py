@@ -1,11 +1,14 @@
 """The file's own generator: random numbers from integer arithmetic that every runtime has, reproducible by a seed.
 
-The numbers of a round are products of 64-bit odd integers modulo 2^64: one for each row of a table, one for each of its columns,
-and one for the round, which is multiplied on from round to round (a multiplicative congruential generator in each place of the
-table, its multiplier from Steele & Vigna 2022, "Computationally easy, spectrally good multipliers"). Those of rows and columns
-and the first round's are the finalizer of SplitMix64 (Steele, Lea & Flood 2014) of seed and place. Only the upper bits of a
-product are used, which a conversion to float keeps. It costs two multiplications and one conversion a number; onnxruntime's own
-RandomUniformLike costs several times that, and its seed is fixed when a session is made.
+The numbers of a round fill a table. Each is a product of odd integers modulo 2^64: one of its row, one of its column, and one
+of the round, which is multiplied by a constant from round to round. So each place of the table has a multiplicative congruential
+generator (its multiplier: Steele & Vigna 2022, "Computationally easy, spectrally good multipliers"). The factors of rows and
+columns, and that of the first round, are hashes of seed and place (the finalizer of SplitMix64; Steele, Lea & Flood 2014). Of a
+product the upper bits count, which a conversion to float keeps.
+
+Two multiplications and one conversion a number take a quarter to a half of the time of onnxruntime's RandomUniformLike, whose
+seed is fixed when a session is made. Tried too: SplitMix64 on a counter (as slow as RandomUniformLike), a 32-bit hash (slower),
+RandomNormalLike (slower).
 
 Normal numbers come by pairs from uniform ones (Box & Muller 1958).
 """
@@ -36,8 +39,11 @@ STEP, GAMMA, KEY = 0xF1357AEA2E62A9C5, 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
-def draw_inside(model: ir.Model, rounds: Rounds) -> None:
-    """Have the loop draw its noise itself, standard normal, instead of reading it from an input; `seed` becomes an input."""
+def draw_inside(model: ir.Model, rounds: Rounds, required: bool) -> None:
+    """Have the loop draw its noise itself, standard normal, instead of reading it from an input; `seed` becomes an input.
+
+    required: it has no default.
+    """
     graph = model.graph
     graph.inputs.pop()
     (samples,) = (value for value in graph.inputs if value.name == SAMPLES)
@@ -48,7 +54,7 @@ def draw_inside(model: ir.Model, rounds: Rounds) -> None:
     lanes = op("Mul", half, op.constant(2))
     spare = op("Sub", op("Mul", lanes, op.constant(COLUMNS)), count)
     sizes = op("Concat", draws, op("Reshape", spare, op.constant([1])), axis=0)
-    hashed = _odd_numbers(op, _key(op, _seed(graph, op), samples), op("Add", lanes, op.constant(COLUMNS + 1)))
+    hashed = _odd_numbers(op, _key(op, _seed(graph, op, required), samples), op("Add", lanes, op.constant(COLUMNS + 1)))
     down, across, first = op.many("Split", 3, hashed, op.shape(lanes, COLUMNS, 1), axis=0)
     down = op("Reshape", down, op.constant([-1, 1]))
     loop, state = _carry(rounds, op("Reshape", first, op.constant([])), op)
@@ -88,21 +94,22 @@ def _carry(rounds: Rounds, first: ir.Value, op: Builder) -> tuple[ir.Node, ir.Va
     return node, state
 
 
-def _seed(graph: ir.Graph, op: Builder) -> ir.Value:
-    """The input `seed`, a scalar; it has a default, so that callers may leave it out."""
+def _seed(graph: ir.Graph, op: Builder, required: bool) -> ir.Value:
+    """The input `seed`, a scalar; with a default callers may leave it out."""
     import onnx_ir as ir
 
-    tensor = ir.Tensor(np.array(FRESH, np.int64), name=SEED)
-    seed = ir.Value(name=SEED, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64), const_value=tensor)
+    seed = ir.Value(name=SEED, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
     graph.inputs.append(seed)
-    graph.register_initializer(seed)
+    if not required:
+        seed.const_value = ir.Tensor(np.array(FRESH, np.int64), name=SEED)
+        graph.register_initializer(seed)
     return op("Reshape", seed, op.constant([]), name="seed_must_be_one_number")
 
 
 def _key(op: Builder, seed: ir.Value, samples: ir.Value) -> ir.Value:
     """The seed, or a fresh one in its place.
 
-    onnxruntime's generators start from the clock's time when its library was loaded, and those of a session's nodes all anew from
+    onnxruntime's generators start from the time at which its library was loaded, and those of each session's nodes anew from
     there. Dropout alone takes its seeds from a counter of the whole process, so that no two calls have the same, of whatever
     session and thread; its mask tells that seed. Uniform numbers, whose generator starts from other digits of the clock, keep
     apart processes whose counters happen to meet.
@@ -141,6 +148,6 @@ def _normal(op: Builder, outer: Builder, integers: ir.Value) -> ir.Value:
     return op("Concat", op("Mul", radius, op("Cos", angle)), op("Mul", radius, op("Sin", angle)), axis=0)
 
 
-def _signed(value: int) -> np.int64:
+def _signed(value: int) -> int:
     """A 64-bit word as ONNX's multiplication has it."""
-    return np.array(value % 2**64, np.uint64).astype(np.int64)[()]
+    return (value + 2**63) % 2**64 - 2**63

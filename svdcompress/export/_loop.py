@@ -1,8 +1,8 @@
 """From the graph of one draw to a graph that loops over draws.
 
 Every node that depends on no noise is computed once, ahead of the loop: the mean and variance of a first layer with noise of
-its output among them. The loop's body holds the rest, and adds each draw's statistics to sums, so that memory does not grow with
-the number of samples. What depends on the sums comes after the loop.
+its output among them. The loop's body holds the rest, and adds each draw's statistics to sums, so that memory does not grow
+with the number of samples. What depends on the sums comes after the loop.
 
 A round of the loop makes several draws at once where that can be: calling a node costs as much as some thousand numbers, and a
 batch of one row has few. What comes after the last layer whose weights are drawn works on the rows of all draws (see `_rows`).
@@ -22,7 +22,7 @@ from svdcompress.export._guards import at_least, checked_outputs, checked_sample
 from svdcompress.export._noise import Call
 from svdcompress.export._posterior import Posterior
 from svdcompress.export._rows import RowsError, led_by_batch, repeat_rows
-from svdcompress.export._trace import OWN
+from svdcompress.export._trace import OWN, merge_constants
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -253,8 +253,10 @@ def _going(name: str) -> ir.Value:
 
 
 def finish(model: ir.Model) -> None:
-    """Take out what nothing reads, and put all in order."""
+    """Take out what nothing reads or what is there twice, and put all in order."""
     import onnx_ir.passes.common as passes
+
+    merge_constants(model)
 
     passes.RemoveUnusedNodesPass()(model)
     model.graph.sort()

@@ -80,8 +80,8 @@ class MonteCarlo:
                     raise
         if not verify:
             self.parities.clear()
-        if self.options.noise == "random":
-            draw_inside(graph, rounds)
+        if self.options.noise != "input":
+            draw_inside(graph, rounds, self.options.noise == "seed")
         _loop.finish(graph)
         return graph
 
@@ -125,4 +125,5 @@ class MonteCarlo:
     def _feeds(self, session: Any, tensors: list[Tensor]) -> dict[str, Any]:
         there = {value.name for value in session.get_inputs()}
         feeds = {name: tensor.numpy() for name, tensor in zip(self.signature.names, tensors, strict=True) if name in there}
-        return {**feeds, SAMPLES: torch.tensor(CHECKED_SAMPLES).numpy()}
+        seed = {SEED: torch.tensor(1).numpy()} if SEED in there else {}
+        return {**feeds, **seed, SAMPLES: torch.tensor(CHECKED_SAMPLES).numpy()}

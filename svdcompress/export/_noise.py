@@ -1,7 +1,8 @@
 """A model whose noise is an input: the stochastic layers read it from a source, in the order in which they are called.
 
 The noise of one draw is one vector of standard normal numbers, for one call after the other: that of a layer's output,
-flattened, or of a parameter that is drawn whole. Dropout needs no other kind: a unit stays where its number is below the quantile of the rate at which units stay.
+flattened, or of a parameter that is drawn whole. Dropout needs no other kind: a unit stays where its number is below the
+quantile of the rate at which units stay.
 """
 
 from __future__ import annotations
