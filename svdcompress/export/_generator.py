@@ -1,10 +1,10 @@
 """The file's own generator: random numbers from integer arithmetic that every runtime has, reproducible by a seed.
 
 The numbers of a round fill a table. Each is a product of odd integers modulo 2^64: one of its row, one of its column, and one
-of the round, which is multiplied by a constant from round to round. So each place of the table has a multiplicative congruential
-generator (its multiplier: Steele & Vigna 2022, "Computationally easy, spectrally good multipliers"). The factors of rows and
-columns, and that of the first round, are hashes of seed and place (the finalizer of SplitMix64; Steele, Lea & Flood 2014). Of a
-product the upper bits count, which a conversion to float keeps.
+of the round, which is multiplied by a constant from round to round. So each place has a multiplicative congruential generator
+(the constant: Steele & Vigna 2022, "Computationally easy, spectrally good multipliers"). The factors of rows and columns, and
+that of the first round, are hashes of seed and place (the finalizer of SplitMix64; Steele, Lea & Flood 2014). Of a product the
+upper bits count, which a conversion to float keeps.
 
 Two multiplications and one conversion a number take a quarter to a half of the time of onnxruntime's RandomUniformLike, whose
 seed is fixed when a session is made. Tried too: SplitMix64 on a counter (as slow as RandomUniformLike), a 32-bit hash (slower),
