@@ -1,4 +1,5 @@
-"""What the Monte-Carlo file costs: 100 samples of a compressed LeNet-300-100 in onnxruntime, beside what it replaces.
+"""What the Monte-Carlo file costs: 100 samples of a compressed LeNet-300-100 in onnxruntime, beside what it replaces, and of a
+compressed LeNet-5, whose convolutions have their weights drawn.
 
     python benchmarks/onnx_mc.py [--rounds 15]
 
@@ -58,10 +59,21 @@ def variational(widths: tuple[int, ...]) -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    model = svdc.convert(nn.Sequential(*layers[:-1]), log_sigma2=-8.0)
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            layer.mask = torch.ones_like(layer.weight, dtype=torch.bool)
+    return _held(nn.Sequential(*layers[:-1]), 1.0)
+
+
+def lenet(first: int, second: int, hidden: int, share: float) -> nn.Module:
+    """A LeNet-5 of these widths, a share of its weights relevant."""
+    convolutions = [nn.Conv2d(1, first, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    head = [nn.Flatten(), nn.Linear(16 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10)]
+    return _held(nn.Sequential(*convolutions, *head), share)
+
+
+def _held(model: nn.Module, share: float) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for layer in svdc.convert(model, log_sigma2=-8.0).modules():
+        if hasattr(layer, "log_sigma2"):
+            layer.mask = torch.rand(layer.weight.shape, generator=generator) <= share
     return model.eval()
 
 
@@ -123,8 +135,11 @@ def measure(rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     dense, small = variational(DENSE), variational(SMALL)
     with tempfile.TemporaryDirectory() as folder:
-        plain, mc, large = (Path(folder) / name for name in ("model.onnx", "model_mc.onnx", "large_mc.onnx"))
-        example = torch.randn(2, DENSE[0])
+        names = ("model.onnx", "model_mc.onnx", "large_mc.onnx", "lenet5_mc.onnx", "lenet5_pruned_mc.onnx")
+        plain, mc, large, lenet5, pruned = (Path(folder) / name for name in names)
+        example, image = torch.randn(2, DENSE[0]), torch.randn(2, 1, 28, 28)
+        svdc.export_onnx(lenet(20, 50, 500, 1.0), lenet5, image, monte_carlo=True)
+        svdc.export_onnx(lenet(5, 10, 76, 0.3), pruned, image, monte_carlo=True)
         svdc.export_onnx(small, plain, example)
         svdc.export_onnx(small, mc, example, monte_carlo=True)
         svdc.export_onnx(dense, large, example, monte_carlo=True)
@@ -139,11 +154,15 @@ def measure(rounds: int) -> dict[str, Any]:
                 f"compressed, mc_predict, batch {batch}": lambda x=x: svdc.mc_predict(small, x, SAMPLES),
                 f"compressed, Monte-Carlo file, batch {batch}": in_onnxruntime(mc, x, SAMPLES),
                 f"compressed, deterministic file, batch {batch}": in_onnxruntime(plain, x, None),
+                f"compressed LeNet-5, Monte-Carlo file, batch {batch}": in_onnxruntime(pruned, x.view(-1, 1, 28, 28), SAMPLES),
             }
+            if batch == 1:  # at 64 it takes seconds
+                dense_run = in_onnxruntime(lenet5, x.view(-1, 1, 28, 28), SAMPLES)
+                works[f"uncompressed LeNet-5, Monte-Carlo file, batch {batch}"] = dense_run
         times = medians(works, rounds)
         memory = {"deterministic": peak(plain, 64, 0)}
         memory |= {f"Monte-Carlo, {samples} samples": peak(mc, 64, samples) for samples in (SAMPLES, 10_000)}
-        sizes = {path.name: path.stat().st_size for path in (plain, mc, large)}
+        sizes = {path.name: path.stat().st_size for path in (plain, mc, large, lenet5, pruned)}
     return {"milliseconds": times, "peak_megabytes": memory, "bytes": sizes}
 
 

@@ -141,7 +141,9 @@ def export(
     run: Run,
     out: Annotated[Path, typer.Option(help="The file to write.")],
     monte_carlo: Annotated[bool, typer.Option("--monte-carlo", help="With `samples` as an input, and uncertainties.")] = False,
-    noise: Annotated[str, typer.Option(help="random, or input: the noise is an input of the file.")] = "random",
+    noise: Annotated[
+        str, typer.Option(help="random; seed: a seed has to be given; or input: the noise is an input.")
+    ] = "random",
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 23.")] = 20,
     json: Json = False,
     debug: Debug = False,
@@ -192,7 +194,7 @@ def predict(
     samples: Samples = 100,
     onnx: Annotated[bool, typer.Option("--onnx", help="With model_mc.onnx in onnxruntime in place of PyTorch.")] = False,
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws (PyTorch).")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws; by default 0, with --onnx a fresh one.")] = None,
     device: Device = "auto",
     json: Json = False,
     debug: Debug = False,

@@ -42,7 +42,7 @@ class Builder:
 
         own = name is not None and name.startswith(OWN)
         values = [ir.Value(name=name if own else next(self._names)) for _ in range(outputs)]
-        label = f"node_{values[0].name}" if own or name is None else name
+        label = "" if own or name is None else name  # a name of a node is some bytes in the file
         self.graph.append(ir.node(kind, inputs, attributes, outputs=values, name=label))
         return values
 

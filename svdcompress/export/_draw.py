@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import Call, Source, calls
 from svdcompress.export._outputs import running
 from svdcompress.export._statistics import Statistics
-from svdcompress.export._trace import TRACE_BATCH
+from svdcompress.export._trace import OWN, TRACE_BATCH
 
-NOISE, SAMPLES, SUM = "noise", "samples", "sum_"
+NOISE, SAMPLES, SEED, SUM = "noise", "samples", "seed", "sum_"
 
 
 class Draw(nn.Module):
@@ -59,18 +60,13 @@ class Draw(nn.Module):
             raise ExportError("monte_carlo: the shape of the output depends on the batch size beyond its first dimension")
         self.sums = [tuple(shape) for shape in shapes[0]]
 
-    def may_repeat(self) -> bool:
-        """Whether a round of the loop may make several draws: by the noise's shapes, the batch goes first everywhere."""
-        return all(call.shape[:1] == (None,) and None not in call.shape[1:] and not call.fixed for call in self.calls)
-
     def size(self, batch: Any) -> Any:
         """Numbers that one draw takes at a batch size."""
         return sum(call.size(batch) for call in self.calls)
 
-    def of_draw(self, tensors: Sequence[Tensor], noise: Tensor) -> tuple[Tensor, ...]:
-        """Statistics of one draw. noise: (size(batch),)."""
-        batch = tensors[0].shape[0]
-        self.source.give(noise.split([call.size(batch) for call in self.calls]))
+    def of_draw(self, tensors: Sequence[Tensor], chunks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Statistics of one draw. chunks: for each call its noise, or the parameter that was drawn where they are placed."""
+        self.source.give(chunks)
         return self.statistics.of_draw(self.signature.call(self.model, tensors))
 
 
@@ -85,7 +81,11 @@ def _hooked(model: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
 
 
 class Traced(nn.Module):
-    """All that the file computes but the loop: (*inputs, noise, *sums, samples) -> (*statistics of one draw, *outputs)."""
+    """All that the file computes but the loop and the draws themselves.
+
+    (*inputs, *chunks, *sums, samples) -> (*statistics of one draw, *outputs); chunks: of each call its noise, flattened, or the
+    parameter that was drawn.
+    """
 
     def __init__(self, draw: Draw) -> None:
         super().__init__()
@@ -97,33 +97,44 @@ class Traced(nn.Module):
         return tuple(torch.full((batch, *shape), 0.5, dtype=torch.float64) for shape in self.draw.sums)
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        tensors, noise, sums, samples = self._parts(arguments)
-        return (*self.draw.of_draw(tensors, noise), *self.draw.statistics.outputs(sums, samples).values())
-
-    def _parts(self, arguments: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor, tuple[Tensor, ...], Tensor]:
-        count = len(self.draw.signature.names)
-        return arguments[:count], arguments[count], tuple(arguments[count + 1 : -1]), arguments[-1]
+        draw, rest = self.draw, iter(arguments)
+        tensors, chunks, sums = (list(islice(rest, len(part))) for part in (draw.signature.names, draw.calls, draw.sums))
+        (samples,) = rest
+        return (*draw.of_draw(tensors, chunks), *draw.statistics.outputs(tuple(sums), samples).values())
 
     def examples(self, batch: int) -> list[Tensor]:
         """Arguments of a batch size."""
-        noise = torch.linspace(-1, 1, self.draw.size(batch))
-        return [*self.draw.signature.varied(batch), noise, *self._example_sums(batch), torch.tensor(2)]
+        chunks = [_example(call, batch) for call in self.draw.calls]
+        return [*self.draw.signature.varied(batch), *chunks, *self._example_sums(batch), torch.tensor(2)]
 
     def argument_names(self) -> list[str]:
+        chunks = [chunk_name(i) for i in range(len(self.draw.calls))]
         sums = [f"{SUM}{i}" for i in range(len(self.draw.sums))]
-        return [*self.draw.signature.names, NOISE, *sums, SAMPLES]
+        return [*self.draw.signature.names, *chunks, *sums, SAMPLES]
 
     def dynamic(self, batch: Any) -> list[dict[int, Any]]:
         """What is dynamic of each argument, in terms of the dimension `batch`."""
         inputs = len(self.draw.signature.names)
-        numbers = sum(call.per_row for call in self.draw.calls) * batch + sum(call.fixed for call in self.draw.calls)
-        return [*({0: batch} for _ in range(inputs)), {0: numbers}, *({0: batch} for _ in self.draw.sums), {}]
+        chunks: list[dict[int, Any]] = [{0: call.size(batch)} if call.per_row else {} for call in self.draw.calls]
+        return [*({0: batch} for _ in range(inputs)), *chunks, *({0: batch} for _ in self.draw.sums), {}]
+
+
+def chunk_name(index: int) -> str:
+    """The traced graph's input for a call's chunk."""
+    return f"{OWN}chunk_{index}"
+
+
+def _example(call: Call, batch: int) -> Tensor:
+    noise = torch.linspace(-1, 1, call.size(batch))
+    return noise if call.posterior is None else call.posterior.at(noise)
 
 
 @torch.no_grad()
 def oracle(draw: Draw, tensors: Sequence[Tensor], noise: Tensor) -> dict[str, Tensor]:
-    """What the file has to give for a noise of shape (samples, size(batch)), the slow way."""
-    sums = [torch.zeros((tensors[0].shape[0], *shape), dtype=torch.float64) for shape in draw.sums]
+    """What the file has to give for a noise of shape (samples, size(batch)), the slow way. draw: of a model that listens."""
+    batch = tensors[0].shape[0]
+    sums = [torch.zeros((batch, *shape), dtype=torch.float64) for shape in draw.sums]
     for row in noise:
-        sums = [total + new for total, new in zip(sums, draw.of_draw(tensors, row), strict=True)]
+        chunks = row.split([call.size(batch) for call in draw.calls])
+        sums = [total + new for total, new in zip(sums, draw.of_draw(tensors, chunks), strict=True)]
     return draw.statistics.outputs(tuple(sums), torch.tensor(len(noise)))

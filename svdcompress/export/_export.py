@@ -22,7 +22,7 @@ from svdcompress.export._statistics import TASKS
 from svdcompress.recipe import LAST_RANDOM_OPSET
 
 OPSETS = range(18, 24)
-NOISES = ("random", "input")
+NOISES = ("random", "seed", "input")
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,9 +88,11 @@ def export_onnx(
         `predictive_entropy`, `expected_entropy`, `mutual_information` (classification, binary; in nats) or `aleatoric`,
         `epistemic` (regression, gaussian). Shapes: those of `mc_predict`'s results.
     task: "classification" (logits), "binary" (one logit a question), "regression" or "gaussian" (means and log variances).
-    noise: "random": the file draws. "input": one more input `noise` (samples, numbers), float32, standard normal: the same
-        noise gives the same outputs. Its layout is in the metadata as "noise": for each call of a stochastic layer its name
-        and shape (None: the batch), each flattened, one after the other.
+    noise: "random": the file draws, and has an optional input `seed` (int64 scalar). "seed": the same, and it has to be given;
+        for runtimes that cannot feed an optional input, such as onnxruntime-web. "input": one more input `noise` (samples,
+        numbers), float32, standard normal: the same noise gives the same outputs. Its layout is in the metadata as "noise":
+        for each draw of a sample the layer, of what ("output", "weight" or "bias"), and the shape (None: the batch), each
+        flattened, one after the other. With "kept" only weights that stay have noise, in the weight's order.
     tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the first.
     parts: outputs `aleatoric` and `epistemic` for classification and binary too.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added, and "inputs" where pruning
@@ -98,11 +100,16 @@ def export_onnx(
     opset: 18 to 23, or to 21 for a file that draws.
 
     A Monte-Carlo file computes what depends on no noise once, and loops over draws for the rest: its memory does not grow with
-    `samples`. Sums are float64. The generator is onnxruntime's, seeded by the clock when a process first needs it: runs of a
-    session differ, and so do processes; but two sessions of one process that load the same file draw the same noise, run by
-    run. `onnxruntime.set_seed` before the session is made gives the same noise again. The period is about 2^31 numbers, as
-    many as a small network takes in some thousand calls. `samples` or a batch below 1 and inputs that are not finite fail in a
-    node whose name says so.
+    `samples`. Sums are float64. A layer whose weights each meet a row once has noise of its output for each row; one whose
+    weights are used at several positions (convolutions, tokens, a layer called twice, tied weights) has its weights drawn, once
+    for each sample and the same for all rows.
+
+    The generator is part of the graph. A `seed` of 0 or more gives the same draws again, in any session, process and runtime
+    (but for the last bits of log, sin and cos). Without one, or with one below 0, each call draws anew, in any session, thread
+    and process: the graph takes a fresh seed from onnxruntime's process-wide counter.
+
+    `samples` or a batch below 1, inputs that are not finite, and a mean or variance that is not finite fail in a node whose
+    name says so.
 
     Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold, that has nothing to
     sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are unknown or do not go together;
@@ -140,7 +147,7 @@ def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> flo
 def _check_options(monte_carlo: bool, task: str, noise: str, tau: float | None, parts: bool, opset: int) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset: {opset} is not in {OPSETS.start} to {OPSETS.stop - 1}")
-    if monte_carlo and noise == "random" and opset > LAST_RANDOM_OPSET:
+    if monte_carlo and noise != "input" and opset > LAST_RANDOM_OPSET:
         raise UsageError(f"opset: a file that draws can have {OPSETS.start} to {LAST_RANDOM_OPSET} (onnxruntime), not {opset}")
     if task not in TASKS:
         raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")

@@ -1,25 +1,28 @@
 """From the graph of one draw to a graph that loops over draws.
 
-Every node that depends on no noise is computed once, ahead of the loop: the first variational layer's mean and variance
-among them. The loop's body holds the rest, and adds each draw's statistics to sums, so that memory does not grow with the
-number of samples. What depends on the sums comes after the loop.
+Every node that depends on no noise is computed once, ahead of the loop: the mean and variance of a first layer with noise of
+its output among them. The loop's body holds the rest, and adds each draw's statistics to sums, so that memory does not grow
+with the number of samples. What depends on the sums comes after the loop.
 
-Where the model is narrow, a round of the loop makes several draws at once: calling a node costs as much as some thousand
-numbers, and a batch of one row has few.
+A round of the loop makes several draws at once where that can be: calling a node costs as much as some thousand numbers, and a
+batch of one row has few. What comes after the last layer whose weights are drawn works on the rows of all draws (see `_rows`).
+What comes before, where each draw has weights of its own, is an inner loop over the draws of the round.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from svdcompress.export._build import Builder, dependent, replace
-from svdcompress.export._draw import NOISE, SAMPLES, SUM, Draw
-from svdcompress.export._rows import repeat_rows
-from svdcompress.export._trace import OWN
+from svdcompress.export._build import Builder, dependent, read_by, replace
+from svdcompress.export._draw import NOISE, SAMPLES, SUM, Draw, chunk_name
+from svdcompress.export._guards import at_least, checked_outputs, checked_samples
+from svdcompress.export._noise import Call
+from svdcompress.export._posterior import Posterior
+from svdcompress.export._rows import RowsError, led_by_batch, repeat_rows
+from svdcompress.export._trace import OWN, merge_constants
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,10 +30,8 @@ if TYPE_CHECKING:
 ROUND = 2**16
 """Numbers in the widest activation of a round that makes several draws: 256 KiB of float32. Measured: half is slower."""
 
-FLAT, COUNT = f"{OWN}noise", f"{OWN}numbers"
 
-
-def add_loop(model: ir.Model, draw: Draw, several: bool) -> None:
+def add_loop(model: ir.Model, draw: Draw, several: bool) -> Rounds:
     """Turn the graph of a `Traced` into that of a file; inputs: the model's, `samples`, and `noise` (samples, numbers).
 
     several: have a round make several draws; raises RowsError where the graph is not of that kind.
@@ -41,115 +42,197 @@ def add_loop(model: ir.Model, draw: Draw, several: bool) -> None:
     inputs = {value.name: value for value in graph.inputs}
     statistics, outputs = graph.outputs[: len(draw.sums)], graph.outputs[len(draw.sums) :]
     totals = [inputs[f"{SUM}{i}"] for i in range(len(draw.sums))]
-    data = [value for value in graph.inputs if value not in totals and value.name not in (SAMPLES, NOISE)]
+    chunks = [inputs[chunk_name(i)] for i in range(len(draw.calls))]
+    data = [value for value in graph.inputs if value not in (*totals, *chunks) and value.name != SAMPLES]
     noise = ir.Value(name=NOISE, shape=ir.Shape([SAMPLES, "numbers"]), type=ir.TensorType(ir.DataType.FLOAT))
 
     nodes = list(graph)
-    noisy, late = dependent(nodes, [inputs[NOISE]]), dependent(nodes, totals)
+    noisy, late = dependent(nodes, chunks), dependent(nodes, totals)
     for node in noisy:
         graph.remove(node)
+    parts = _Parts(noisy, statistics, list(zip(chunks, draw.calls, strict=True)), several)
     op = Builder(graph)
-    rounds = _Rounds(op, draw, data, inputs[SAMPLES], several)
+    rounds = Rounds(op, draw, data, inputs[SAMPLES], parts)
     replace(nodes, inputs[SAMPLES], rounds.samples)
     if several:
-        repeat_rows(op, noisy, data, rounds.copies, op.shape(rounds.rows))
-    body = rounds.body(noisy, statistics, inputs[NOISE], noise)
+        repeat_rows(op, parts.tail, data, rounds.copies, op.shape(rounds.rows))
+    body = rounds.make_body(noise)
     starts = [op("ConstantOfShape", op.shape(rounds.batch, *shape), value=ir.Tensor(np.zeros(1))) for shape in draw.sums]
     results = op.many("Loop", len(starts), rounds.trips, op.constant(True), *starts, body=body)
     for total, result in zip(totals, results, strict=True):
         replace(late, total, result)
+    rounds.loop = results[0].producer()
     graph.inputs[:] = [*data, inputs[SAMPLES], noise]
-    graph.outputs[:] = outputs
+    graph.outputs[:] = checked_outputs(op, outputs)
     graph.sort()
+    return rounds
 
 
-class _Rounds:
+class _Parts:
+    """The nodes of a draw, in two: up to the last that reads a drawn parameter, and those that follow.
+
+    head: empty where no parameter is drawn, or where a round makes a single draw. tail: the rest.
+    crossing: values of the head that the tail reads. width: numbers in the widest of them, for one row of the batch.
+    """
+
+    def __init__(
+        self, nodes: list[ir.Node], statistics: Sequence[ir.Value], chunks: list[tuple[ir.Value, Call]], several: bool
+    ) -> None:
+        self.nodes, self.statistics, self.chunks, self.several = nodes, list(statistics), chunks, several
+        self.head = self._head() if several else []
+        inside = set(self.head)
+        self.tail = [node for node in nodes if node not in inside]
+        made = {value for node in self.head for value in node.outputs}
+        self.crossing = [value for value in dict.fromkeys([*read_by(self.tail), *statistics]) if value in made]
+        self.width = 1
+        if several:
+            self._check(inside)
+
+    def _head(self) -> list[ir.Node]:
+        drawn = {value for value, call in self.chunks if call.posterior is not None}
+        found: set[ir.Node] = set()
+        wanted: set[ir.Value] = set()
+        for node in reversed(self.nodes):
+            read = read_by([node])
+            if any(value in drawn for value in read) or any(value in wanted for value in node.outputs):
+                found.add(node)
+                wanted.update(read)
+        return [node for node in self.nodes if node in found]
+
+    def _check(self, inside: set[ir.Node]) -> None:
+        """Several draws of the tail are rows of one batch."""
+        read = set(read_by(self.tail))
+        for value, call in self.chunks:
+            if value in read and (call.shape[:1] != (None,) or None in call.shape[1:] or call.fixed):
+                raise RowsError(f"the noise of {call.layer} has the shape {call.shape}")
+        for value in self.crossing:
+            if not led_by_batch(value) or value.shape is None or not all(isinstance(dim, int) for dim in value.shape[1:]):
+                raise RowsError(f"{value.name} has the shape {value.shape}")
+            self.width = max(self.width, int(np.prod([int(str(dim)) for dim in value.shape[1:]])))
+
+
+class Rounds:
     """How many draws a round of the loop makes, and its body.
 
     batch, samples, copies (draws of a round), rows (of all copies), trips (rounds): int64 scalars of the graph.
+    sizes: numbers that each call takes in a draw, a vector. loop: the node. body: its graph. pieces: the round's noise, a value
+    for each call: (copies, size).
     """
 
-    def __init__(self, op: Builder, draw: Draw, data: Sequence[ir.Value], samples: ir.Value, several: bool) -> None:
-        self.op, self.draw, self.several = op, draw, several
+    loop: ir.Node | None
+    body: ir.Graph
+    pieces: list[ir.Value]
+
+    def __init__(self, op: Builder, draw: Draw, data: Sequence[ir.Value], samples: ir.Value, parts: _Parts) -> None:
+        self.op, self.draw, self.parts = op, draw, parts
         one = self.one = op.constant(1)
-        rows = op("Squeeze", op("Shape", data[0], start=0, end=1))
-        self.batch = self._checked(rows, "batch_must_be_1_or_more")
-        scalar = op("Reshape", samples, op.constant([]), name="samples_must_be_one_number")
-        self.samples = self._checked(scalar, "samples_must_be_1_or_more")
-        for value in data:
-            if value.dtype is not None and value.dtype.is_floating_point():
-                self.samples = op("Add", self.samples, self._unless_finite(value))
+        self.batch = at_least(op, op("Squeeze", op("Shape", data[0], start=0, end=1)), one, "batch_must_be_1_or_more")
+        self.samples = checked_samples(op, samples, data)
         self.copies, self.rows, self.trips = one, self.batch, self.samples
-        if several:
-            most = op("Div", op.constant(ROUND), op("Mul", self.batch, op.constant(draw.widest)))
+        if parts.several:
+            most = op("Div", op.constant(ROUND), self._numbers())
             self.trips = self._rounded_up(self.samples, op("Max", most, one))
             self.copies = self._rounded_up(self.samples, self.trips)  # evenly: few draws are made in vain in the last round
             self.rows = op("Mul", self.copies, self.batch)
-        numbers = op("Mul", self.rows, op.constant(sum(call.per_row for call in draw.calls)))
-        op("Add", numbers, op.constant(sum(call.fixed for call in draw.calls)), name=COUNT)
+        sizes = op("Mul", self.batch, op.constant([call.per_row for call in draw.calls]))
+        fixed = [call.fixed for call in draw.calls]
+        self.sizes = op("Add", sizes, op.constant(fixed)) if any(fixed) else sizes
 
-    def _checked(self, value: ir.Value, name: str) -> ir.Value:
-        """A scalar once it is known to be 1 or more: ONNX has no assertions, but a Gather beyond the end of a tensor fails,
-        with the node's name in the runtime's message."""
-        return self.op("Add", value, self._zero_unless(self.op("Less", value, self.one), name))
-
-    def _unless_finite(self, value: ir.Value) -> ir.Value:
-        """0 for an input of finite numbers. Maximum pooling, for one, would hide a NaN and leave a sure prediction."""
-        op = self.op
-        total = op("ReduceSum", op("Mul", value, op.constant(0, np.float32)), keepdims=0)  # 0, or NaN
-        return self._zero_unless(op("IsNaN", total), f"{value.name}_must_be_finite")
-
-    def _zero_unless(self, wrong: ir.Value, name: str) -> ir.Value:
-        op = self.op
-        return op("Gather", op.constant([0]), op("Cast", wrong, to=7), name=name)
+    def _numbers(self) -> ir.Value:
+        """Numbers in the largest tensor of a draw that a round holds for all of its draws."""
+        parameters = sum(call.posterior.mean.numel() for call in self.draw.calls if call.posterior is not None)
+        width = self.draw.widest if not self.parts.head else self.parts.width
+        numbers = self.op("Mul", self.batch, self.op.constant(width))
+        return self.op("Max", numbers, self.op.constant(parameters)) if parameters else numbers
 
     def _rounded_up(self, value: ir.Value, by: ir.Value) -> ir.Value:
         op = self.op
         return op("Div", op("Add", value, op("Sub", by, self.one)), by)
 
-    def body(self, nodes: Sequence[ir.Node], statistics: Sequence[ir.Value], one_noise: ir.Value, noise: ir.Value) -> ir.Graph:
+    def make_body(self, noise: ir.Value) -> ir.Graph:
         """The loop's body: a round, its statistics added to the sums."""
         import onnx_ir as ir
 
-        index = ir.Value(name=f"{OWN}round", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
-        going = ir.Value(name=f"{OWN}going", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.BOOL))
-        shapes = [ir.Shape(["batch", *shape]) for shape in self.draw.sums]
+        parts, draw = self.parts, self.draw
+        index, going = _counter("round"), _going("going")
+        shapes = [ir.Shape(["batch", *shape]) for shape in draw.sums]
         double = ir.TensorType(ir.DataType.DOUBLE)
         before = [ir.Value(name=f"{OWN}sum_{i}", shape=shape, type=double) for i, shape in enumerate(shapes)]
-        body = ir.Graph([index, going, *before], [], nodes=[], name="draw")
-        op = Builder(body, constants=self.op.graph, stem="body_")
-        places = self._places(op, index) if self.several else index
-        replace(nodes, one_noise, self._read(op, noise, places))
-        body.extend(nodes)
-        new = [self._summed(op, value, places, shape) for value, shape in zip(statistics, self.draw.sums, strict=True)]
+        self.body = ir.Graph([index, going, *before], [], nodes=[], name="draw")
+        op = Builder(self.body, constants=self.op.graph, stem="body_")
+        places = self._places(op, index)
+        self.pieces = self._read(op, noise, places)
+        values = [
+            op("Reshape", piece, self.op.constant([-1])) if call.posterior is None else self._placed(op, piece, call.posterior)
+            for piece, call in zip(self.pieces, draw.calls, strict=True)
+        ]
+        if parts.head:
+            self._add_head(op, values)
+        for (chunk, _), value in zip(parts.chunks, values, strict=True):
+            replace(parts.tail, chunk, value)
+        self.body.extend(parts.tail)
+        new = [self._summed(op, value, places, shape) for value, shape in zip(parts.statistics, draw.sums, strict=True)]
         after = [op("Identity", going), *(op("Add", old, value) for old, value in zip(before, new, strict=True))]
         for output, like in zip(after, (going, *before), strict=True):
             output.type, output.shape = like.type, like.shape
-        body.outputs.extend(after)
-        return body
+        self.body.outputs.extend(after)
+        return self.body
 
     def _places(self, op: Builder, index: ir.Value) -> ir.Value:
         """Which draws the round makes, by number: (copies,). The last round may go beyond `samples`."""
         outer = self.op
+        if not self.parts.several:
+            return op("Reshape", index, outer.constant([1]))
         steps = outer("Range", outer.constant(0), self.copies, self.one)
         return op("Add", op("Mul", index, self.copies), steps)
 
-    def _read(self, op: Builder, noise: ir.Value, places: ir.Value) -> ir.Value:
-        """The round's noise from the input: for each call of a layer that of all draws, one after the other."""
-        name = "noise_must_have_a_row_for_each_sample"
-        if not self.several:
-            return op("Identity", op("Gather", noise, places, axis=0, name=name), name=FLAT)
-        outer, calls = self.op, self.draw.calls
-        last = outer("Sub", self.samples, self.one)
-        block = op("Gather", noise, op("Min", places, last), axis=0, name=name)  # (copies, numbers)
-        sizes = outer("Mul", self.batch, outer.constant([call.per_row for call in calls]))
-        parts = op.many("Split", len(calls), block, sizes, axis=1, name="noise_must_have_the_batch's_numbers")
-        flat = outer.constant([-1])
-        return op("Concat", *(op("Reshape", part, flat) for part in parts), axis=0, name=FLAT)
+    def _read(self, op: Builder, noise: ir.Value, places: ir.Value) -> list[ir.Value]:
+        """The round's noise from the input: for each call that of all draws, (copies, size)."""
+        if self.parts.several:
+            places = op("Min", places, self.op("Sub", self.samples, self.one))
+        block = op("Gather", noise, places, axis=0, name="noise_must_have_a_row_for_each_sample")
+        name = "noise_must_have_the_batch's_numbers"
+        return op.many("Split", len(self.draw.calls), block, self.sizes, axis=1, name=name)
+
+    def _placed(self, op: Builder, piece: ir.Value, posterior: Posterior) -> ir.Value:
+        """A parameter of all draws of the round, (copies, *its shape), or of the single one."""
+        outer, keep = self.op, posterior.keep
+        mean, std = (tensor.flatten() if keep is None else tensor[keep] for tensor in (posterior.mean, posterior.std))
+        noise = op("Reshape", piece, outer.shape(self.copies, posterior.count))
+        drawn = op("Add", op("Mul", noise, outer.constant(std.numpy(), np.float32)), outer.constant(mean.numpy(), np.float32))
+        if keep is not None:  # the others are 0, and stand at the end
+            places = np.where(keep.flatten().numpy(), keep.flatten().cumsum(0).numpy() - 1, posterior.count)
+            padded = op("Pad", drawn, outer.constant([0, 0, 0, 1]))
+            drawn = op("Gather", padded, outer.constant(places, np.int32), axis=1)
+        copies = [self.copies] if self.parts.several else []
+        return op("Reshape", drawn, outer.shape(*copies, *posterior.mean.shape))
+
+    def _add_head(self, op: Builder, values: list[ir.Value]) -> None:
+        """The inner loop; the tail then reads what crosses for the rows of all draws."""
+        import onnx_ir as ir
+
+        parts = self.parts
+        index, going = _counter("draw"), _going("drawing")
+        body = ir.Graph([index, going], [], nodes=[], name="head")
+        inner, read = Builder(body, constants=self.op.graph, stem="head_"), set(read_by(parts.head))
+        for i, ((chunk, call), value) in enumerate(zip(parts.chunks, values, strict=True)):
+            if chunk in read:
+                source = value if call.posterior is not None else self.pieces[i]
+                replace(parts.head, chunk, inner("Gather", source, index, axis=0))
+        body.extend(parts.head)
+        still = inner("Identity", going)
+        still.type, still.shape = going.type, going.shape
+        body.outputs.extend([still, *parts.crossing])
+        stacked = op.many("Loop", len(parts.crossing), self.copies, self.op.constant(True), body=body)
+        for value, draws in zip(parts.crossing, stacked, strict=True):
+            assert value.shape is not None
+            rows = op("Reshape", draws, self.op.shape(self.rows, *(int(str(dim)) for dim in value.shape[1:])))
+            replace(parts.tail, value, rows)
+            parts.statistics = [rows if statistic is value else statistic for statistic in parts.statistics]
 
     def _summed(self, op: Builder, value: ir.Value, places: ir.Value, shape: tuple[int, ...]) -> ir.Value:
         """A statistic of the round's draws, summed over those that count."""
-        if not self.several:
+        if not self.parts.several:
             return value
         outer = self.op
         draws = op("Reshape", value, outer.shape(self.copies, self.batch, *shape))
@@ -157,35 +240,23 @@ class _Rounds:
         return op("ReduceSum", op("Where", counts, draws, outer.constant(0, np.float64)), outer.constant([0]), keepdims=0)
 
 
-def draw_inside(model: ir.Model) -> None:
-    """Have the loop draw its noise itself, standard normal, instead of reading it from an input.
+def _counter(name: str) -> ir.Value:
+    import onnx_ir as ir
 
-    All noise of a round comes from one generator node: neighbouring nodes of onnxruntime start from neighbouring seeds, and so
-    begin alike. It is unseeded: a seed in the file would have every session replay the same noise. Normal numbers come by
-    pairs from uniform ones (Box & Muller 1958), which is cheaper than onnxruntime's RandomNormal.
-    """
-    graph = model.graph
-    graph.inputs.pop()
-    old = next(value for node in graph.all_nodes() for value in node.outputs if value.name == FLAT)
-    count = next(value for node in graph for value in node.outputs if value.name == COUNT)
-    place = old.producer()
-    assert place is not None and place.graph is not None
-    outer, op = Builder(graph, stem="outer_"), Builder(place.graph, constants=graph, stem="drawn_")
-    half = outer("Div", outer("Add", count, outer.constant(1)), outer.constant(2))
-    like = outer("ConstantOfShape", outer.shape(outer("Mul", half, outer.constant(2))))
-    pair = op.many("Split", 2, op("RandomUniformLike", like, dtype=1), axis=0, num_outputs=2)
-    number = lambda value: outer.constant(value, np.float32)  # noqa: E731
-    above_zero = op("Max", op("Sub", number(1), pair[0]), number(2**-25))
-    radius = op("Sqrt", op("Mul", op("Log", above_zero), number(-2)))
-    angle = op("Mul", pair[1], number(2 * math.pi))
-    both = op("Concat", op("Mul", radius, op("Cos", angle)), op("Mul", radius, op("Sin", angle)), axis=0)
-    drawn = op("Slice", both, outer.constant([0]), outer.shape(count), name=f"{OWN}drawn")
-    replace(list(place.graph), old, drawn)
+    return ir.Value(name=f"{OWN}{name}", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+
+
+def _going(name: str) -> ir.Value:
+    import onnx_ir as ir
+
+    return ir.Value(name=f"{OWN}{name}", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.BOOL))
 
 
 def finish(model: ir.Model) -> None:
-    """Take out what nothing reads, and put all in order."""
+    """Take out what nothing reads or what is there twice, and put all in order."""
     import onnx_ir.passes.common as passes
+
+    merge_constants(model)
 
     passes.RemoveUnusedNodesPass()(model)
     model.graph.sort()

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from svdcompress.errors import ExportError
 from svdcompress.export import _loop, _parity
 from svdcompress.export._copies import eval_copy
-from svdcompress.export._draw import NOISE, SAMPLES, Draw, Traced, oracle
+from svdcompress.export._draw import NOISE, SAMPLES, SEED, Draw, Traced, oracle
+from svdcompress.export._generator import draw_inside
 from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
+from svdcompress.export._posterior import drawn_whole
 from svdcompress.export._rows import RowsError
 from svdcompress.export._statistics import TASKS
-from svdcompress.export._trace import strip_shapes, trace
+from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -44,17 +46,18 @@ class MonteCarlo:
 
     def __init__(self, reference: nn.Module, signature: Signature, options: Options) -> None:
         active = active_layers(reference)
-        taken = {SAMPLES, NOISE} & set(signature.names)
+        taken = {SAMPLES, NOISE, SEED} & set(signature.names)
         if taken:
             raise ExportError(f"monte_carlo: the model has an input named {taken.pop()!r}, which the file has for itself")
         self.signature, self.options = signature, options
         statistics = TASKS[options.task](options.tau, options.dim, options.parts)
         frozen = eval_copy(reference)
-        self._reference = Draw(reference, listen(reference, active), signature, statistics)
-        self._frozen = Draw(frozen, freeze(frozen, active), signature, statistics)
+        whole = drawn_whole(reference, signature, (TRACE_BATCH, TRACE_BATCH + 2))
+        self._reference = Draw(reference, listen(reference, active, whole), signature, statistics)
+        self._frozen = Draw(frozen, freeze(frozen, active, whole), signature, statistics)
         self._reference.probe()
         self._frozen.probe()
-        layout = [{"layer": call.layer, "shape": list(call.shape)} for call in self._frozen.calls]
+        layout = [call.to_dict() for call in self._frozen.calls]
         self.metadata: dict[str, Any] = {"kind": "monte_carlo", "task": options.task, "noise": layout}
         self.parities: dict[int, float] = {}
 
@@ -64,10 +67,10 @@ class MonteCarlo:
 
         A round of the loop makes several draws where that is possible and, as PyTorch bears out in any case, right.
         """
-        for several in (True, False) if self._frozen.may_repeat() else (False,):
+        for several in (True, False):
             graph = self._traced(opset)
             try:
-                _loop.add_loop(graph, self._frozen, several)
+                rounds = _loop.add_loop(graph, self._frozen, several)
                 strip_shapes(graph)
                 if several or verify:
                     self._verify(graph)
@@ -77,8 +80,8 @@ class MonteCarlo:
                     raise
         if not verify:
             self.parities.clear()
-        if self.options.noise == "random":
-            _loop.draw_inside(graph)
+        if self.options.noise != "input":
+            draw_inside(graph, rounds, self.options.noise == "seed")
         _loop.finish(graph)
         return graph
 
@@ -122,4 +125,5 @@ class MonteCarlo:
     def _feeds(self, session: Any, tensors: list[Tensor]) -> dict[str, Any]:
         there = {value.name for value in session.get_inputs()}
         feeds = {name: tensor.numpy() for name, tensor in zip(self.signature.names, tensors, strict=True) if name in there}
-        return {**feeds, SAMPLES: torch.tensor(CHECKED_SAMPLES).numpy()}
+        seed = {SEED: torch.tensor(1).numpy()} if SEED in there else {}
+        return {**feeds, **seed, SAMPLES: torch.tensor(CHECKED_SAMPLES).numpy()}

@@ -1,7 +1,8 @@
 """A model whose noise is an input: the stochastic layers read it from a source, in the order in which they are called.
 
-The noise of one draw is one vector of standard normal numbers: that of each call of a stochastic layer, flattened, one after
-the other. Dropout needs no other kind: a unit stays where its number is below the quantile of the rate at which units stay.
+The noise of one draw is one vector of standard normal numbers, for one call after the other: that of a layer's output,
+flattened, or of a parameter that is drawn whole. Dropout needs no other kind: a unit stays where its number is below the
+quantile of the rate at which units stay.
 """
 
 from __future__ import annotations
@@ -15,40 +16,76 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import ExportError
+from svdcompress.export._posterior import Drawn, Posterior, posteriors
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a stochastic layer: the layer's name, and the shape of its noise with None where it is the batch."""
+    """A draw that a pass asks for: the noise of one call of a layer, or a parameter that is drawn whole.
+
+    layer: its name. of: "output", "weight" or "bias". shape: of the noise, with None where it is the batch.
+    posterior: of the parameter (None for "output").
+    """
 
     layer: str
+    of: str
     shape: tuple[int | None, ...]
     per_row: int
     fixed: int
+    posterior: Posterior | None
 
     def size(self, batch: Any) -> Any:
-        """Numbers that the call takes at a batch size (an int, or symbolic)."""
+        """Numbers that it takes at a batch size (an int, or symbolic)."""
         return self.per_row * batch + self.fixed
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the metadata. "kept": of the weights only those that stay are drawn, in the weight's order."""
+        kept = {"kept": True} if self.posterior is not None and self.posterior.keep is not None else {}
+        return {"layer": self.layer, "shape": list(self.shape), "of": self.of, **kept}
+
+
+Asked = tuple[str, str, tuple[int, ...], Posterior | None]
+"""Layer, of what, shape of the noise, posterior: as in `Call`."""
 
 
 class Source:
-    """Where the layers of one model copy get their noise from."""
+    """Where the layers of one model copy get their noise from.
 
-    def __init__(self) -> None:
+    placed: parameters are given as they were drawn, instead of noise for them.
+    """
+
+    def __init__(self, placed: bool = False) -> None:
+        self.placed = placed
+        self.record: list[Asked] = []
         self._chunks: Iterator[Tensor] | None = None
-        self.record: list[tuple[str, tuple[int, ...]]] = []
+        self._drawn: dict[Posterior, Tensor] = {}
 
     def give(self, chunks: Sequence[Tensor]) -> None:
-        """Noise of the next forward pass, a vector for each call."""
-        self._chunks = iter(chunks)
+        """Noise of the next forward pass, a vector for each call; parameters themselves where they are placed."""
+        self._chunks, self._drawn = iter(chunks), {}
+
+    def listen(self) -> None:
+        """The next forward pass has no noise, and is recorded."""
+        self._chunks, self._drawn, self.record = None, {}, []
 
     def take(self, layer: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """Noise of a shape for a layer; zeros, and a record of who asked, until some is given."""
+        return self._next((layer, "output", tuple(shape), None), like).reshape(shape)
+
+    def parameter(self, posterior: Posterior) -> Tensor:
+        """A draw of a parameter, the same one for all who ask in a pass."""
+        if posterior not in self._drawn:
+            chunk = self._next((posterior.layer, posterior.of, posterior.noise_shape, posterior), posterior.mean)
+            placed = self.placed and self._chunks is not None
+            self._drawn[posterior] = chunk if placed else posterior.at(chunk)
+        return self._drawn[posterior]
+
+    def _next(self, asked: Asked, like: Tensor) -> Tensor:
         if self._chunks is None:
-            self.record.append((layer, tuple(shape)))
-            return torch.zeros(shape, dtype=like.dtype)
-        return next(self._chunks).reshape(shape)
+            self.record.append(asked)
+            return torch.zeros(asked[2], dtype=like.dtype)
+        return next(self._chunks)
 
 
 class _FromSource(Sampler):
@@ -91,29 +128,56 @@ def _is_active(layer: StochasticLayer) -> bool:
     return getattr(layer, "p", 1) > 0
 
 
-def listen(model: nn.Module, active: Sequence[str]) -> Source:
-    """Have the active layers of a copy draw from a source with their own forward pass: what the file is compared with."""
+def listen(model: nn.Module, active: Sequence[str], whole: Sequence[str]) -> Source:
+    """Have the active layers of a copy draw from a source: what the file is compared with.
+
+    whole: those whose weights are drawn; the others have noise of their output, by their own forward pass.
+    """
     source = Source()
+    drawn = posteriors([(name, _variational(model, name)) for name in active if name in whole])
     for name in active:
         layer: Any = model.get_submodule(name)
-        layer.sampler = _FromSource(source, name)
+        if name in drawn:
+            layer.forward = _from_draws(layer, drawn[name], source)
+        else:
+            layer.sampler = _FromSource(source, name)
     return source
 
 
-def freeze(model: nn.Module, active: Sequence[str] = ()) -> Source:
+def freeze(model: nn.Module, active: Sequence[str] = (), whole: Sequence[str] = ()) -> Source:
     """As `listen`, for the copy to be traced: relevance and variances are computed here and not in the graph."""
-    source = listen(model, active)
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, VariationalLayer)]
     # all of them ahead of any change: layers may share a weight, and yet keep different parts of it
     relevant = [layer.relevant() for _, layer in layers]
+    source = listen(model, active, whole)
+    source.placed = True
     for (name, layer), keep in zip(layers, relevant, strict=True):
-        layer.forward = _frozen(layer, keep, name in active)
+        if name not in active or name not in whole:
+            layer.forward = _frozen(layer, keep, name in active)
     return source
+
+
+def _variational(model: nn.Module, name: str) -> VariationalLayer:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, VariationalLayer)
+    return layer
+
+
+def _from_draws(layer: VariationalLayer, drawn: Drawn, source: Source) -> Callable[..., Tensor]:
+    """The forward pass of a layer by the weights that a source draws."""
+
+    def forward(x: Tensor, *args: Any) -> Tensor:
+        weight = source.parameter(drawn.weight)
+        weight = weight if drawn.part is None else weight * drawn.part
+        bias = layer.bias if drawn.bias is None else source.parameter(drawn.bias)
+        return layer._transform(x, weight, bias, *args)
+
+    return forward
 
 
 @torch.no_grad()
 def _frozen(layer: VariationalLayer, keep: Tensor, active: bool) -> Callable[..., Tensor]:
-    """The forward pass of a layer in `eval()`, under `sampling` where it is active, as plain linear maps."""
+    """The forward pass of a layer in `eval()`, with noise of its output where it is active, as plain linear maps."""
     layer.weight = nn.Parameter(layer.weight * keep, requires_grad=False)
     layer.register_buffer("sigma2", layer.log_sigma2.exp() * keep if active else None, persistent=False)
 
@@ -137,19 +201,20 @@ def calls(source: Source, run: Callable[[int], Any], batches: tuple[int, int]) -
     """
     records = []
     for batch in batches:
-        source.record.clear()
+        source.listen()
         run(batch)
-        records.append(list(source.record))
+        records.append(source.record)
     first, second = records
-    if [layer for layer, _ in first] != [layer for layer, _ in second]:
+    if [asked[:2] for asked in first] != [asked[:2] for asked in second]:
         raise ExportError("monte_carlo: which stochastic layers are called depends on the batch size")
-    return [_call(layer, shape, other, *batches) for (layer, shape), (_, other) in zip(first, second, strict=True)]
+    return [_call(asked, other[2], *batches) for asked, other in zip(first, second, strict=True)]
 
 
-def _call(layer: str, shape: tuple[int, ...], other: tuple[int, ...], batch: int, more: int) -> Call:
+def _call(asked: Asked, other: tuple[int, ...], batch: int, more: int) -> Call:
+    layer, of, shape, posterior = asked
     numbers, grown = torch.Size(shape).numel(), torch.Size(other).numel()
     per_row, rest = divmod(grown - numbers, more - batch)
     if rest or len(shape) != len(other):
         raise ExportError(f"monte_carlo: the noise of {layer!r} grows with the batch in steps: {shape} and {other}")
     dims = tuple(a if a == b else None for a, b in zip(shape, other, strict=True))
-    return Call(layer, dims, per_row, numbers - per_row * batch)
+    return Call(layer, of, dims, per_row, numbers - per_row * batch, posterior)

@@ -40,7 +40,7 @@ def repeat_rows(op: Builder, noisy: Sequence[ir.Node], data: Sequence[ir.Value],
             replace(noisy, value, new)
 
 
-def _led_by_batch(value: ir.Value) -> bool:
+def led_by_batch(value: ir.Value) -> bool:
     """Whether the batch is the first dimension. Raises RowsError if it is elsewhere, or if nobody knows."""
     if value.shape is None:
         raise RowsError(f"the shape of {value.name} is unknown")
@@ -51,7 +51,7 @@ def _led_by_batch(value: ir.Value) -> bool:
 
 
 def _repeated(op: Builder, value: ir.Value, copies: ir.Value) -> ir.Value:
-    if not _led_by_batch(value):
+    if not led_by_batch(value):
         return value
     assert value.shape is not None
     return op("Tile", value, op.shape(copies, *[1] * (len(value.shape) - 1)))
@@ -85,7 +85,7 @@ def _shape(op: Builder, node: ir.Node, rows: ir.Value) -> ir.Value:
     source, output = node.inputs[0], node.outputs[0]
     assert source is not None
     start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
-    if not _led_by_batch(source) or (start is not None and start > 0):
+    if not led_by_batch(source) or (start is not None and start > 0):
         return output
     if start in (None, 0) and end == 1:
         return rows

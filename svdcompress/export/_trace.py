@@ -139,7 +139,7 @@ def _clean(model: ir.Model) -> None:
 
     passes.ClearMetadataAndDocStringPass()(model)
     _contiguous(model)
-    _merge_constants(model)
+    merge_constants(model)
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     outer = {*model.graph.inputs, *model.graph.outputs}
@@ -152,11 +152,11 @@ def _clean(model: ir.Model) -> None:
         value.name = f"inner_{name}" if name in taken or name.startswith(OWN) else name
 
 
-def _merge_constants(model: ir.Model) -> None:
-    """Keep equal constants, tied weights above all, once."""
+def merge_constants(model: ir.Model) -> None:
+    """Keep equal constants, tied weights above all, once; the default of an input is none."""
     first: dict[tuple, ir.Value] = {}
     for name, value in list(model.graph.initializers.items()):
-        if value.const_value is None or value.is_graph_output():
+        if value.const_value is None or value.is_graph_output() or value.is_graph_input():
             continue
         array = value.const_value.numpy()
         key = (value.const_value.dtype, array.shape, hashlib.sha256(array.tobytes()).digest())

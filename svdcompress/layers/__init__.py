@@ -75,6 +75,6 @@ __all__ = [
     "shared_over_positions",
     "stochastic_layers",
     "unwrapped",
-    "weight_of",
     "variational_class",
+    "weight_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ MC_FILE = "model_mc.onnx"
 BATCH = 256
 """Inputs that are predicted at once."""
 
+MOST_SAMPLES = 2**31 - 1
+"""As the ONNX file has it."""
+
+NOT_FINITE = "outputs_must_be_finite"
+"""The node of the file that fails for such outputs."""
+
+MOST_NAMED = 10
+"""Inputs that a message names."""
+
 NAMES = {"predictive_entropy": "entropy"}
 """Outputs of the ONNX file that `Prediction` calls otherwise."""
 
@@ -34,7 +43,7 @@ def predict_run(
     *,
     samples: int = 100,
     onnx: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     device: str | None = None,
 ) -> tuple[Path, int]:
     """Predict a file of inputs with a finished run, and write predictions and uncertainties.
@@ -44,10 +53,10 @@ def predict_run(
     run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training.
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
     samples: draws for each input. onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
-    seed: of the noise, for PyTorch; onnxruntime draws anew in each process. device: for PyTorch; None: the CPU.
+    seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
 
-    Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit, UsageError,
-    OutputError, and what `open_run` and `mc_predict` raise.
+    Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
+    not finite, UsageError, OutputError, and what `open_run` and `mc_predict` raise.
     """
     out = Path("predictions.csv" if out is None else out)
     check_suffix(out)
@@ -59,9 +68,10 @@ def predict_run(
     x = _prepared(raw, preprocessing, inputs)
     if not names:
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
-    parts = _by_onnx(opened, x, samples) if onnx else _by_torch(opened, x, samples, seed, device)
+    parts = _by_onnx(opened, x, samples, seed, names, inputs) if onnx else _by_torch(opened, x, samples, seed or 0, device)
     batches = list(parts)
     arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    _check_finite(arrays, names, inputs)
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
     write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes)
@@ -105,26 +115,75 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
         yield mc_predict(model, batch, samples, task=task, generator=generator, tau=tau).numpy()
 
 
-def _by_onnx(opened: OpenRun, x: Any, samples: int) -> Iterator[dict[str, np.ndarray]]:
+def _by_onnx(
+    opened: OpenRun, x: Any, samples: int, seed: int | None, names: Sequence[str], origin: str | Path
+) -> Iterator[dict[str, np.ndarray]]:
     """No PyTorch model is built: what a service without PyTorch would do."""
     import onnxruntime
 
     path = opened.folder / MC_FILE
     if not path.is_file():
         raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise UsageError(f"samples: {samples!r}; a whole number of at least 1 is needed")
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
+        raise UsageError(f"samples: {samples!r}; a whole number from 1 to {MOST_SAMPLES} is needed")
     read_metadata(path)  # names the file where it is damaged
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what fails is told by an error
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    if seed is not None and "seed" not in [value.name for value in session.get_overridable_initializers()]:
+        raise ExportError(
+            f"{path}: the file takes no seed; write one that does with: svdc export {opened.folder} --monte-carlo --out FILE"
+        )
     outputs = [NAMES.get(str(output.name), str(output.name)) for output in session.get_outputs()]
     expected = [value for value in session.get_inputs() if value.name != "samples"]
-    for batch in _batches(x):
+    for index, batch in enumerate(_batches(x)):
         feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}
-        try:
-            values: Any = session.run(None, feed)
-        except Exception as error:  # onnxruntime has classes of its own, one for each status
+        if seed is not None:
+            feed["seed"] = _seed_of(seed, index)
+        rows = names[index * BATCH : (index + 1) * BATCH]
+        yield dict(zip(outputs, _run(session, feed, path, rows, origin), strict=True))
+
+
+def _seed_of(seed: int, index: int) -> np.ndarray:
+    """The file's seed for one of the batches: other noise for each of them."""
+    state = np.random.SeedSequence([abs(seed), int(seed < 0), index]).generate_state(1, np.uint64)
+    return (state >> np.uint64(1)).astype(np.int64).reshape(())
+
+
+def _run(session: Any, feed: dict[str, np.ndarray], path: Path, names: Sequence[str], origin: str | Path) -> list[np.ndarray]:
+    """The file's outputs. names: of the rows."""
+    try:
+        return session.run(None, feed)
+    except Exception as error:  # onnxruntime has classes of its own, one for each status
+        if NOT_FINITE not in str(error):
             raise DataError(f"the inputs do not fit {path}: {error}") from error
-        yield dict(zip(outputs, values, strict=True))
+        wrong = [name for row, name in enumerate(names) if _fails(session, feed, row)]
+        raise _not_finite(origin, wrong or names) from error
+
+
+def _fails(session: Any, feed: dict[str, np.ndarray], row: int) -> bool:
+    """Whether a row by itself is one whose predictions are not finite."""
+    try:
+        session.run(None, {name: value[row : row + 1] if value.ndim else value for name, value in feed.items()})
+    except Exception as error:
+        return NOT_FINITE in str(error)
+    return False
+
+
+def _check_finite(arrays: dict[str, np.ndarray], names: Sequence[str], origin: str | Path) -> None:
+    finite = np.ones(len(names), bool)
+    for array in arrays.values():
+        finite &= np.isfinite(array).reshape(len(names), -1).all(1)
+    if not finite.all():
+        raise _not_finite(origin, [name for name, good in zip(names, finite, strict=True) if not good])
+
+
+def _not_finite(origin: str | Path, names: Sequence[str]) -> DataError:
+    listed = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    return DataError(
+        f"{origin}: the predictions are not finite (NaN or infinite) for {len(names)} of the inputs: {listed}; their values "
+        "are too large for the model, or it computes NaN for them: mend these inputs or leave them out"
+    )
 
 
 def _feed(batch: Any, expected: list[Any], path: Path) -> dict[str, np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
@@ -110,19 +112,40 @@ class Replay(Sampler):
 
 
 @torch.no_grad()
-def draws(model: nn.Module, inputs: Any, noise: Tensor, quiet: Sequence[str] = ()) -> list[Any]:
-    """Outputs of a model for each row of noise, by its own layers. quiet: layers that do not draw."""
-    model.eval()
+def draws(
+    model: nn.Module, inputs: Any, noise: Tensor, layout: Sequence[dict], batch: int, quiet: Sequence[str] = ()
+) -> list[Any]:
+    """Outputs of a model for each row of noise. layout: of a row, as in the metadata. quiet: layers that do not draw.
+
+    Weights that are drawn whole are put into a copy of the model, which knows nothing of noise; other layers draw themselves.
+    """
     outputs = []
     for row in noise:
-        with svdc.sampling(model):
-            replay = Replay(row)
-            for name, module in model.named_modules():
+        twin = copy.deepcopy(model).eval()
+        sizes = [math.prod(batch if size is None else size for size in part["shape"]) for part in layout]
+        chunks = list(zip(layout, row.split(sizes), strict=True))
+        replay = Replay(torch.cat([chunk for part, chunk in chunks if part["of"] == "output"]))
+        whole = {part["layer"] for part, _ in chunks if part["of"] != "output"}
+        with svdc.sampling(twin):
+            for name, module in twin.named_modules():
                 if isinstance(module, StochasticLayer):
-                    module.sampler = None if name in quiet else replay
-            outputs.append(call(model, inputs))
-            assert replay.used == len(row)
+                    module.sampler = None if name in (*quiet, *whole) else replay
+            for part, chunk in chunks:
+                _draw_whole(twin.get_submodule(part["layer"]), part, chunk)
+            outputs.append(call(twin, inputs))
+            assert replay.used == len(replay.noise)
     return outputs
+
+
+def _draw_whole(layer: Any, part: dict, noise: Tensor) -> None:
+    if part["of"] == "weight":
+        keep = layer.relevant()
+        where = keep if part.get("kept") else torch.ones_like(keep)
+        drawn = torch.zeros_like(layer.weight).masked_scatter(where, noise) * (layer.log_sigma2 / 2).exp()
+        layer.weight.copy_((layer.weight + drawn) * keep)
+        layer.mask = torch.ones_like(keep)
+    elif part["of"] == "bias":
+        layer.bias.copy_(layer.bias + layer.bias_sigma2.sqrt() * noise)
 
 
 def classification(logits: Sequence[Tensor]) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from svdcompress.export import _loop, export_onnx, read_metadata
 
 ENTROPIES = ["predictive_entropy", "expected_entropy", "mutual_information"]
 BATCHES = (1, 2, 7)  # none of them traced
+MLP = [{"layer": f"{2 * i}", "of": "output", "shape": [None, n]} for i, n in enumerate((8, 5, 3))]
 
 
 def agree(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 2e-6) -> None:
@@ -46,7 +47,7 @@ def test_the_same_noise_gives_what_pytorch_gives(given, batch, samples):
     x = torch.randn(batch, 6)
     noise = torch.randn(samples, 16 * batch)
     got = run(session(given), samples, input=x.numpy(), noise=noise.numpy())
-    agree(got, zoo.classification(zoo.draws(zoo.mlp(), x, noise)))
+    agree(got, zoo.classification(zoo.draws(zoo.mlp(), x, noise, MLP, len(x))))
     if samples == 1:
         assert np.abs(got["mutual_information"]).max() < 1e-12
 
@@ -54,7 +55,7 @@ def test_the_same_noise_gives_what_pytorch_gives(given, batch, samples):
 def test_layout_of_the_noise(given):
     stored = read_metadata(given)
     assert stored["kind"] == "monte_carlo" and stored["task"] == "classification"
-    assert stored["noise"] == [{"layer": f"{2 * i}", "shape": [None, n]} for i, n in enumerate((8, 5, 3))]
+    assert stored["noise"] == MLP
 
 
 def test_what_depends_on_no_noise_is_ahead_of_the_loop(given):
@@ -71,7 +72,7 @@ def test_sums_do_not_lose_a_small_mutual_information(given):
     x, samples = torch.randn(2, 6), 3000
     noise = 1e-4 * torch.randn(samples, 32)
     got = run(session(given), samples, input=x.numpy(), noise=noise.numpy())["mutual_information"]
-    expected = zoo.classification(zoo.draws(zoo.mlp(), x, noise))["mutual_information"]
+    expected = zoo.classification(zoo.draws(zoo.mlp(), x, noise, MLP, len(x)))["mutual_information"]
     assert expected.max() < 1e-8 and np.abs(got / expected - 1).max() < 1e-2
 
 
@@ -80,13 +81,14 @@ def test_convolutions_norms_residuals_and_dropout(tmp_path):
     model = zoo.convolutional()
     exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(1, 1, 8, 8), monte_carlo=True, noise="input", parts=True)
     assert exported.outputs == ["mean", "variance", *ENTROPIES, "aleatoric", "epistemic"]
-    layers = [call["layer"] for call in exported.metadata["noise"]]
-    assert layers == ["first", "twice", "drop", "twice", "up", "spread", "head"]
+    layout = exported.metadata["noise"]
+    drawn = ["first.weight", "first.bias", "twice.weight", "drop.output", "up.weight", "spread.output", "head.output"]
+    assert [f"{call['layer']}.{call['of']}" for call in layout] == drawn
     for batch in BATCHES:
         x = torch.randn(batch, 1, 8, 8)
-        noise = torch.randn(5, numbers(exported.metadata["noise"], batch))
+        noise = torch.randn(5, numbers(layout, batch))
         got = run(session(exported.path), 5, input=x.numpy(), noise=noise.numpy())
-        agree(got, zoo.classification(zoo.draws(model, x, noise)), 1e-5)
+        agree(got, zoo.classification(zoo.draws(model, x, noise, layout, batch)), 1e-5)
 
 
 @pytest.mark.slow
@@ -96,11 +98,12 @@ def test_attention_keyword_inputs_and_a_batch_that_is_not_first_inside(tmp_path)
     assert exported.inputs == ["tokens", "scale", "samples", "noise"]
     for batch in BATCHES:
         inputs = zoo.tokens(batch, seed=batch)
-        noise = torch.randn(4, numbers(exported.metadata["noise"], batch))
+        layout = exported.metadata["noise"]
+        noise = torch.randn(4, numbers(layout, batch))
         got = run(
             session(exported.path), 4, tokens=inputs["tokens"].numpy(), scale=inputs["scale"].numpy(), noise=noise.numpy()
         )
-        agree(got, zoo.classification([y["logits"] for y in zoo.draws(model, inputs, noise)]), 1e-5)
+        agree(got, zoo.classification([y["logits"] for y in zoo.draws(model, inputs, noise, layout, batch)]), 1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +122,7 @@ def test_rounds_of_several_draws(in_rounds, batch, samples):
     x = torch.randn(batch, 6)
     noise = torch.randn(samples, 16 * batch)
     got = run(session(in_rounds), samples, input=x.numpy(), noise=noise.numpy())
-    agree(got, zoo.classification(zoo.draws(zoo.mlp(), x, noise)))
+    agree(got, zoo.classification(zoo.draws(zoo.mlp(), x, noise, MLP, len(x))))
 
 
 class Mixing(nn.Module):
@@ -142,7 +145,7 @@ def test_rows_that_look_at_each_other(tmp_path):
     assert exported.parity is None
     x, noise = torch.randn(5, 6), torch.randn(9, 35)
     got = run(session(exported.path), 9, input=x.numpy(), noise=noise.numpy())
-    agree(got, zoo.classification(zoo.draws(model, x, noise)))
+    agree(got, zoo.classification(zoo.draws(model, x, noise, exported.metadata["noise"], len(x))))
 
 
 class Positions(nn.Module):
@@ -166,10 +169,13 @@ class Positions(nn.Module):
 def test_noise_without_a_batch_dimension(tmp_path, mixing):
     model = svdc.convert_dropout(zoo.varied(Positions(mixing)))
     exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input")
-    assert exported.metadata["noise"] == [{"layer": "drop", "shape": [6]}, {"layer": "head", "shape": [None, 3]}]
+    assert exported.metadata["noise"] == [
+        {"layer": "drop", "of": "output", "shape": [6]},
+        {"layer": "head", "of": "output", "shape": [None, 3]},
+    ]
     x, noise = torch.randn(5, 6), torch.randn(9, 6 + 15)
     got = run(session(exported.path), 9, input=x.numpy(), noise=noise.numpy())
-    agree(got, zoo.classification(zoo.draws(model, x, noise)))
+    agree(got, zoo.classification(zoo.draws(model, x, noise, exported.metadata["noise"], len(x))))
 
 
 @pytest.mark.slow
@@ -182,7 +188,7 @@ def test_layers_without_a_relevant_weight_draw_nothing(tmp_path):
     assert [call["layer"] for call in exported.metadata["noise"]] == ["0", "4"]
     x, noise = torch.randn(4, 6), torch.randn(6, 4 * 11)
     got = run(session(exported.path), 6, input=x.numpy(), noise=noise.numpy())
-    agree(got, zoo.classification(zoo.draws(model, x, noise, quiet=["2"])))
+    agree(got, zoo.classification(zoo.draws(model, x, noise, exported.metadata["noise"], 4, quiet=["2"])))
 
 
 class Heads(nn.Module):
@@ -203,7 +209,7 @@ def test_gaussian(tmp_path, pair):
     exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input", task="gaussian")
     assert exported.outputs == ["mean", "variance", "aleatoric", "epistemic"]
     x, noise = torch.randn(5, 6), torch.randn(7, 20)
-    outputs = [torch.cat(tuple(y), 1) if pair else y for y in zoo.draws(model, x, noise)]
+    outputs = [torch.cat(tuple(y), 1) if pair else y for y in zoo.draws(model, x, noise, exported.metadata["noise"], len(x))]
     expected = zoo.gaussian([y[:, :2] for y in outputs], [y[:, 2:] for y in outputs])
     agree(run(session(exported.path), 7, input=x.numpy(), noise=noise.numpy()), expected)
 
@@ -220,7 +226,7 @@ def test_binary_and_regression(tmp_path, task, flat):
         model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input", task=task, tau=tau, parts=True
     )
     x, noise = 5 * torch.randn(5, 6), torch.randn(7, 5 * (1 if flat else 2))
-    outputs = zoo.draws(model, x, noise)
+    outputs = zoo.draws(model, x, noise, exported.metadata["noise"], len(x))
     expected = zoo.regression(outputs, tau) if task == "regression" else zoo.binary(outputs)
     got = run(session(exported.path), 7, input=x.numpy(), noise=noise.numpy())
     agree(got, expected)
@@ -240,11 +246,11 @@ def test_certain_and_masked_classes_have_no_nan(tmp_path):
             return self.linear(x).masked_fill(torch.tensor([False, False, True]), -torch.inf)
 
     model = zoo.varied(Masked())
-    path = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 3), monte_carlo=True, noise="input").path
+    exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 3), monte_carlo=True, noise="input")
     x, noise = torch.tensor([[3e3, 0, 0], [0, 1, 0]]), torch.randn(4, 6)
-    got = run(session(path), 4, input=x.numpy(), noise=noise.numpy())
+    got = run(session(exported.path), 4, input=x.numpy(), noise=noise.numpy())
     assert all(np.isfinite(value).all() for value in got.values()) and not got["mean"][:, 2].any()
-    agree(got, zoo.classification(zoo.draws(model, x, noise)))
+    agree(got, zoo.classification(zoo.draws(model, x, noise, exported.metadata["noise"], len(x))))
 
 
 def test_too_few_rows_of_noise(given):

@@ -111,6 +111,51 @@ def test_onnx_agrees_with_pytorch(tmp_path):
         np.testing.assert_allclose(ours["mutual_information"], theirs["mutual_information"], rtol=0.15)
 
 
+def test_onnx_draws_anew_unless_there_is_a_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_run, "BATCH", 2)
+    np.save(tmp_path / "x.npy", np.ones((4, 1, 6, 5)))
+
+    def mean(seed):
+        out, _ = predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=3, onnx=True, seed=seed)
+        with np.load(out) as stored:
+            return stored["mean"]
+
+    fresh, seeded = [mean(None) for _ in range(3)], [mean(5) for _ in range(2)]
+    assert np.array_equal(*seeded)
+    assert len({array.tobytes() for array in (*fresh, seeded[0], mean(6), mean(-5))}) == 6
+    assert not np.array_equal(seeded[0][:2], seeded[0][2:])  # each batch has noise of its own
+
+
+def test_onnx_says_which_predictions_are_not_finite(images, tmp_path, monkeypatch):
+    x = np.random.default_rng(1).random((9, 1, 6, 5)).astype(np.float32)
+    x[3], x[7, 0, 2, 2] = 1e30, -1e35
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(DataError, match=r"x\.npy: the predictions are not finite .* for 2 of the inputs: 3, 7; "):
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=20, onnx=True)
+    monkeypatch.setattr(_run, "BATCH", 6)
+    with pytest.raises(DataError, match=r"for 1 of the inputs: 3; "):
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=20, onnx=True)
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_an_onnx_file_that_does_not_look_at_its_outputs(images, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    helper, x = onnx.helper, np.ones((3, 2), np.float32)
+    x[1] = 3e38
+    value = lambda name, *shape: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", *shape])  # noqa: E731
+    samples = helper.make_tensor_value_info("samples", onnx.TensorProto.INT64, [])
+    nodes = [helper.make_node("Mul", ["input", "input"], ["mean"]), helper.make_node("Identity", ["samples"], ["unused"])]
+    graph = helper.make_graph(nodes, "old", [value("input", 2), samples], [value("mean", 2)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "model_mc.onnx")
+    np.save(tmp_path / "x.npy", x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "open_run", lambda folder: opened(tmp_path, images.model))
+        with pytest.raises(DataError, match=r"for 1 of the inputs: 1; "):
+            predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True)
+        with pytest.raises(ExportError, match=r"model_mc\.onnx: the file takes no seed"):
+            predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True, seed=1)
+
+
 def test_a_folder_of_images(images, tmp_path):
     arrays = pictures(tmp_path / "pictures")
     out, _ = predict_run("run", tmp_path / "pictures", tmp_path / "p.csv", samples=10)
@@ -232,6 +277,8 @@ def test_places_and_numbers_that_do_not_do(images, tmp_path, monkeypatch):
     for onnx in (False, True):
         with pytest.raises(UsageError, match="samples"):
             predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=0, onnx=onnx)
+    with pytest.raises(UsageError, match="from 1 to 2147483647"):
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=10**20, onnx=True)
     monkeypatch.setattr(_run, "open_run", lambda folder: opened(tmp_path, images.model))
     with pytest.raises(ExportError, match=r"no such file; write it with: svdc export .* --monte-carlo --out .*model_mc.onnx"):
         predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True)

@@ -1,0 +1,101 @@
+"""Weights that are drawn whole, once for each Monte-Carlo sample: the mean and the spread of each number that stays.
+
+Where a weight is used at several positions (convolutions, tokens, a layer called twice, tied layers), only a draw of the weight
+itself is a draw from the posterior: noise of each activation would average out between the positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.export._inputs import Signature
+from svdcompress.export._outputs import running
+from svdcompress.layers import VariationalLayer, shared_over_positions, weight_of
+
+SPARSE = 0.4
+"""Share of numbers that stay up to which only those are drawn and put in their places: measured to be as fast as to draw all of
+them, and smaller (each that stays brings its place)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A tensor of independent normal numbers.
+
+    layer, of ("weight", "bias"): whose. mean, std: of one shape.
+    keep: bool, which numbers have noise of their own (mean and std of the others are 0); None: all of them.
+    noise_shape: of the noise that a draw takes.
+    """
+
+    layer: str
+    of: str
+    mean: Tensor
+    std: Tensor
+    keep: Tensor | None
+    noise_shape: tuple[int, ...] = field(init=False)  # while a model is traced no tensor can be counted
+
+    def __post_init__(self) -> None:
+        shape = self.mean.shape if self.keep is None else (int(self.keep.sum()),)
+        object.__setattr__(self, "noise_shape", tuple(shape))
+
+    @property
+    def count(self) -> int:
+        """Numbers that a draw takes."""
+        return math.prod(self.noise_shape)
+
+    def at(self, noise: Tensor) -> Tensor:
+        """The draw for `count` standard normal numbers."""
+        if self.keep is None:
+            return self.mean + self.std * noise.reshape(self.mean.shape)
+        return self.mean + self.std * torch.zeros_like(self.mean).masked_scatter(self.keep, noise)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a layer draws whole. part: 1 where it keeps the weight that another layer shares, else 0 (None: it keeps all of it).
+    bias: None where it is certain."""
+
+    weight: Posterior
+    part: Tensor | None
+    bias: Posterior | None
+
+
+def drawn_whole(model: nn.Module, signature: Signature, batches: Sequence[int]) -> list[str]:
+    """Names of the variational layers whose weights have to be drawn; model: in `eval()`, and without noise."""
+
+    def run(batch: int) -> None:
+        tensors = signature.resized(batch)
+        with running(model, signature.names, tensors):
+            signature.call(model, tensors)
+
+    shared = shared_over_positions(model, run, batches)
+    return [name for name, module in model.named_modules() if module in shared]
+
+
+@torch.no_grad()
+def posteriors(layers: Sequence[tuple[str, VariationalLayer]]) -> dict[str, Drawn]:
+    """What each of the layers draws, by name; tied ones have one posterior of their weight, of all that either keeps."""
+    kept = {name: layer.relevant() for name, layer in layers}
+    union: dict[Any, Tensor] = {}
+    for name, layer in layers:
+        key = weight_of(layer)
+        union[key] = union[key] | kept[name] if key in union else kept[name]
+    weights: dict[Any, Posterior] = {}
+    found = {}
+    for name, layer in layers:
+        key, bias = weight_of(layer), None
+        if key not in weights:
+            keep = union[key]
+            std = (layer.log_sigma2 / 2).exp() * keep
+            sparse = int(keep.sum()) <= SPARSE * keep.numel()
+            weights[key] = Posterior(name, "weight", layer.weight * keep, std, keep if sparse else None)
+        if layer.bias is not None and layer.bias_sigma2 is not None and bool(layer.bias_sigma2.any()):
+            bias = Posterior(name, "bias", layer.bias.clone(), layer.bias_sigma2.sqrt(), None)
+        part = None if torch.equal(kept[name], union[key]) else kept[name].to(layer.weight.dtype)
+        found[name] = Drawn(weights[key], part, bias)
+    return found
