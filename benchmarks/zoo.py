@@ -18,12 +18,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
-import sys
+import tempfile
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -46,29 +48,36 @@ EXACT = 1e-5
 SEED = 0
 
 
-def one(name: str) -> dict[str, Any]:
-    """The row of an architecture, in this process."""
+def one(name: str, target: Path | None = None) -> dict[str, Any]:
+    """The row of an architecture, in this process; written to `target` as it grows, for when a limit strikes."""
+    row: dict[str, Any] = {"name": name}
+
+    def tell() -> None:
+        if target is not None:
+            target.write_text(json.dumps(row))
+
     torch.set_num_threads(1)
     try:
         dense, inputs = zoo_nets.build(name)
     except zoo_nets.Skipped as why:
-        return {"name": name, "skipped": str(why)}
+        row["skipped"] = str(why)
+        tell()
+        return row
     torch.manual_seed(SEED)
     zoo_nets.shake(dense, inputs)
-    row: dict[str, Any] = {
-        "name": name,
-        "input": list(inputs.shape) if torch.is_tensor(inputs) else [list(t.shape) for t in inputs],
-    }
+    row["input"] = list(inputs.shape) if torch.is_tensor(inputs) else [list(t.shape) for t in inputs]
     row["parameters"] = sum(p.numel() for p in dense.parameters())
     try:
         model = svdc.convert(copy.deepcopy(dense))
     except svdc.errors.ModelError as error:
-        return {"name": name, "skipped": f"nothing to convert: {str(error)[:200]}"}
+        row["skipped"] = f"nothing to convert: {str(error)[:200]}"
+        tell()
+        return row
     names = [layer for layer, _ in variational_layers(model)]
     row["converted"] = sum(dense.get_submodule(layer).weight.numel() for layer in names) / row["parameters"]
     for kind in KINDS:
         row[kind] = compare(kind, dense, model, names, inputs)
-        print(json.dumps(row), flush=True)  # what is there when the limit strikes counts
+        tell()
     return row
 
 
@@ -101,6 +110,8 @@ def compare(kind: str, dense: nn.Module, model: nn.Module, names: list[str], inp
             reasons[group.reason.partition(" in ")[0][:90]] += group.kept * group.unit_parameters
     result["reasons"] = [f"{why}" for why, _ in reasons.most_common(3)]
     result["notes"] = [note[:200] for note in small.pruning.notes]
+    if kind == "random":
+        return result
     start = time.process_time()
     try:
         result["removable"] = zoo_oracle.Oracle(masked, names, masks, inputs).removable()
@@ -143,24 +154,32 @@ def resident(key: str) -> int:
 
 
 def launch(name: str, seconds: int, gigabytes: float) -> dict[str, Any]:
-    """`one` in a process of its own within limits."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
-        resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 1e9),) * 2)
-
+    """`one` in a process of its own within limits (forked: what is imported is imported once)."""
     start = time.perf_counter()
-    command = [sys.executable, __file__, "--one", name]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    row = json.loads(lines[-1]) if lines else {"name": name}
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1][:200]
-        row["stopped"] = (
-            f"{seconds} s of CPU time were spent" if done.returncode in (-24, -9) else f"ended with {done.returncode}: {last}"
-        )
-    row["commit"], row["wall"] = commit(), time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "row"
+        child = multiprocessing.get_context("fork").Process(target=_limited, args=(name, seconds, gigabytes, target))
+        child.start()
+        child.join()
+        text = target.read_text() if target.is_file() else ""
+    complete = [line for line in text.splitlines() if line.endswith("}")]
+    row = json.loads(complete[-1]) if complete else {"name": name}
+    if child.exitcode:
+        spent = child.exitcode in (-signal.SIGXCPU, -signal.SIGKILL)
+        row["stopped"] = f"{seconds} s of CPU time were spent" if spent else f"ended with {child.exitcode}"
+    row["commit"], row["wall"] = commit(), round(time.perf_counter() - start, 1)
     return row
+
+
+def _limited(name: str, seconds: int, gigabytes: float, target: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 1e9),) * 2)
+    try:
+        one(name, target)
+    except Exception as error:
+        with target.open("a") as file:
+            told = f"{type(error).__name__}: {str(error)[:200]}"
+            file.write("\n" + json.dumps({"name": name, "skipped": f"the benchmark failed: {told}"}))
 
 
 def commit() -> str:

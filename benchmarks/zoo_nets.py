@@ -8,6 +8,7 @@ that a name begins with ("resnet" of resnet18, in resnet.py); of each the one wh
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -86,16 +87,12 @@ def choose() -> list[str]:
 def names() -> list[str]:
     """Each "source:name" of all of them, torchvision's quantised ones too (which say why they are skipped)."""
     found = []
-    try:
-        found = [f"timm:{name}" for name in choose()]
-    except ImportError:
-        pass
-    try:
+    with contextlib.suppress(ImportError):
+        found += [f"timm:{name}" for name in choose()]
+    with contextlib.suppress(ImportError):
         import torchvision
 
         found += [f"torchvision:{name}" for name in torchvision.models.list_models()]
-    except ImportError:
-        pass
     return found
 
 
