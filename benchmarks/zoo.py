@@ -6,7 +6,7 @@ Each architecture is built without pretrained weights (zoo_nets.py says which, a
 its own, on one thread, within the given CPU time and memory. It is converted, and pruned with two kinds of masks (zoo_oracle.py):
 `random`, half of all single weights, where hardly anything can go, and `aligned`, whole units. The result is compared with a
 plain copy of the dense network whose weights were multiplied by the masks, on fresh inputs of two batch sizes: `exact` is a
-difference of at most 1e-5 of the largest output in single precision, or in double precision where a deep network rounds more
+difference of at most 1e-5 of the outputs' spread in single precision, or in double precision where a deep network rounds more
 than that; `masked` is exact with nothing removed. What could go is found without the package's code.
 
 Rows are written to benchmarks/results/zoo.json as they come, with the commit that they are of, and a row that is there is not run
@@ -228,7 +228,7 @@ def table(rows: list[dict[str, Any]], command: str) -> str:
         f"{where['cpu']}, one thread, seed {SEED}; {versions}; commits of the package: {commits}. How it is measured stands in "
         "benchmarks/zoo.py, what `could go` means in benchmarks/zoo_oracle.py: an upper bound, as it knows nothing of shapes.",
         "",
-        "`error`: the largest difference from the masked dense network, as a share of the largest output (in double precision where "
+        "`error`: the largest difference from the masked dense network, as a share of the outputs' spread (in double precision where "
         "it is marked d). `left`: parameters left. `share`: removed of what could go. Seconds are CPU time of `svdc.prune`; memory "
         "is its peak above what was resident before.",
         "",

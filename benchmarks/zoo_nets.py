@@ -201,6 +201,10 @@ def shake(model: nn.Module, inputs: Any) -> None:
                 continue
             if key == "bias":
                 nn.init.normal_(parameter, std=0.3)
+            elif key == "weight" and parameter.dim() > 1 and not isinstance(module, nn.Embedding):
+                size = 1 / parameter[0].numel() ** 0.5
+                if parameter.std() < size / 2:  # as after a start near 0: outputs would hardly depend on inputs
+                    nn.init.normal_(parameter, std=size)
             elif bool((parameter == parameter.flatten()[0]).all()):
                 nn.init.uniform_(parameter, 0.5, 1.5)
     norms: list[Any] = [

@@ -15,6 +15,7 @@ from svdcompress.layers._conv import (
     VariationalConvTranspose3d,
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
+from svdcompress.layers._kept import KeptChannels, keep_channels, kept_channels
 from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
 from svdcompress.layers._linear import VariationalLinear
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
@@ -55,6 +56,7 @@ __all__ = [
     "VARIATIONAL_CLASSES",
     "BernoulliDropout",
     "GaussianDropout",
+    "KeptChannels",
     "Rows",
     "Sampler",
     "Share",
@@ -73,6 +75,8 @@ __all__ = [
     "check_variance_dtype",
     "drawing",
     "group_log_alpha",
+    "keep_channels",
+    "kept_channels",
     "kl_apart",
     "kl_ard",
     "kl_group_ard",
