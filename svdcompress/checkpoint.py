@@ -29,6 +29,7 @@ from svdcompress.layers import (
     check_prior,
     check_variance_dtype,
     class_name,
+    keep_channels,
     known_class,
     parse_share,
     parse_threshold,
@@ -201,6 +202,8 @@ def take_attributes(model: nn.Module, surgery: dict[str, Any]) -> None:
         for attribute, value in attributes.items():
             old = getattr(module, attribute)
             setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
+    for name, kept in surgery.get("kept", {}).items():
+        keep_channels(model.get_submodule(name), kept["dim"], kept["kept"])
     object.__setattr__(model, "surgery", surgery)
 
 
@@ -222,6 +225,9 @@ def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, 
             yield f"{name or 'the model'}: lacks one of the attributes {sorted(attributes)}"
         elif any(not _like(getattr(modules[name], key), value) for key, value in attributes.items()):
             yield f"{name or 'the model'}: attributes {attributes} are no lengths as the model has them"
+    for name, kept in manifest["surgery"].get("kept", {}).items():
+        if name not in modules or type(kept["dim"]) is not int or not all(type(i) is int and i >= 0 for i in kept["kept"]):
+            yield f"{name}: no module of the model, or no list of channels that are kept of what it returns"
     state = model.state_dict(keep_vars=True)
     yield from _name_problems(state, manifest, tensors, shapes)
     for name in sorted(set(state) & set(tensors)):

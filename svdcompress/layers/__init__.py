@@ -11,6 +11,7 @@ from svdcompress.layers._conv import (
     VariationalConvTranspose3d,
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
+from svdcompress.layers._kept import KeptChannels, keep_channels, kept_channels
 from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
 from svdcompress.layers._known import (
     VARIATIONAL_CLASSES,
@@ -40,6 +41,7 @@ __all__ = [
     "VARIATIONAL_CLASSES",
     "BernoulliDropout",
     "GaussianDropout",
+    "KeptChannels",
     "Rows",
     "Sampler",
     "Shapes",
@@ -62,6 +64,8 @@ __all__ = [
     "class_name",
     "drawing",
     "group_log_alpha",
+    "keep_channels",
+    "kept_channels",
     "kl_apart",
     "kl_ard",
     "kl_group_ard",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from svdcompress.layers import VariationalLayer
+from svdcompress.layers import VariationalLayer, kept_channels
 from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
 from svdcompress.prune._unit_costs import unit_costs
@@ -130,6 +130,8 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
         changed = _integers(module, other)
         if changed:
             surgery["attributes"][name] = {**surgery["attributes"].get(name, {}), **changed}
+        if (hook := kept_channels(other)) is not None:
+            surgery.setdefault("kept", {})[name] = {"dim": hook.dim, "kept": hook.kept}
         own = {**other._parameters, **other._buffers}
         for key, tensor in own.items():
             if tensor is None or key in ("log_sigma2", "mask", "bias_sigma2"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from svdcompress.prune._padding import padded
 from svdcompress.prune._pointwise import as_labels, combine, mixed_taint, unlabelled
 from svdcompress.prune._shadow import Shadow, compact, flat, labels_of, small, varying
 
@@ -142,10 +143,13 @@ def join(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> Non
 
 
 def pad(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
-    """Padding by a constant: along a dimension of units it adds places that belong to none."""
+    """Padding by a constant: along a dimension of units it adds units that hold it."""
     shadow = trace.of(args[0])
     labels = _opened(trace, shadow)
     if labels is not None:
+        longer = padded(trace, shadow, args[1], out.shape)
+        if longer is not None:
+            return trace.put(out, Shadow(longer, compact(torch.ops.aten.constant_pad_nd(shadow.taint, args[1], 0))))
         grown = [d for d in range(out.dim()) if out.shape[d] != args[0].shape[d]]
         if set(grown) & set(varying(labels)):
             labels = compact(torch.ops.aten.constant_pad_nd(labels, args[1], 0))
@@ -321,6 +325,8 @@ def lookup(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> N
     else:
         dims, tensors = [args[1] % x.dim()], [args[2]]
     shadow = trace.of(x)
+    if any(tensor is kept for tensor in tensors for kept in trace.kept):  # set by an earlier pruning, and again by this one
+        return trace.put(out, shadow.move(_bound(trace, name, args, kwargs)))
     trace.fix(shadow.labels, dims, f"{name} takes channels by number")
     moved = shadow.move(_bound(trace, name, args, kwargs))
     if any(bool(trace.of(tensor).taint.any()) for tensor in tensors):

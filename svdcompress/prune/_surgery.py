@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from svdcompress.layers import VariationalLayer
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
+from svdcompress.prune._padding import cut_padding
 from svdcompress.prune._trace import Use
 from svdcompress.prune._units import Parameter
 
@@ -60,6 +61,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
             for tensor in (module.bias, getattr(module, "bias_sigma2", None)):
                 if isinstance(tensor, Tensor):
                     tensor.data = tensor.data[torch.from_numpy(part).to(tensor.device)]
+    cut_padding(model, analysis, choice)
     for name, attribute, value in adapted(model, analysis, choice, adapt):
         setattr(model.get_submodule(name), attribute, value)
 

@@ -18,6 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from svdcompress.layers import kept_channels
+from svdcompress.prune._padding import Padding, hold_others, note_returned
 from svdcompress.prune._shadow import Shadow, flat, small, varying
 from svdcompress.prune._units import Parameter, Units
 from svdcompress.sources import call, first_tensor, map_tensors
@@ -92,6 +94,7 @@ class Trace(TorchDispatchMode):
         self.uses: list[Use] = []
         self.branches: list[Use] = []  # of train() alone
         self.views: list[View] = []
+        self.paddings: list[Padding] = []
         self.splits: list[Tensor] = []  # each (pieces, width): labels of pieces that stay of equal size
         self.inputs: dict[str, Tensor] = {}  # labels of each raw input, without the batch
         self.stack: list[str] = [""]
@@ -197,6 +200,8 @@ class Trace(TorchDispatchMode):
         self._constants = {
             id(value) for module in self.model.modules() for value in vars(module).values() if isinstance(value, Tensor)
         } | {id(buffer) for buffer in self.model.buffers()}
+        device = first_tensor(inputs).device
+        self.kept = [hook.index(device) for module in self.model.modules() if (hook := kept_channels(module)) is not None]
         self._take_inputs(inputs, remove_inputs)
         self.batch = (*first_tensor(inputs).shape, 1)[0] or 1
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -207,6 +212,7 @@ class Trace(TorchDispatchMode):
                     output = call(self.model, inputs)
                 for tensor in tensors_in(output):
                     self.pin(tensor, "output of the model")
+                hold_others(self)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
         return output
@@ -292,6 +298,7 @@ class Trace(TorchDispatchMode):
                 self.stack.pop()
                 self.opaque -= reason is not None
                 with _disable_current_modes():
+                    note_returned(self, name, out)
                     for tensor in tensors_in(out) if reason is not None and not self.opaque else ():
                         self.put(tensor, Shadow(None, flat(True, tensor.shape)))
                     if name in self.noisy:  # MC dropout: under `sampling` whatever is not zero becomes noise here

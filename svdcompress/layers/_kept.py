@@ -1,0 +1,40 @@
+"""Channels that a module makes by a number in its code, cut behind it to those that are still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class KeptChannels:
+    """A forward hook that keeps these places of a dimension of what a module returns."""
+
+    def __init__(self, dim: int, kept: Sequence[int]) -> None:
+        self.dim, self.kept = dim, list(kept)
+        self._indices: dict[torch.device, Tensor] = {}
+
+    def __call__(self, module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        return out.index_select(self.dim, self.index(out.device))
+
+    def index(self, device: torch.device) -> Tensor:
+        """The places as a tensor, made once for each device."""
+        if device not in self._indices:
+            self._indices[device] = torch.tensor(self.kept, device=device)
+        return self._indices[device]
+
+
+def kept_channels(module: nn.Module) -> KeptChannels | None:
+    """The hook of a module that has one."""
+    return next((hook for hook in module._forward_hooks.values() if isinstance(hook, KeptChannels)), None)
+
+
+def keep_channels(module: nn.Module, dim: int, kept: Sequence[int]) -> None:
+    """Let a module return these places of a dimension only; in the place of what was kept before."""
+    for key, hook in list(module._forward_hooks.items()):
+        if isinstance(hook, KeptChannels):
+            del module._forward_hooks[key]
+    handle = module.register_forward_hook(KeptChannels(dim, kept))
+    module._forward_hooks.move_to_end(handle.id, last=False)  # other hooks see what the network goes on with
