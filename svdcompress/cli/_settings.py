@@ -13,7 +13,7 @@ import typer
 
 from svdcompress.cli._common import key_values
 from svdcompress.errors import UsageError
-from svdcompress.recipe import Recipe, load_recipe, shipped_recipes
+from svdcompress.recipe import WITHOUT_RECIPE, Recipe, load_recipe, shipped_recipes
 
 MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"
 
@@ -112,12 +112,13 @@ class Settings:
     set_: Set = field(default_factory=list)
 
     def resolved(self, source: str | None = None, needs_data: bool = True, **more: Any) -> Recipe:
-        """The recipe of a file or of the defaults, with the options that were given.
+        """The recipe of a file, or of the defaults and WITHOUT_RECIPE, with the options that were given.
 
         source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
         Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named.
         """
-        found = load_recipe(source or self.recipe, self.set_, self._options(more))
+        source = source or self.recipe
+        found = load_recipe(source, self.set_, {**(WITHOUT_RECIPE if source is None else {}), **self._options(more)})
         if found.experiment is None and not (found.model.name and (found.data.name or not needs_data)):
             missing = "--model" if not found.model.name else "--data"
             raise UsageError(

@@ -15,7 +15,7 @@ from svdcompress.layers._conv import (
     VariationalConvTranspose3d,
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
-from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
+from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha, start_at
 from svdcompress.layers._linear import VariationalLinear
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
 from svdcompress.layers._rows import Rows

@@ -25,10 +25,12 @@ CONSTANT_BATCH = 256
 def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
     """A model converted as the recipe says, in place: first the layers that rules name, then the rest."""
     settings = recipe.convert
-    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "threshold")}
+    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "log_alpha", "threshold")}
     for_all = {"exclude": settings.exclude, "variance_dtype": settings.variance_dtype}
     for rule in settings.layers:
         own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
+        if rule.log_sigma2 is not None:
+            own["log_alpha"] = rule.log_alpha  # the nearer start counts
         convert(model, include=rule.patterns, **own, **for_all)
     return convert(model, include=settings.include, **base, **for_all)
 

@@ -2,7 +2,7 @@
 
 from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
 from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
-from svdcompress.recipe._load import dump_recipe, load_recipe, parse_recipe
+from svdcompress.recipe._load import WITHOUT_RECIPE, dump_recipe, load_recipe, parse_recipe
 from svdcompress.recipe._schema import (
     BetaSchedule,
     ConvertSection,
@@ -25,6 +25,7 @@ from svdcompress.recipe._schema import (
 __all__ = [
     "LAST_RANDOM_OPSET",
     "SHARES",
+    "WITHOUT_RECIPE",
     "TASKS",
     "BetaSchedule",
     "ConvertSection",

@@ -16,6 +16,10 @@ from svdcompress.recipe._find import find_recipe
 from svdcompress.recipe._schema import Recipe
 
 
+WITHOUT_RECIPE = {"convert.share": {"weight": 0.5, "input": 0.25, "output": 0.25}}
+"""Where a command names a model and no recipe, it goes for smaller shapes; the defaults of a recipe go for zeros."""
+
+
 def load_recipe(
     path: str | Path | None = None, overrides: Sequence[str] = (), fields: Mapping[str, Any] | None = None
 ) -> Recipe:
