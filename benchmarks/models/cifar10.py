@@ -1,4 +1,4 @@
-"""Some of CIFAR-10's images for a network that has seen them all: what is trained on, and the test images in two fixed halves."""
+"""Some of CIFAR-10's images for a network that has seen them all, and the test images in two fixed halves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Split = tuple[Tensor, Tensor]
 
 
 def archive(path: Path, count: int | None = None) -> Split:
-    """Images as bytes (N, 3, 32, 32) and classes (N,) of a tar archive of class folders: all, or some drawn with a fixed seed."""
+    """Images as bytes (N, 3, 32, 32) and classes (N,) of an archive of class folders: all, or always the same some."""
     with tarfile.open(path) as tar:
         found = sorted((member for member in tar if member.isfile()), key=lambda member: member.name)
         names = sorted({Path(member.name).parent.name for member in found})

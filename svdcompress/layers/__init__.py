@@ -82,5 +82,6 @@ __all__ = [
     "parse_threshold",
     "register_loaded",
     "sampling",
+    "start_at",
     "stochastic_layers",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from svdcompress.recipe import Recipe
+from svdcompress.recipe import WITHOUT_RECIPE, Recipe
 
 SMALLER = 0.95
 """A model that keeps at least this share of its parameters has not become smaller."""
@@ -13,8 +13,8 @@ SMALLER = 0.95
 SPARSE = 0.5
 """From this share of zeros on it is the scatter of the zeros that keeps the units; below, too few weights have gone."""
 
-UNITS = "{weight: 0.5, input: 0.25, output: 0.25}"
-"""A share by which whole units go, as it is typed."""
+MORE_UNITS = {"weight": 0.5, "input": 0.25, "output": 0.25}
+"""A share by which more units go than by that of WITHOUT_RECIPE."""
 
 
 def nothing_smaller(recipe: Recipe, results: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = ()) -> list[str]:
@@ -35,7 +35,7 @@ def nothing_smaller(recipe: Recipe, results: Mapping[str, Any], history: Sequenc
     elif zeros >= SPARSE:
         lines.append(
             f"{100 * zeros:.0f}% of the weights are zero, but scattered: hardly a unit lost all of its own. "
-            f"For fewer units: --set convert.share='{UNITS}' (convert.share is {_told(recipe.convert.share)})."
+            f"For fewer units: {_share(recipe.convert.share)}."
         )
     else:
         lines.append(f"Only {100 * zeros:.0f}% of the weights went. {_more(recipe, results, history)}")
@@ -51,8 +51,8 @@ def _more(recipe: Recipe, results: Mapping[str, Any], history: Sequence[Mapping[
     if beta is not None:
         cures.append(f"push harder: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
     cures.append(f"more epochs: --epochs {2 * recipe.train.epochs}")
-    if not any(name != "weight" for name in _names(recipe.convert.share)):
-        cures.append(f"ask units instead of weights: --set convert.share='{UNITS}'")
+    if not _asks_units(recipe.convert.share):
+        cures.append(f"ask whole units too: {_share(recipe.convert.share)}")
     return f"To have more go: {'; '.join(cures)}."
 
 
@@ -62,9 +62,12 @@ def _blocked(pruning: Mapping[str, Any]) -> str:
     return max(set(reasons), key=reasons.count) if reasons else ""
 
 
-def _names(share: Any) -> list[str]:
-    return [share] if isinstance(share, str) else list(share)
+def _share(share: Any) -> str:
+    """How to ask units more than a share does, as it is typed, and what it is now."""
+    parts = MORE_UNITS if _asks_units(share) else WITHOUT_RECIPE["convert.share"]
+    now = share if isinstance(share, str) else ", ".join(share)
+    return f"--set convert.share='{{{', '.join(f'{name}: {part}' for name, part in parts.items())}}}' (it is {now})"
 
 
-def _told(share: Any) -> str:
-    return share if isinstance(share, str) else ", ".join(_names(share))
+def _asks_units(share: Any) -> bool:
+    return not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share)

@@ -25,8 +25,8 @@ from svdcompress.recipe._schema import (
 __all__ = [
     "LAST_RANDOM_OPSET",
     "SHARES",
-    "WITHOUT_RECIPE",
     "TASKS",
+    "WITHOUT_RECIPE",
     "BetaSchedule",
     "ConvertSection",
     "DataSection",

@@ -47,7 +47,7 @@ class Reach:
     steps: of training, and lr_log_sigma2 its learning rate. travel: the most by which log sigma2 can rise in them. means: the
         most that a mean can move. past: the share of the weights that is beyond a threshold at the start. within: the share
         that can get there: log sigma2 by `travel`, and means by a third (`DRIFT`) of `means` towards zero. times: how much
-        longer training (or how much larger its learning rates) would have to be for half of the weights; None: that helps little.
+        longer training (or larger its learning rates) would have to be for half of the weights; None: that helps little.
     """
 
     distance: dict[str, list[float]]
@@ -71,9 +71,9 @@ class Reach:
             for share, quantiles in self.distance.items()
         )
         return (
-            f"log alpha starts below it by (10, 50, 90%) {ways}; in {self.steps:,} steps log sigma2 can rise by {self.travel:.2g} "
-            f"(lr {self.lr_log_sigma2:.2g}) and a mean can move by {self.means:.2g}, at most. About {100 * self.within:.0f}% of the "
-            f"weights are within reach, {100 * self.past:.0f}% past it already"
+            f"log alpha starts below it by (10, 50, 90%) {ways}; in {self.steps:,} steps log sigma2 can rise by "
+            f"{self.travel:.2g} (lr {self.lr_log_sigma2:.2g}) and a mean can move by {self.means:.2g}, at most. "
+            f"About {100 * self.within:.0f}% of the weights are within reach, {100 * self.past:.0f}% past it already"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -116,6 +116,8 @@ def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apa
     assert "could not get to the threshold" in line
     (line,) = nothing_smaller(settings("convert.share=output"), results())
     assert "convert.share=" not in line  # it asks units already
+    (line,) = nothing_smaller(settings("convert.share={weight: 0.8, input: 0.2}"), results(zeros=0.8))
+    assert "convert.share='{weight: 0.5, input: 0.25, output: 0.25}'" in line and "it is weight, input" in line
     stays = {"reason": "output of the model"}
     (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[stays, stays, {"reason": ""}]))
     assert "7 units lost all their weights, but the graph keeps them (output of the model)" in line

@@ -25,7 +25,7 @@ def blind(output, targets):
 
 
 def travelled(beta, optimizer="adam", lr_log_sigma2=0.01, **fields):
-    """By how much log sigma2 rose, on average, in a fit by the KL alone: means of 1, so that its gradient is always the same."""
+    """By how much log sigma2 rose, on average, in a fit by the KL alone: with means of 1 its gradient is always the same."""
     model = nn.Sequential(nn.Linear(4, 3))
     nn.init.constant_(model[0].weight, 1.0)
     convert(model, log_sigma2=-20.0)
