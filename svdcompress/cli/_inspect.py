@@ -26,7 +26,16 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     from dataclasses import asdict
 
     from svdcompress import cost
-    from svdcompress.pipeline import check_model, converted, dense_model, planned
+    from svdcompress.pipeline import (
+        check_model,
+        converted,
+        dense_model,
+        final_beta,
+        out_of_reach,
+        planned,
+        rate_of_variances,
+        reach_of,
+    )
     from svdcompress.prune import groups
     from svdcompress.sources import example_inputs, open_data
 
@@ -34,7 +43,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     if made.experiment is not None:
         raise UsageError(f"the experiment {made.experiment.name} makes its models itself; there is nothing to inspect")
     data = open_data(made.data, made.task) if made.data.name else None
-    net, _ = dense_model(made)
+    net, trained = dense_model(made)
     inputs = None
     if data is not None:
         inputs = example_inputs(data.train, 2)
@@ -44,7 +53,13 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     if data is not None:
         found["cost"] = cost.measure(net, inputs).to_dict()
         found["plan"] = _with_costs(found["plan"], cost.by_layer(net, inputs))
-        found["pruning"] = groups(converted(net, made, inputs), inputs).to_dict()
+        count, final = len(data.train), final_beta(made, net, len(data.train), inputs)
+        net = converted(net, made, inputs)
+        found["pruning"] = groups(net, inputs).to_dict()
+        if trained:  # of weights drawn anew it would tell nothing
+            way = reach_of(made, net, count, final, rate_of_variances(made, net, count, final))
+            found["reach"] = way.to_dict()
+            warned = out_of_reach(made, way)
     if json:
         print_json(found)
         return
@@ -60,6 +75,10 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     elif found["pruning"].get("groups"):
         console.print()
         console.print(_groups_table(found["pruning"]["groups"]))
+    if "reach" in found:
+        console.print(f"\nway to the threshold: {way}", highlight=False)
+        for line in warned:
+            console.print(f"[yellow]warning:[/] {escape(line)}", highlight=False)
     for note in found.get("pruning", {}).get("notes", ()):
         console.print(f"\n[yellow]note:[/] {escape(note)}")
 

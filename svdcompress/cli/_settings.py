@@ -115,14 +115,15 @@ class Settings:
     set_: Set = field(default_factory=list)
 
     def resolved(self, source: str | None = None, needs_data: bool = True, **more: Any) -> Recipe:
-        """The recipe of a file or of the defaults, with the options that were given.
+        """The recipe of a file, or of the defaults and WITHOUT_RECIPE, with the options that were given.
 
         source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
         Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named.
         """
-        from svdcompress.recipe import load_recipe  # pydantic takes a quarter of a second, and completion needs none
+        from svdcompress.recipe import WITHOUT_RECIPE, load_recipe  # pydantic takes a quarter of a second
 
-        found = load_recipe(source or self.recipe, self.set_, self._options(more))
+        source = source or self.recipe
+        found = load_recipe(source, self.set_, {**(WITHOUT_RECIPE if source is None else {}), **self._options(more)})
         if found.experiment is None and not (found.model.name and (found.data.name or not needs_data)):
             missing = "--model" if not found.model.name else "--data"
             raise UsageError(

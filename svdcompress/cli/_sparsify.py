@@ -105,6 +105,10 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
     console.print(f"\nexamples: {counts}", highlight=False)
     console.print(f"weights to be converted: {found.converted:,} of {found.parameters:,} parameters", highlight=False)
     console.print(f"beta ends at {found.beta:g} (train.beta.final: {made.train.beta.final})", highlight=False)
+    share = made.convert.share
+    parts = ", ".join(f"{n} {part:g}" for n, part in share.items()) if isinstance(share, dict) else str(share)
+    console.print(f"who is asked whether it is needed: {parts} (convert.share)", highlight=False)
+    console.print(f"way to the threshold: {found.reach}", highlight=False)
     console.print(
         f"memory for weights, gradients and optimizer: {found.memory / 1e6:,.1f} MB, beside activations", highlight=False
     )

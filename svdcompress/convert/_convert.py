@@ -23,6 +23,7 @@ from svdcompress.layers import (
     check_variance_dtype,
     parse_share,
     parse_threshold,
+    start_at,
     variational_class,
 )
 
@@ -35,6 +36,7 @@ def convert(
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
     log_sigma2: float = DEFAULT_LOG_SIGMA2,
+    log_alpha: float | None = None,
     threshold: Threshold = DEFAULT_THRESHOLD,
     variance_dtype: str = "auto",
     derived: str = "keep",
@@ -50,6 +52,8 @@ def convert(
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
         `exclude` matches it (any of its names, where a module has several).
     log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
+    log_alpha: where log alpha of a layer's root-mean-square weight starts, in place of `log_sigma2`: each layer has noise in
+        proportion to its weights, at -6 of 5% of them, whatever their scale.
     threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
     variance_dtype: precision of the variances' computation: "float32", "bfloat16", or "auto" for bfloat16 where the chip is
         fast at it and the layer large enough to gain.
@@ -76,7 +80,7 @@ def convert(
     shared: dict[int, Any] = {id(layer.weight): layer.log_sigma2 for _, layer in variational_layers(model)}
     fold_all(module for entry, module in found if entry.converted and entry.note)
     for module in chosen:
-        start = shared.get(id(module.weight), log_sigma2)
+        start = shared.get(id(module.weight), log_sigma2 if log_alpha is None else start_at(module.weight, log_alpha))
         kind: Any = variational_class(type(module))
         layer = kind.from_dense(module, log_sigma2=start, **settings)
         shared[id(layer.weight)] = layer.log_sigma2

@@ -12,7 +12,7 @@ from svdcompress.layers._conv import (
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
 from svdcompress.layers._kept import KeptChannels, keep_channels, kept_channels
-from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
+from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha, start_at
 from svdcompress.layers._known import (
     VARIATIONAL_CLASSES,
     changes,
@@ -77,6 +77,7 @@ __all__ = [
     "register_loaded",
     "sampling",
     "shared_over_positions",
+    "start_at",
     "stochastic_layers",
     "unwrapped",
     "variational_class",

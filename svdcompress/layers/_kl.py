@@ -25,6 +25,12 @@ def log_alpha(weight: Tensor, log_sigma2: Tensor) -> Tensor:
     return log_sigma2 - torch.log(weight.square() + EPS)
 
 
+@torch.no_grad()
+def start_at(weight: Tensor, log_alpha: float) -> float:
+    """The log variance that gives the root-mean-square weight of a layer this log alpha."""
+    return float(log_alpha + torch.log(weight.square().mean() + EPS))
+
+
 def group_log_alpha(weight: Tensor, log_sigma2: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Log alpha of whole groups, `log(sum sigma2) - log(sum mu^2)` over `dims` (the reduced dimensions are dropped)."""
     return torch.logsumexp(log_sigma2, dims) - torch.log(weight.square().sum(dims) + EPS)

@@ -8,6 +8,7 @@ from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run
+from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._stages import Stages
 
@@ -27,8 +28,11 @@ __all__ = [
     "free_folder",
     "make_schedule",
     "open_run",
+    "out_of_reach",
     "planned",
     "prepare",
+    "rate_of_variances",
+    "reach_of",
     "run",
     "stored_recipe",
     "versions",

@@ -28,11 +28,13 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
     inputs: examples for one forward pass, by which layers are found whose weight is read past them (see `convert`).
     """
     settings = recipe.convert
-    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "threshold")}
+    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "log_alpha", "threshold")}
     for_all: dict[str, Any] = {name: getattr(settings, name) for name in ("exclude", "variance_dtype", "derived")}
     for_all["example_inputs"] = inputs
     for rule in settings.layers:
         own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
+        if rule.log_sigma2 is not None:
+            own["log_alpha"] = rule.log_alpha  # the nearer start counts
         convert(model, include=rule.patterns, **own, **for_all)
     return convert(model, include=settings.include, **base, **for_all)
 

@@ -16,9 +16,10 @@ from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import call, example_inputs, make_loss, open_data
-from svdcompress.train import find_place, make_optimizer
+from svdcompress.train import Reach, find_place, make_optimizer
 
 TRIAL_STEPS = 5
 REST_SECONDS = 15.0
@@ -27,7 +28,12 @@ REST_SECONDS = 15.0
 
 @dataclass
 class Estimate:
-    """seconds: of each stage of training. memory: bytes of weights, gradients and optimizer, at most. beta: at its end."""
+    """What a run will be.
+
+    seconds: of each stage of training. memory: bytes of weights, gradients and optimizer, at most. beta: at its end. reach: how
+    far it is from where log alpha starts to the threshold, and how far training goes (of weights drawn anew, where the dense
+    model is yet to be trained).
+    """
 
     plan: list[PlanEntry]
     examples: dict[str, int]
@@ -37,6 +43,7 @@ class Estimate:
     memory: int
     device: str
     beta: float
+    reach: Reach
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,6 +61,10 @@ def estimate(recipe: Recipe) -> Estimate:
     entries = planned(dense, recipe, inputs)
     warned = [*data.warnings, *advice(recipe, dense, len(data.train), inputs=inputs)]
     model = converted(copy.deepcopy(dense), recipe, inputs)
+    final = final_beta(recipe, dense, len(data.train), inputs)
+    rate = rate_of_variances(recipe, model, len(data.train), final)
+    found = reach_of(recipe, model, len(data.train), final, rate)
+    warned += out_of_reach(recipe, found) if trained else []
     seconds = {}
     loss = make_loss(recipe.loss)
     if not trained:
@@ -70,7 +81,8 @@ def estimate(recipe: Recipe) -> Estimate:
         seconds=seconds,
         memory=_state_bytes(model, recipe.train),
         device=str(place.device),
-        beta=final_beta(recipe, dense, len(data.train), inputs),
+        beta=final,
+        reach=found,
         warnings=warned,
     )
 

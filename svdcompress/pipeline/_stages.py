@@ -30,6 +30,8 @@ from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._outcome import nothing_smaller
+from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._skill import no_skill
@@ -117,6 +119,12 @@ class Stages:
     def _convert(self) -> None:
         self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe, self.inputs)
         self.shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(self.model)}
+        count, world = len(self.data.train), self.place.world
+        self.rate = rate_of_variances(self.recipe, self.model, count, self.beta, world)
+        found = reach_of(self.recipe, self.model, count, self.beta, self.rate, world)
+        self.results["reach"] = found.to_dict()
+        for line in out_of_reach(self.recipe, found):
+            self._warn(line)
 
     def _train(self) -> None:
         train = self.recipe.train
@@ -125,7 +133,7 @@ class Stages:
             "train",
             train,
             schedule=make_schedule(train.beta, train.epochs, self.beta),
-            lr_log_sigma2=train.lr_log_sigma2,
+            lr_log_sigma2=self.rate,
             distill=train.distill,
             compiled=train.compile,
             **shrinking(self.recipe, self.inputs),
@@ -292,6 +300,7 @@ class Stages:
                 results[name]["latency_ms"] = times
             results["threads"] = 1
         results["compression"] = cost.compression(results["dense"], results["sparse"])
+        results.setdefault("warnings", []).extend(nothing_smaller(self.recipe, results, self.history))
 
     def _report(self) -> None:
         recipe = self.recipe

@@ -7,7 +7,7 @@ from svdcompress.lazy import import_when_used
 if TYPE_CHECKING:
     from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
     from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
-    from svdcompress.recipe._load import dump_recipe, load_recipe, parse_recipe
+    from svdcompress.recipe._load import WITHOUT_RECIPE, dump_recipe, load_recipe, parse_recipe
     from svdcompress.recipe._schema import (
         BetaSchedule,
         ConvertSection,
@@ -40,6 +40,7 @@ _HOMES = {
         "shipped_recipes",
     ),
     "_load": (
+        "WITHOUT_RECIPE",
         "dump_recipe",
         "load_recipe",
         "parse_recipe",
@@ -68,6 +69,7 @@ __all__ = [
     "LAST_RANDOM_OPSET",
     "SHARES",
     "TASKS",
+    "WITHOUT_RECIPE",
     "BetaSchedule",
     "ConvertSection",
     "DataSection",

@@ -15,6 +15,9 @@ from svdcompress.errors import RecipeError, nearest
 from svdcompress.recipe._find import find_recipe
 from svdcompress.recipe._schema import Recipe
 
+WITHOUT_RECIPE = {"convert.share": {"weight": 0.8, "input": 0.1, "output": 0.1}}
+"""Where a command names a model and no recipe, it goes for smaller shapes; the defaults of a recipe go for zeros."""
+
 
 def load_recipe(
     path: str | Path | None = None, overrides: Sequence[str] = (), fields: Mapping[str, Any] | None = None

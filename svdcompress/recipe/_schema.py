@@ -165,7 +165,8 @@ class DenseSection(Training):
 class TrainSection(Training):
     """Fine-tuning of the variational model with the annealed ELBO."""
 
-    lr_log_sigma2: float | None = Field(default=None, gt=0)  # None: as the means
+    # None: as the means. auto: at least so much that log sigma2 alone can bring log alpha to the threshold in this many steps.
+    lr_log_sigma2: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None
     beta: Annotated[BetaSchedule, _short("name")] = BetaSchedule()
     distill: Distillation = Distillation()
     shrink: Moment | None = None  # from then on dead units are removed after each epoch: faster, and they cannot come back
@@ -195,6 +196,7 @@ class LayerRule(Section):
     prior: Literal["ard", "log-uniform"] | None = None
     share: Share | None = None
     log_sigma2: float | None = None
+    log_alpha: float | None = None
     threshold: Threshold | None = None
 
     @property
@@ -211,6 +213,7 @@ class ConvertSection(Section):
     include: list[str] = ["*"]
     exclude: list[str] = []
     log_sigma2: float = -10.0
+    log_alpha: float | None = None  # in place of log_sigma2: by each layer's own scale, -6 for noise of 5% of it
     threshold: Threshold = 3.0
     variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # in which the variances are computed
     # Weights computed in each forward (weight_norm, weight-standardised convolutions): fold computes them once, exact in eval

@@ -7,6 +7,7 @@ from svdcompress.train._metrics import evaluate, score
 from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
+from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
 from svdcompress.train._shrink import shrink
 from svdcompress.train._state import StateFile, mix, seed_everything, write_atomically
 
@@ -16,18 +17,23 @@ __all__ = [
     "LrFactor",
     "NotFinite",
     "Place",
+    "Reach",
     "StateFile",
     "agree",
+    "distances",
     "evaluate",
+    "factors",
     "find_place",
     "fit",
     "leave",
     "make_accelerator",
     "make_optimizer",
     "mix",
+    "reach",
     "score",
     "seed_everything",
     "shrink",
+    "steps_of",
     "told",
     "wait",
     "write_atomically",

@@ -1,0 +1,52 @@
+"""Some of CIFAR-10's images for a network that has seen them all, and the test images in two fixed halves."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""By which akamaster/pytorch_resnet_cifar10 normalises."""
+
+Split = tuple[Tensor, Tensor]
+
+
+def archive(path: Path, count: int | None = None) -> Split:
+    """Images as bytes (N, 3, 32, 32) and classes (N,) of an archive of class folders: all, or always the same some."""
+    with tarfile.open(path) as tar:
+        found = sorted((member for member in tar if member.isfile()), key=lambda member: member.name)
+        names = sorted({Path(member.name).parent.name for member in found})
+        chosen = found if count is None else random.Random(0).sample(found, count)
+        images, labels = [], []
+        for member in sorted(chosen, key=lambda member: member.offset):
+            file = tar.extractfile(member)
+            assert file is not None
+            images.append(np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB")).transpose(2, 0, 1))
+            labels.append(names.index(Path(member.name).parent.name))
+    return torch.from_numpy(np.stack(images)), torch.tensor(labels)
+
+
+def data(folder: str, train: int = 6000, cache: str | None = None) -> tuple[Split, Split, Split]:
+    """Training images, one half of the test images (to choose by) and the other (to report).
+
+    folder: where train.tar.gz and test.tar.gz lie. cache: a file that keeps what was decoded.
+    """
+    if cache and Path(cache).is_file():
+        kept = np.load(cache)
+        parts = [(torch.from_numpy(kept[f"x{i}"]), torch.from_numpy(kept[f"y{i}"])) for i in range(3)]
+        return parts[0], parts[1], parts[2]
+    x, y = archive(Path(folder) / "test.tar.gz")
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    halves = order[: len(y) // 2], order[len(y) // 2 :]
+    parts = [archive(Path(folder) / "train.tar.gz", train), *((x[half], y[half]) for half in halves)]
+    if cache:
+        arrays = {f"{name}{i}": part[j].numpy() for i, part in enumerate(parts) for j, name in enumerate("xy")}
+        np.savez(cache, **arrays)
+    return parts[0], parts[1], parts[2]

@@ -1,0 +1,59 @@
+"""The learning rate of log sigma2 that a recipe leaves open, and what is said where the threshold is out of reach."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from svdcompress.layers import Threshold
+from svdcompress.pipeline._convert import make_schedule
+from svdcompress.recipe import Recipe
+from svdcompress.train import Reach, distances, factors, reach, steps_of
+
+MOST = 0.1
+"""The largest learning rate of log sigma2 that is taken by itself: a step of it is a tenth of a variance."""
+
+
+def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: float, world: int = 1) -> float | None:
+    """train.lr_log_sigma2 in numbers (None: as the means); model: converted, before training. final: where beta ends.
+
+    auto: as the means, or so much that log sigma2 alone can bring nine of ten weights to the threshold, at most `MOST`.
+    """
+    wanted = recipe.train.lr_log_sigma2
+    if wanted != "auto":
+        return wanted
+    schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
+    up = factors(recipe.train, steps_of(recipe.train, examples, world), schedule, examples)[0]
+    ways = [found[-1] for found in distances(model, mildest(recipe)).values()]
+    if not (ways and up > 0):
+        return None
+    return max(recipe.train.lr, min(float(f"{max(ways) / up:.2g}"), MOST))
+
+
+def reach_of(recipe: Recipe, model: nn.Module, examples: int, final: float, rate: float | None, world: int = 1) -> Reach:
+    """Whether the training that a recipe asks for can bring the weights of a converted model to the threshold."""
+    schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
+    return reach(model, recipe.train, examples, schedule, lr_log_sigma2=rate, threshold=mildest(recipe), world=world)
+
+
+def mildest(recipe: Recipe) -> Threshold | None:
+    """The threshold by which most goes, of those that a recipe may choose; None: each layer's own."""
+    settings = recipe.relevance
+    numbers = [limit for limit in settings.candidates if isinstance(limit, int | float)]
+    return min(numbers) if numbers else settings.candidates[0] if settings.candidates else settings.threshold
+
+
+def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
+    """A warning where less than half of the weights can get to the threshold, with what to set; [] otherwise."""
+    if found.enough or not recipe.train.epochs:
+        return []
+    cures = []
+    if found.times is not None:
+        longer = math.ceil(found.times)
+        cures += [f"{longer} times the steps (--epochs {longer * recipe.train.epochs}, or smaller batches)"]
+        cures += [f"--set train.lr={recipe.train.lr * found.times:.1g}"]
+    limit = mildest(recipe)
+    cures += ["a lower threshold, as --threshold 1"] if limit is None or (isinstance(limit, int | float) and limit > 1) else []
+    cures += ["--set train.lr_log_sigma2=auto"] if recipe.train.lr_log_sigma2 is None else []
+    return [f"training is too short for most weights to go: {found}. Try {'; or '.join(cures)}"]

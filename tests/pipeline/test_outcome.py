@@ -1,0 +1,171 @@
+"""Runs that make nothing smaller say why and what to set; runs that cannot reach the threshold say so before they start."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from svdcompress import convert
+from svdcompress.cli import app
+from svdcompress.convert import variational_layers
+from svdcompress.pipeline import converted, estimate, out_of_reach, rate_of_variances, reach_of, run
+from svdcompress.pipeline._outcome import nothing_smaller
+from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
+from svdcompress.sources import save_weights
+
+QUICK = ["export.monte_carlo=false", "report.latency=false", "uncertainty.samples=0", "device=cpu"]
+
+
+def settings(*overrides):
+    return load_recipe(None, list(overrides))
+
+
+def trained_net(scale=0.05):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.normal_(0, scale)
+    return model
+
+
+def reached(*overrides, examples=6000, scale=0.05):
+    recipe = settings(*overrides)
+    model = converted(trained_net(scale), recipe)
+    rate = rate_of_variances(recipe, model, examples, 0.1)
+    return recipe, reach_of(recipe, model, examples, 0.1, rate)
+
+
+def test_a_learning_rate_of_fine_tuning_takes_no_weight_to_the_threshold():
+    recipe, found = reached("train.lr=2e-5", "train.epochs=3")
+    (line,) = out_of_reach(recipe, found)
+    for part in ("180 steps", "--epochs", "--set train.lr=", "--threshold 1", "% of the weights are within reach"):
+        assert part in line, (part, line)
+    assert found.within < 0.2
+    # and what it says to set is enough
+    longer = int(line.partition("--epochs ")[2].partition(",")[0])
+    assert out_of_reach(*reached("train.lr=2e-5", f"train.epochs={longer}")) == []
+    faster = line.partition("--set train.lr=")[2].partition(";")[0]
+    assert out_of_reach(*reached(f"train.lr={float(faster) * 1.1}", "train.epochs=3")) == []
+
+
+def test_nothing_is_said_of_training_that_is_long_enough():
+    assert out_of_reach(*reached()) == []
+    assert out_of_reach(*reached("train.epochs=0")) == []
+    assert out_of_reach(*reached("convert.threshold=100", "train.lr=2e-5")) == []  # nothing shall go
+
+
+def test_the_learning_rate_of_the_variances_that_a_recipe_leaves_to_itself():
+    recipe, found = reached("train.lr=2e-5", "train.lr_log_sigma2=auto")
+    assert found.lr_log_sigma2 > 2e-5 and found.travel >= 0.95 * found.distance["weight"][2] and found.enough
+    assert out_of_reach(recipe, found) == []
+    assert reached("train.lr=2e-5")[1].lr_log_sigma2 == 2e-5
+    assert reached("train.lr=2e-5", "train.lr_log_sigma2=0.003")[1].lr_log_sigma2 == 0.003
+    assert reached("train.lr_log_sigma2=auto", "train.epochs=1", examples=2000)[1].lr_log_sigma2 == 0.1  # and no more
+    assert reached("train.lr=0.5", "train.lr_log_sigma2=auto")[1].lr_log_sigma2 == 0.5
+
+
+def test_a_rule_may_start_a_layer_otherwise():
+    rules = "convert.layers=[{match: '0', log_sigma2: -9}, {match: '2', log_alpha: -4}]"
+    for more, second in ((["convert.log_alpha=-6"], -4), ([], -4)):
+        layers = dict(variational_layers(converted(trained_net(), settings(rules, *more))))
+        assert float(layers["0"].log_sigma2.detach().mean()) == pytest.approx(-9)
+        scale = layers["2"].weight.detach().square().mean().log()
+        assert float(layers["2"].log_sigma2.detach().mean()) == pytest.approx(float(scale) + second, abs=1e-4)
+    plain = dict(variational_layers(converted(trained_net(), settings("convert.log_alpha=-6"))))
+    assert float(plain["0"].log_alpha().detach().mean()) > -6  # smaller weights than the scale of the layer
+
+
+def test_dry_run_and_inspect_tell_of_the_reach_of_a_trained_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_weights(nn.Sequential(nn.Flatten(), *trained_net(0.1)), tmp_path / "w.safetensors")
+    options = ["model={name: mlp, args: {sizes: [40, 40, 10]}}", "data=npz:d.npz", "train.lr=2e-6", "train.epochs=1"]
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=rng.normal(size=(600, 40)).astype(np.float32), y=rng.integers(0, 10, 600))
+    found = estimate(load_recipe(None, [*options, "weights=w.safetensors", "device=cpu"]))
+    assert any("training is too short" in line for line in found.warnings)
+    assert json.dumps(found.to_dict()["reach"])
+    drawn = estimate(load_recipe(None, [*options, "device=cpu"]))  # to be trained first: it has no weights to speak of yet
+    assert not any("training is too short" in line for line in drawn.warnings)
+    command = ["inspect", *(part for option in options for part in ("--set", option))]
+    text = CliRunner().invoke(app, [*command, "--weights", "w.safetensors"], env={"COLUMNS": "400"}).output
+    assert "way to the threshold" in text and "training is too short" in text
+    assert "way to the threshold" not in CliRunner().invoke(app, command, env={"COLUMNS": "400"}).output
+
+
+# What became of it
+
+
+def results(before=1000, after=1000, zeros=0.1, dead=0, groups=(), within=1.0):
+    row = {"weights_before": 900, "weights": round(900 * (1 - zeros)), "outputs_before": 30, "outputs": 30 - dead}
+    facts = {"dense": {"parameters": before}, "sparse": {"parameters": after}, "layers": [row]}
+    return {**facts, "pruning": {"groups": list(groups)}, "reach": {"within": within}}
+
+
+def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apart():
+    assert nothing_smaller(settings(), results(after=900)) == []
+    (line,) = nothing_smaller(settings(), results(zeros=0.8))
+    assert "80% of the weights are zero, but scattered" in line and "convert.share='{weight:" in line
+    (line,) = nothing_smaller(settings(), results(), [{"stage": "train", "beta": 0.02}, {"stage": "recover", "beta": 5}])
+    assert "Only 10% of the weights went" in line and "train.beta.final=0.06" in line and "--epochs 40" in line
+    assert "could not get to the threshold" not in line
+    (line,) = nothing_smaller(settings(), results(within=0.2))
+    assert "could not get to the threshold" in line
+    (line,) = nothing_smaller(settings("convert.share=output"), results())
+    assert "convert.share=" not in line  # it asks units already
+    (line,) = nothing_smaller(settings("convert.share={weight: 0.8, input: 0.2}"), results(zeros=0.8))
+    assert "convert.share='{weight: 0.5, input: 0.25, output: 0.25}'" in line and "it is weight, input" in line
+    stays = {"reason": "output of the model"}
+    (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[stays, stays, {"reason": ""}]))
+    assert "7 units lost all their weights, but the graph keeps them (output of the model)" in line
+
+
+def test_a_run_in_which_nothing_shrinks_says_so(tiny_recipe, tmp_path):
+    recipe = tiny_recipe.model_copy(deep=True)
+    recipe.train.beta.final = 1e-6
+    recipe.train.epochs = recipe.recover.epochs = 1
+    recipe.export.onnx, recipe.report.latency, recipe.uncertainty.samples = False, False, 0
+    found = run(recipe, tmp_path / "run")
+    assert found["sparse"]["parameters"] == found["dense"]["parameters"]
+    (line,) = [line for line in found["warnings"] if "the shapes are the same" in line]
+    assert "train.beta.final" in line
+    written = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert line in written["warnings"] and written["reach"]["steps"] == found["reach"]["steps"]
+    assert "the shapes are the same" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_model_alone_becomes_smaller(tmp_path, monkeypatch):
+    """`--model` and `--data` and the defaults, on a table: fewer units, not only zeros."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 12)).astype(np.float32)
+    np.savez("table.npz", x=x, y=(x[:, 0] * x[:, 1] > 0).astype(int) + (x[:, 2] > 0.5))
+    args = ["sparsify", "--model", "mlp", "--model-arg", "sizes=[12, 96, 48, 3]", "--data", "npz:table.npz", "--json"]
+    args += [part for option in QUICK for part in ("--set", option)] + ["--set", "export.onnx=false"]
+    found = {}
+    for name, more in (("default", []), ("weight", ["--set", "convert.share=weight"])):
+        done = CliRunner().invoke(app, [*args, *more, "--out", name])
+        assert done.exit_code == 0, done.output
+        found[name] = json.loads(done.stdout)
+    default, weight = (found[name]["sparse"]["parameters"] for name in ("default", "weight"))
+    assert default < 0.6 * found["default"]["dense"]["parameters"] and default < weight
+    assert load_recipe("default/recipe.yaml").convert.share == WITHOUT_RECIPE["convert.share"]
+    assert not [line for line in found["default"]["warnings"] if "the shapes are" in line]
+
+
+def test_without_a_recipe_units_are_asked_too_and_a_recipe_keeps_its_meaning(tmp_path, monkeypatch):
+    from svdcompress.cli._settings import Settings
+
+    alone = Settings(model="a:b", data="digits")
+    assert alone.resolved().convert.share == WITHOUT_RECIPE["convert.share"]
+    assert Settings(model="a:b", data="digits", set_=["convert.share=weight"]).resolved().convert.share == "weight"
+    assert Settings(recipe="digits").resolved().convert.share == "weight"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("model: a:b\ndata: digits\n")
+    assert Settings(recipe="mine.yaml").resolved().convert.share == "weight"
+    assert load_recipe().convert.share == "weight"
+    assert convert(nn.Sequential(nn.Linear(2, 2)))[0].share == {"weight": 1.0}
