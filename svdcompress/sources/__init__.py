@@ -8,10 +8,12 @@ from svdcompress.sources._losses import Loss, gaussian_heads, make_loss
 from svdcompress.sources._models import arrives_trained, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
+from svdcompress.sources._positions import IGNORED, class_dim, classes_second, like
 from svdcompress.sources._tables import frame_inputs, open_frame
 from svdcompress.sources._weights import load_weights, save_weights
 
 __all__ = [
+    "IGNORED",
     "NETS",
     "READERS",
     "Data",
@@ -23,6 +25,8 @@ __all__ = [
     "batch_length",
     "call",
     "check_labels",
+    "class_dim",
+    "classes_second",
     "decode",
     "example_inputs",
     "first_tensor",
@@ -33,6 +37,7 @@ __all__ = [
     "image_statistics",
     "import_name",
     "is_python_name",
+    "like",
     "load_weights",
     "main_output",
     "make_loss",

@@ -189,7 +189,7 @@ def _classes(series: Any, known: list[str] | None, place: str) -> tuple[Tensor, 
             row = int(broken.argmax())
             raise DataError(
                 f"data.target: {place}: column {series.name!r} holds {values[row]} in row {row}, which is no class; "
-                "for a regression set loss=mse (or gaussian-nll)"
+                "a regression? --loss mse (or gaussian-nll)"
             )
         series = series.astype(int)
     if known is None and series.dtype.kind in "iu":
