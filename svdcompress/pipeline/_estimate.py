@@ -51,10 +51,10 @@ def estimate(recipe: Recipe) -> Estimate:
     dense, trained = dense_model(recipe)
     check_model(dense, recipe, data, example_inputs(data.train, 2))
     entries = plan(dense, recipe.convert.include, recipe.convert.exclude)
-    warned = [*data.warnings, *advice(recipe, dense, len(data.train))]
+    warned = [*data.notes, *data.warnings, *advice(recipe, dense, len(data.train))]
     model = converted(copy.deepcopy(dense), recipe)
     seconds = {}
-    loss = make_loss(recipe.loss)
+    loss = make_loss(recipe.loss, dim=data.dim)
     if not trained:
         seconds["dense"] = _stage_seconds(dense, data.train, loss, recipe.dense, place.device)
     seconds["train"] = _stage_seconds(model, data.train, loss, recipe.train, place.device)

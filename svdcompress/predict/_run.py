@@ -54,7 +54,7 @@ def predict_run(
     if out.resolve() == Path(inputs).resolve():
         raise UsageError(f"{out}: the predictions would take the place of the inputs; name another file")
     opened = open_run(run)
-    preprocessing = opened.preprocessing
+    preprocessing = opened.preprocessing if not onnx else _left_to_do(opened)
     raw, names = read_inputs(inputs, preprocessing, _shape(opened))
     x = _prepared(raw, preprocessing, inputs)
     if not names:
@@ -64,8 +64,20 @@ def predict_run(
     arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
-    write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes)
+    write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes, opened.dim)
     return out, len(names)
+
+
+def _left_to_do(opened: OpenRun) -> dict[str, Any]:
+    """The preprocessing that the run's Monte-Carlo file leaves to its users, as it says itself."""
+    return read_metadata(_mc_file(opened)).get("preprocessing", opened.preprocessing)
+
+
+def _mc_file(opened: OpenRun) -> Path:
+    path = opened.folder / MC_FILE
+    if not path.is_file():
+        raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
+    return path
 
 
 def _shape(opened: OpenRun) -> tuple[int, ...] | None:
@@ -102,19 +114,16 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
     generator = torch.Generator().manual_seed(seed)
     task, tau = opened.recipe.task, opened.tau
     for batch in _batches(x):
-        yield mc_predict(model, batch, samples, task=task, generator=generator, tau=tau).numpy()
+        yield mc_predict(model, batch, samples, task=task, dim=opened.dim, generator=generator, tau=tau).numpy()
 
 
 def _by_onnx(opened: OpenRun, x: Any, samples: int) -> Iterator[dict[str, np.ndarray]]:
     """No PyTorch model is built: what a service without PyTorch would do."""
     import onnxruntime
 
-    path = opened.folder / MC_FILE
-    if not path.is_file():
-        raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
+    path = _mc_file(opened)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise UsageError(f"samples: {samples!r}; a whole number of at least 1 is needed")
-    read_metadata(path)  # names the file where it is damaged
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     outputs = [NAMES.get(str(output.name), str(output.name)) for output in session.get_outputs()]
     expected = [value for value in session.get_inputs() if value.name != "samples"]

@@ -1,5 +1,6 @@
 """Names to models, weights, data and losses; and how any model is called on any batch."""
 
+from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._call import call, first_tensor, main_output, map_tensors, to_device
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
@@ -45,6 +46,7 @@ __all__ = [
     "map_tensors",
     "open_data",
     "open_frame",
+    "outputs_hint",
     "preprocess",
     "save_weights",
     "split_batch",

@@ -84,6 +84,6 @@ def not_classes(targets: Any, classes: list[str] | None) -> list[str]:
     if values <= 20 or values <= len(targets) / 3:
         return []
     return [
-        f"the target has {values:,} different whole numbers in {len(targets):,} examples, each taken for a class; a regression? "
-        "--loss mse"
+        f"the target has {values:,} different whole numbers in {len(targets):,} examples, each taken for a class; "
+        "a regression? --loss mse"
     ]

@@ -74,7 +74,8 @@ def fit(
     """
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
-    learnt = Teacher(teacher, distill, task, loss, dim) if teacher is not None and distill is not None and distill.weight else None
+    learns = teacher is not None and distill is not None and distill.weight
+    learnt = Teacher(teacher, distill, task, loss, dim) if learns else None
     elbo = ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None
     loop = Loop(
         model,
