@@ -75,8 +75,8 @@ def lines(monkeypatch, epochs, steps, seconds, done=0):
 
 def test_without_a_terminal_there_is_a_line_each_some_seconds(monkeypatch):
     found = lines(monkeypatch, epochs=4, steps=30, seconds=1.0)
-    assert len(found) == 12  # of 120 seconds
-    assert found[0] == "train       1/4   loss 2.345 6:17 left"  # no epoch is over: the loss of the last batch
+    assert len(found) == 13  # of 120 seconds, and the end
+    assert found[0] == "train       1/4   loss 2.345 2:03 left"  # no epoch is over: the loss of the last batch
     assert found[4] == "train       2/4   loss 1.250 NLL 0.5000 KL 12,346 beta 0.50 sparse 97.5% val 2.50% 1:12 left"
     assert found[-1] == "train       4/4   loss 1.250 NLL 0.5000 KL 12,346 beta 0.50 sparse 97.5% val 2.50% in 2:00"
 
