@@ -24,8 +24,9 @@ def linear_fit(data: Data, held: InMemory) -> dict[str, float] | None:
     Named and in the units of `evaluate`: error and nll, or rmse.
     """
     train = data.train
-    cheap = isinstance(train, InMemory) and isinstance(train.inputs, Tensor) and train.inputs.is_floating_point()
-    if not cheap or train.targets.dim() > (1 if data.task == "classification" else 2):
+    if not isinstance(train, InMemory) or not isinstance(train.inputs, Tensor) or not train.inputs.is_floating_point():
+        return None
+    if train.targets.dim() > (1 if data.task == "classification" else 2):
         return None
     outputs = data.outputs if data.task == "classification" else train.targets[0].numel()
     if train.inputs[0].numel() * outputs > MOST_WEIGHTS or len(train) < 10:

@@ -23,6 +23,7 @@ from svdcompress.sources._hub import read_hub
 from svdcompress.sources._idx import read_idx
 from svdcompress.sources._images import read_imagefolder
 from svdcompress.sources._names import is_python_name
+from svdcompress.sources._positions import IGNORED
 from svdcompress.sources._raw import Raw, Table
 from svdcompress.sources._tables import read_table
 
@@ -224,9 +225,10 @@ def check_labels(data: Data, outputs: int, hint: str = "") -> None:
         targets = getattr(examples, "targets", None)
         if targets is not None and int(targets.max()) >= outputs:
             where = (targets >= outputs).nonzero()[0]
+            marked = f"; a position that does not count has the class {IGNORED}" if targets.dim() > 1 else ""
             raise DataError(
                 f"data.target: label {int(targets[tuple(where)])} in row {int(where[0])} ({split}) is out of range "
-                f"0 to {outputs - 1}{why}"
+                f"0 to {outputs - 1}{why}{marked}"
             )
 
 

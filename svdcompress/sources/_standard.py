@@ -13,7 +13,7 @@ from svdcompress.recipe import DataSection
 OFF = "--set data.standardize=false"
 
 SPREAD = 100.0
-"""Standard deviations from which on, or below one over which, values that nobody scaled are told of."""
+"""Inputs whose largest value, and targets whose standard deviation, is above this (or below one over it) are told of."""
 
 
 def is_table(preprocessing: Mapping[str, Any], inputs: Any) -> bool:
@@ -59,16 +59,15 @@ def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
 
 
 def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standardized: bool, scaled: bool) -> list[str]:
-    """Warnings of columns and of regression targets far from a standard deviation of 1 that nothing scales."""
+    """Warnings of columns and of regression targets far from 0 and 1 that nothing scales, unless that was asked for."""
     found = []
-    if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point() and len(inputs) > 1:
-        spread = inputs.double().std(0, correction=0)
-        spread = spread[spread > 0]
-        far = len(spread) and (float(spread.max()) > SPREAD or float(spread.max()) < 1 / SPREAD)
-        if far and not standardized and not section.transform:
-            what = f"the inputs' columns have standard deviations from {float(spread.min()):.3g} to {float(spread.max()):.3g}"
+    asked = section.standardize == "auto" and not standardized
+    if asked and isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point() and not section.transform:
+        largest = float(inputs.abs().max(0).values.max())
+        if largest > SPREAD or 0 < largest < 1 / SPREAD:
+            what = f"the inputs' columns have values up to {largest:.3g}"
             found.append(f"{what}; a network learns better from standardised ones: --set data.standardize=true")
-    if isinstance(targets, Tensor) and task in ("regression", "gaussian") and len(targets) > 1 and not scaled:
+    if asked and isinstance(targets, Tensor) and task in ("regression", "gaussian") and len(targets) > 1 and not scaled:
         spread = targets.double().std()
         if float(spread) > SPREAD or 0 < float(spread) < 1 / SPREAD:
             what = f"the targets have a standard deviation of {float(spread):.3g}"

@@ -74,8 +74,9 @@ def fit(
     """
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
-    learns = teacher is not None and distill is not None and distill.weight
-    learnt = Teacher(teacher, distill, task, loss, dim) if learns else None
+    learnt = None
+    if teacher is not None and distill is not None and distill.weight:
+        learnt = Teacher(teacher, distill, task, loss, dim)
     elbo = ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None
     loop = Loop(
         model,

@@ -64,14 +64,13 @@ def test_more_outputs_than_classes_are_told_of(here, held):
 
 
 def test_fewer_outputs_than_classes_are_an_error_that_names_the_argument(here):
-    with pytest.raises(DataError, match=r"label 3 in row 3 .*the model has 2 outputs; add --model-arg n_classes=4"):
+    with pytest.raises(DataError, match=r"label 2 in row 2 .*the model has 2 outputs; add --model-arg n_classes=4"):
         tried(nn.Linear(4, 2), torch.arange(8) % 4)
     with pytest.raises(DataError, match=r"the model has 1 output; a regression\? --loss mse\. A yes-or-no question\? --loss b"):
         tried(nn.Linear(4, 1), torch.arange(8) % 2)
-    with pytest.raises(DataError, match=r"label 255 in row 1, position \[2\].* that does not count has the class -100"):
-        rows = torch.tensor([[0, 1, 2], [0, 1, 255]])
+    rows = torch.tensor([[0, 1, 2], [0, 1, 255]])
+    with pytest.raises(DataError, match=r"label 255 in row 1 .* a position that does not count has the class -100"):
         tried(nn.Linear(4, 3), rows, torch.randn(2, 3, 4), outputs=3)
-        raise AssertionError("not seen")  # held in memory: by its row alone
 
 
 def test_targets_that_look_like_a_regression(here):

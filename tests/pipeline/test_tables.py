@@ -58,15 +58,25 @@ def test_columns_and_target_have_mean_0_and_deviation_1(houses):
 def test_what_is_set_wins(houses):
     raw = open_data(section(standardize=False), "regression")
     assert raw.target_scale is None and raw.train.inputs[:, 1].min() >= 1950 and not raw.notes
-    assert (
-        len(raw.warnings) == 2 and "data.standardize=true" in raw.warnings[0] and "target_scale=standardize" in raw.warnings[1]
-    )
+    assert not raw.warnings  # as it was asked for
     assert open_data(section(target_scale="none"), "regression").target_scale is None
     own = open_data(section(transform=[{"scale": 0.5}]), "regression")
     assert own.preprocessing["transform"] == [{"scale": 0.5}] and own.target_scale is None and not own.notes
     classes = open_data(DataSection(name="csv:houses.csv", target="kind"), "classification")
     assert classes.target_scale is None and classes.notes[0].count("price") == 0
     assert classes.train.inputs.std(0).max() < 1.1
+
+
+def test_unscaled_values_that_are_no_table_are_told_of(houses):
+    x, price = plain()
+    np.savez("houses.npz", x=x, y=price.astype(np.float32))
+    columns, target = open_data(DataSection(name="npz:houses.npz"), "regression").warnings
+    assert "values up to 2.02e+03" in columns and "--set data.standardize=true" in columns
+    assert "a standard deviation of 8.7" in target and "--set data.target_scale=standardize" in target
+    both = open_data(DataSection(name="npz:houses.npz", standardize=True), "regression")
+    assert not both.warnings and abs(float(both.train.inputs.mean())) < 1e-4 and both.target_scale is not None
+    np.savez("small.npz", x=x / 2000, y=price / 1e5)
+    assert not open_data(DataSection(name="npz:small.npz"), "regression").warnings
 
 
 QUICK = ["dense.epochs=30", "dense.lr=0.02", "train.epochs=2", "recover.epochs=1", "uncertainty.samples=5", "report.html=false"]
