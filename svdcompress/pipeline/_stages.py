@@ -19,18 +19,16 @@ from torch import nn
 
 from svdcompress import checkpoint, cost, report
 from svdcompress.convert import variational_layers
-from svdcompress.errors import ExportError, Interrupted, OutputError
-from svdcompress.export import Exported, export_onnx
+from svdcompress.errors import Interrupted, OutputError
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
-from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
-from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._skill import no_skill
@@ -55,7 +53,6 @@ class Stages:
         self.recipe, self.out, self.place, self.bars, self.stop, self.say = recipe, out, place, bars, stop, say
         self.state = RunState(out, place.first)
         self.history: list[dict[str, Any]] = []
-        self.unwritten: ExportError | None = None
         self.results: dict[str, Any] = {"seconds": dict(self.state.facts.get("seconds", {}))}
 
     def run(self) -> dict[str, Any]:
@@ -75,8 +72,8 @@ class Stages:
             self._stage("report", self._report)
             self.state.finish()
         wait()
-        if self.unwritten:
-            raise self.unwritten
+        if self.place.first and self.files.error:
+            raise self.files.error
         return self.results if self.place.first else {}
 
     def _stage(self, name: str, work: Callable[[], None]) -> None:
@@ -296,63 +293,17 @@ class Stages:
         self.results.update(found)
 
     def _export(self) -> None:
-        """The files, those of the sparse model first."""
-        self.exported: dict[str, Exported] = {}
-        self.results["parity"] = {}
+        self.files = Files(self.recipe, self.data, self.inputs, self.out, self.results, self._warn)
         if not self.recipe.export.onnx:
             return
-        results, data, opset = self.results, self.data, self.recipe.export.opset
-        self.units = baked(data.preprocessing, data.task, data.dim)
-        metadata = file_metadata(results, self.units.preprocessing, data.classes, data.task)
-        more: dict[str, Any] = {"opset": opset, "metadata": metadata, "units": self.units}
-        path, timed = self.out / "model.onnx", self.recipe.report.latency
-        try:
-            file, gathers = export_model(self.small, path, self.inputs, partial(_figures.feed, data), timed=timed, **more)
-            self._written("sparse", file)
-            if gathers is not None:
-                results["pruning"]["inputs_gathered"] = gathers
-        except ExportError as error:
-            self._warn(f"model.onnx was not written: {error}")
-            self.unwritten = error
-        if self.recipe.export.monte_carlo:
-            self._export_monte_carlo(metadata)
-        self._try("dense.onnx", self._export_dense)
-
-    def _written(self, name: str, file: Exported) -> None:
-        self.exported[name] = file
-        self.results["parity"][file.path.name] = file.parity
-        self.results[name]["bytes"] = file.bytes
-
-    def _export_dense(self) -> None:
-        """To compare with."""
-        inputs, opset = self.units.inputs(self.inputs), self.recipe.export.opset
-        self._written("dense", export_onnx(self.units.model(self.dense), self.out / "dense.onnx", inputs, opset=opset))
-
-    def _export_monte_carlo(self, metadata: dict[str, Any]) -> None:
-        task, units = self.data.task, self.units
-        path = self.out / "model_mc.onnx"
-        try:
-            file = export_onnx(
-                units.model(self.small),
-                path,
-                units.inputs(self.inputs),
-                monte_carlo=True,
-                task=task,
-                tau=units.tau(_figures.noise_precision(self.small, self.data)),
-                dim=self.data.dim,
-                opset=self.recipe.export.opset,
-                metadata=metadata,
-            )
-        except ExportError as error:  # the run's other files are good
-            self._warn(f"model_mc.onnx was not written: {error}")
-            return
-        self.results["parity"][path.name] = file.parity
+        self.files.sparse(self.small)
+        self._try("dense.onnx", partial(self.files.dense, self.dense))
 
     def _cost(self) -> None:
         results = self.results
         results["compression"] = cost.compression(results["dense"], results["sparse"])
-        if len(self.exported) == 2 and self.recipe.report.latency:
-            paths = {name: file.path for name, file in self.exported.items()}
+        if len(self.files.written) == 2 and self.recipe.report.latency:
+            paths = {name: file.path for name, file in self.files.written.items()}
             make_input = _figures.feed(self.data, paths["dense"])
             for name, times in cost.latencies(paths, make_input).items():
                 results[name]["latency_ms"] = times

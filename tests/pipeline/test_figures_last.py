@@ -8,7 +8,7 @@ from torch import nn
 
 from svdcompress import convert, cost, report
 from svdcompress.errors import DataError, ExportError
-from svdcompress.pipeline import _figures, _stages, _uncertainty, run
+from svdcompress.pipeline import _figures, _onnx, _stages, _uncertainty, run
 from svdcompress.pipeline._uncertainty import _plan, seconds_for, uncertainty
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, InMemory
@@ -58,8 +58,8 @@ def tiny_recipe_file(recipe, folder):
 
 
 def test_a_model_that_onnx_does_not_hold_has_its_figures_all_the_same(tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(_stages, "export_model", failing(ExportError("it branches on its batch size")))
-    monkeypatch.setattr(_stages, "export_onnx", failing(ExportError("it branches on its batch size")))
+    monkeypatch.setattr(_onnx, "export_model", failing(ExportError("it branches on its batch size")))
+    monkeypatch.setattr(_onnx, "export_onnx", failing(ExportError("it branches on its batch size")))
     settings = [*SHORT, "report.html=false", "uncertainty.samples=2"]
     with pytest.raises(ExportError, match="branches"):
         run(load_recipe(tiny_recipe_file(tiny_recipe, tmp_path), settings), tmp_path / "run")
