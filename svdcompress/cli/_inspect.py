@@ -41,6 +41,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     if data is not None:
         inputs = example_inputs(data.train, 2)
         check_model(net, made, data, inputs)
+        found["warnings"] = [*data.notes, *data.warnings]
         found["cost"] = cost.measure(net, inputs).to_dict()
         found["plan"] = _with_costs(found["plan"], cost.by_layer(net, inputs))
         found["pruning"] = groups(converted(net, made), inputs).to_dict()
@@ -57,6 +58,8 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     elif found["pruning"].get("groups"):
         console.print()
         console.print(_groups_table(found["pruning"]["groups"]))
+    for line in found.get("warnings", ()):
+        console.print(f"\n[yellow]note:[/] {escape(line)}")
     for note in found.get("pruning", {}).get("notes", ()):
         console.print(f"\n[yellow]note:[/] {escape(note)}")
 

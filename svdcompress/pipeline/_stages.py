@@ -67,7 +67,7 @@ class Stages:
         if self.place.first:
             self._stage("evaluate", self._evaluate)
             self._stage("export", self._export)  # from here on all that is left is figures
-            self._stage("uncertainty", partial(self._try, "uncertainty", self._uncertainty))
+            self._stage("figures", partial(self._try, "uncertainty", self._uncertainty))
             self._stage("cost", partial(self._try, "latency and ratios", self._cost))
             self._stage("report", self._report)
             self.state.finish()
