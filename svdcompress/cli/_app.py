@@ -11,7 +11,7 @@ from svdcompress.cli import _bench, _inspect, _recipes, _runs, _sparsify
 from svdcompress.cli._common import command
 
 EXIT_CODES = (
-    ("0", "done"),
+    ("0", "done (figures that could not be made are warnings, and `failed` in report.json: the files are there)"),
     ("1", "an error of the program itself (please report it, with --debug)"),
     *(
         (str(kind.exit_code), (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))

@@ -51,6 +51,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     entries = planned(net, made, inputs)
     found: dict[str, Any] = {"plan": [asdict(entry) for entry in entries]}
     if data is not None:
+        found["warnings"] = [*data.notes, *data.warnings]
         found["cost"] = cost.measure(net, inputs).to_dict()
         found["plan"] = _with_costs(found["plan"], cost.by_layer(net, inputs))
         count, final = len(data.train), final_beta(made, net, len(data.train), inputs)
@@ -79,6 +80,8 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
         console.print(f"\nway to the threshold: {way}", highlight=False)
         for line in warned:
             console.print(f"[yellow]warning:[/] {escape(line)}", highlight=False)
+    for line in found.get("warnings", ()):
+        console.print(f"\n[yellow]note:[/] {escape(line)}")
     for note in found.get("pruning", {}).get("notes", ()):
         console.print(f"\n[yellow]note:[/] {escape(note)}")
 

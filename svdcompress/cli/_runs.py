@@ -71,6 +71,7 @@ def evaluate(
         samples=samples,
         seed=seed,
         scale=1.0 if data.target_scale is None else data.target_scale[1],
+        dim=data.dim,
     )
     pictures = uncertainty.draw(result, folder)
     write_json(folder / "evaluation.json", result)
@@ -150,7 +151,7 @@ def export(
 ) -> None:
     """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
     from svdcompress.export import export_onnx
-    from svdcompress.pipeline import export_model, feed, file_metadata, open_run
+    from svdcompress.pipeline import baked, export_model, feed, file_metadata, open_run
     from svdcompress.sources import example_inputs
 
     opened = open_run(run)
@@ -159,14 +160,17 @@ def export(
     check_file(out)
     recipe, inputs = opened.recipe, example_inputs(opened.data.train, 2)
     results = opened.results if (run / "report.json").is_file() else {}
-    metadata = file_metadata(results, opened.preprocessing, opened.classes, recipe.task)
+    units = baked(opened.preprocessing, recipe.task, opened.dim)
+    metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task)
     if monte_carlo or noise != "random":  # of which the latter alone is refused
-        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": recipe.task, "noise": noise, "tau": opened.tau}
-        written = export_onnx(opened.model, out, inputs, opset=opset, metadata=metadata, **more)
+        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": recipe.task, "noise": noise}
+        more |= {"tau": units.tau(opened.tau), "dim": opened.dim}
+        written = export_onnx(units.model(opened.model), out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
     else:
         batches = partial(feed, opened.data)
         timed = recipe.report.latency
-        written, _ = export_model(opened.model, out, inputs, batches, opset=opset, metadata=metadata, timed=timed)
+        more = {"opset": opset, "metadata": metadata, "timed": timed, "units": units}
+        written, _ = export_model(opened.model, out, inputs, batches, **more)
     if json:
         print_json(written.to_dict())
         return

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 @s.with_settings
 def sparsify(
     settings: s.Settings,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning.", rich_help_panel=s.TRAINING)] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Epochs of fine-tuning (20); those of the dense model: --dense-epochs.", rich_help_panel=s.TRAINING),
+    ] = None,
+    dense_epochs: Annotated[
+        int | None,
+        typer.Option(help="Epochs of the dense model, where there are no --weights (20).", rich_help_panel=s.TRAINING),
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(help="Limit on log alpha from which a weight goes (3), in all layers.", rich_help_panel=s.TRAINING),
@@ -58,7 +65,8 @@ def sparsify(
 
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
     limit = None if resume else threshold  # what is trained already has its own in its layers
-    options: dict[str, Any] = {"train__epochs": epochs, "convert__threshold": limit, "seed": seed, "device": device}
+    options: dict[str, Any] = {"train__epochs": epochs, "dense__epochs": dense_epochs, "convert__threshold": limit}
+    options |= {"seed": seed, "device": device}
     made = settings.resolved(source, **options)
     from svdcompress import pipeline  # after the recipe: a misspelled name should not wait for torch
 

@@ -1,6 +1,7 @@
 """A run from its recipe to its folder: the stages in order, and where to go on after a stop."""
 
 from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
@@ -17,6 +18,7 @@ __all__ = [
     "OpenRun",
     "Stages",
     "advice",
+    "baked",
     "check_model",
     "converted",
     "dense_model",

@@ -6,13 +6,23 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress.errors import ModelError, nearest
 from svdcompress.pipeline._convert import planned
-from svdcompress.pipeline._loss import check_loss
+from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.recipe import Recipe
-from svdcompress.sources import Data, arrives_trained, call, check_labels, load_weights, main_output, make_model
+from svdcompress.sources import (
+    Data,
+    arrives_trained,
+    call,
+    check_labels,
+    class_dim,
+    load_weights,
+    main_output,
+    make_model,
+    outputs_hint,
+)
 from svdcompress.train import seed_everything
 
 
@@ -29,9 +39,9 @@ def dense_model(recipe: Recipe) -> tuple[nn.Module, bool]:
 def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> None:
     """Try what a run will need of its dense model, before anything is trained; it is in `eval()` then.
 
-    inputs: the first few training examples. Raises ModelError if the model does not run on them, if its output does not fit
-    the loss, or if a pattern of the recipe matches nothing in it; DataError if it has fewer outputs than there are classes;
-    RecipeError for class weights of another number.
+    inputs: the first few training examples. What it finds goes into `data`: the dimension of the classes, and warnings. Raises
+    ModelError if the model does not run on them, if its output does not fit the loss, or if a pattern of the recipe matches
+    nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for class weights of another number.
     """
     model.eval()
     try:
@@ -41,11 +51,38 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     except Exception as error:  # whatever the user's model raises
         name = recipe.model.name
         reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}") from error
-    if data.task == "classification" and main.dim() == 2:
-        check_labels(data, main.shape[1])
+        why = token_limits(model, inputs)
+        raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
+    targets = first_targets(data, inputs)
+    by_name = not isinstance(output, Tensor | tuple | list)  # as transformers has them
+    data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
+    if data.task == "classification" and main.dim() > 1:
+        _check_classes(model, recipe, data, main, targets)
     check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
-    check_loss(model, recipe, data, inputs, output)
+    check_loss(model, recipe, data, targets, output)
+
+
+def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, targets: Tensor) -> None:
+    """As many outputs as classes: fewer are an error, more are told of."""
+    outputs, classes = main.shape[data.dim], _classes(data)
+    fits = class_dim(main.shape, targets.shape, data.task) == data.dim and main.dim() == targets.dim() + 1
+    if not fits:  # what that means is said by the loss
+        return
+    hint = f"; {outputs_hint(recipe.model, outputs, classes)}" if classes else ""
+    if outputs == 1:
+        hint = "; a regression? --loss mse. A yes-or-no question? --loss binary" + hint.replace("; ", ". Else ")
+    check_labels(data, outputs, hint)
+    vocabulary = main.dim() > 2 and outputs == getattr(getattr(model, "config", None), "vocab_size", None)
+    if classes and outputs > classes and not vocabulary:  # not every token has to occur
+        data.warnings.append(f"the data has {classes:,} classes, the model {outputs:,} outputs{hint.replace('; ', ': ')}")
+
+
+def _classes(data: Data) -> int:
+    """Classes that the data are known to have, by the dataset's own list of them if they are read as needed; 0: not known."""
+    if data.outputs:
+        return data.outputs
+    names = getattr(getattr(data.train, "dataset", None), "classes", None)
+    return len(names) if isinstance(names, list | tuple) else 0
 
 
 def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None:
@@ -73,6 +110,24 @@ def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None
     if not rules and not any(entry.converted or entry.reason == "already converted" for entry in entries):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in entries[:8]) or "it has no layers"
         raise ModelError(f"convert: nothing to convert in {type(model).__name__} ({reasons})")
+
+
+def token_limits(model: nn.Module, inputs: Any) -> str:
+    """What a language model's config says against token ids that it fails on: too many of them, or too large ones; or ""."""
+    config, ids = getattr(model, "config", None), inputs.get("input_ids") if isinstance(inputs, dict) else inputs
+    if config is None or not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dim() != 2:
+        return ""
+    positions, vocabulary = (getattr(config, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    if isinstance(positions, int):
+        positions -= 2 if "roberta" in str(getattr(config, "model_type", "")) else 0  # which counts from its padding id on
+        if ids.shape[1] > positions:
+            return (
+                f". The inputs have {ids.shape[1]} tokens, the model takes {positions} (max_position_embeddings): "
+                f"add --data-arg max_length={positions}"
+            )
+    if isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
+        return f". There is a token {int(ids.max())}, the model knows 0 to {vocabulary - 1} (vocab_size): is it its tokenizer?"
+    return ""
 
 
 def _shapes(inputs: Any) -> str:

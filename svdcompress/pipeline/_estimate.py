@@ -59,14 +59,14 @@ def estimate(recipe: Recipe) -> Estimate:
     inputs = example_inputs(data.train, 2)
     check_model(dense, recipe, data, inputs)
     entries = planned(dense, recipe, inputs)
-    warned = [*data.warnings, *advice(recipe, dense, len(data.train), inputs=inputs)]
+    warned = [*data.notes, *data.warnings, *advice(recipe, dense, len(data.train), inputs=inputs)]
     model = converted(copy.deepcopy(dense), recipe, inputs)
     final = final_beta(recipe, dense, len(data.train), inputs)
     rate = rate_of_variances(recipe, model, len(data.train), final)
     found = reach_of(recipe, model, len(data.train), final, rate)
     warned += out_of_reach(recipe, found) if trained else []
     seconds = {}
-    loss = make_loss(recipe.loss)
+    loss = make_loss(recipe.loss, dim=data.dim)
     if not trained:
         seconds["dense"] = _stage_seconds(dense, data.train, loss, recipe.dense, place.device)
     seconds["train"] = _stage_seconds(model, data.train, loss, recipe.train, place.device)

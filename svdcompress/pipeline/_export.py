@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from svdcompress import cost
 from svdcompress.export import Exported, export_onnx
+from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._select import Select, faster
 
 
@@ -34,17 +34,23 @@ def export_model(
     opset: int,
     metadata: Mapping[str, Any],
     timed: bool = True,
+    units: Baked | None = None,
 ) -> tuple[Exported, bool | None]:
     """Write a pruned model's deterministic file; returns it, and for a model that reads a part of its inputs whether the file
     selects these (None: the model reads all).
 
     feed: from a file to batches for it, as `cost.latencies` has them. timed: where inputs were removed, the form is taken that
-    measures faster, selecting or reading all with weights of 0; else it selects.
+    measures faster, selecting or reading all with weights of 0; else it selects. units: what the file does beside the model.
     """
-    file = export_onnx(model, path, inputs, opset=opset, metadata=metadata)
+    units = units or Baked()
+    file = export_onnx(units.model(model), path, units.inputs(inputs), opset=opset, metadata=metadata)
     if not isinstance(model, Select):
         return file, None
     if not timed:
         return file, True
-    write = partial(export_onnx, example_inputs=inputs, opset=opset, metadata={**file.metadata, **metadata})
+    more = {"opset": opset, "metadata": {**file.metadata, **metadata}}
+
+    def write(wide: nn.Module, place: Path) -> Exported:
+        return export_onnx(units.model(wide), place, units.inputs(inputs), **more)
+
     return faster(model, inputs, file, feed(path), write)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -17,15 +16,13 @@ from torch import Tensor, nn
 from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, hold, relevance
-from svdcompress.sources import Data, Examples, example_inputs, map_tensors
+from svdcompress.sources import Data, example_inputs, map_tensors
 from svdcompress.train import evaluate, score
-from svdcompress.uncertainty import mc_predict, mean_predict, quality, regression_quality, reliability
 
 CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 """Thresholds at which the validation error is drawn."""
 
 PACKAGES = ("svdcompress", "torch", "accelerate", "onnx", "onnxruntime", "numpy", "safetensors")
-CHUNK = 500
 
 
 def versions() -> dict[str, str]:
@@ -96,63 +93,14 @@ def noise_precision(model: nn.Module, data: Data) -> float | None:
     """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other tasks."""
     if data.task != "regression":
         return None
-    rmse = evaluate(model, data.validation, data.task, device=_device(model))["rmse"]
+    rmse = evaluate(model, data.validation, data.task, device=_device(model), dim=data.dim)["rmse"]
     return 1 / max(rmse**2, 1e-12)
 
 
 def test_metrics(model: nn.Module, data: Data) -> dict[str, float]:
     """Metrics on the test data; the noise of a regression is that of the validation data."""
     tau = noise_precision(model, data)
-    return evaluate(model, data.test, data.task, device=_device(model), tau=tau, scale=data.target_scale)
-
-
-def uncertainty(dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int) -> tuple[dict, dict]:
-    """Figures of the predictive distributions on the test data, and reliability diagrams: (uncertainty, calibration).
-
-    Both models are on the same device.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    contenders = {
-        "dense": lambda x: mean_predict(dense, x, task=data.task),
-        "sparse, mean": lambda x: mean_predict(small, x, task=data.task),
-        f"sparse, {samples} samples": lambda x: mc_predict(small, x, samples, task=data.task, generator=generator),
-    }
-    figures, diagrams = {}, {}
-    for name, predict in contenders.items():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
-            mean, variance, target, spread = _predicted(predict, data.test, _device(small))
-        if data.task in ("classification", "binary"):
-            figures[name] = {**quality(mean, target), **spread}
-            diagrams[name] = {**reliability(mean, target), "ece": figures[name]["ece"]}
-        else:
-            figures[name] = _regression(predict, data, mean, variance, target, _device(small))
-    return figures, diagrams
-
-
-def _predicted(predict: Callable, examples: Examples, device: torch.device) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
-    means, variances, targets, information = [], [], [], []
-    for inputs, target in examples.batches(CHUNK, device=device):
-        prediction = predict(inputs)
-        means.append(prediction.mean.cpu())
-        variances.append(prediction.variance.cpu())
-        targets.append(target.cpu())
-        if prediction.mutual_information is not None:
-            information.append(prediction.mutual_information.cpu())
-    spread = {"mutual_information": float(torch.cat(information).mean())} if information else {}
-    return torch.cat(means), torch.cat(variances), torch.cat(targets), spread
-
-
-def _regression(
-    predict: Callable, data: Data, mean: Tensor, variance: Tensor, target: Tensor, device: torch.device
-) -> dict[str, float]:
-    from svdcompress.uncertainty import fit_tau
-
-    if data.task == "regression":
-        known_mean, known_variance, known, _ = _predicted(predict, data.validation, device)
-        variance = variance + 1 / fit_tau(known_mean, known_variance, known.view_as(known_mean))
-    scale = 1.0 if data.target_scale is None else data.target_scale[1]
-    return regression_quality(mean * scale, variance * scale**2, target.view_as(mean) * scale)
+    return evaluate(model, data.test, data.task, device=_device(model), tau=tau, scale=data.target_scale, dim=data.dim)
 
 
 def layer_rows(before: dict[str, tuple[int, ...]], masks: Masks, small: nn.Module) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.recipe import LossSection, Recipe
-from svdcompress.sources import Data, batch_length, call, gaussian_heads, main_output, make_loss
+from svdcompress.sources import IGNORED, Data, batch_length, call, gaussian_heads, main_output, make_loss
 from svdcompress.train import evaluate
 
 BATCH = 100
 """Examples read at once where labels must be counted by reading all of them."""
 
 TAKES = {
-    "cross-entropy": "one output for each class",
+    "cross-entropy": "one output for each class (of positions: (N, classes, ...) or (N, ..., classes))",
     "binary": "one output, a logit, for each target",
     "mse": "one output for each target",
     "gaussian-nll": "two outputs for each target, its mean and its log variance",
@@ -37,7 +37,8 @@ def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: An
     if data.task == "binary":
         counts = torch.bincount(targets, minlength=2).float().clamp_min(1)
         return counts[:1] / counts[1:2]
-    counts = torch.bincount(targets, minlength=main_output(call(model, inputs)).shape[1]).float()
+    classes = main_output(call(model, inputs)).shape[data.dim]
+    counts = torch.bincount(targets[targets != IGNORED], minlength=classes).float()
     seen = counts > 0
     return torch.where(seen, counts.sum() / (seen.sum() * counts.clamp_min(1)), 1.0)
 
@@ -48,25 +49,25 @@ def _targets(examples: Any) -> Tensor:
 
 
 @torch.no_grad()
-def check_loss(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> None:
+def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, output: Any) -> None:
     """Compute the loss and the figures of a few examples once.
 
-    model: in `eval()`. inputs: the first training examples; output: the model's for them. Raises ModelError, naming the loss
-    and the shapes, where they do not fit, and RecipeError for class weights of another number of classes.
+    model: in `eval()`. targets: of the first training examples; output: the model's for them. Raises ModelError, naming the
+    loss and the shapes, where they do not fit, and RecipeError for class weights of another number of classes.
     """
     section = recipe.loss
-    few = data.train.subset(torch.arange(batch_length(inputs)))
-    _, targets = next(iter(few.batches(batch_length(inputs))))
     weights = section.class_weights
-    if isinstance(weights, list) and data.task == "classification" and len(weights) != main_output(output).shape[1]:
-        classes = main_output(output).shape[1]
+    classes = main_output(output).shape[data.dim] if data.task == "classification" else 0
+    if isinstance(weights, list) and data.task == "classification" and len(weights) != classes:
         raise RecipeError(
             f"loss.class_weights: {len(weights)} weights, but the model has {classes} outputs, one for each class"
         )
-    loss = make_loss(section, class_weights=torch.tensor(weights) if isinstance(weights, list) else None)
+    loss = make_loss(section, class_weights=torch.tensor(weights) if isinstance(weights, list) else None, dim=data.dim)
+    few = data.train.subset(torch.arange(len(targets)))
     try:
         value = loss(output, targets)
-        evaluate(model, few, data.task)
+        if data.task != "classification" or bool((targets != IGNORED).any()):
+            evaluate(model, few, data.task, dim=data.dim)
     except SvdcError:
         raise
     except Exception as error:  # whatever the shapes, or the user's loss, make torch raise
@@ -79,6 +80,13 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ModelError(f"loss.name: {section.name} returns {what}; it must average over the batch and return one number")
+
+
+def first_targets(data: Data, inputs: Any) -> Tensor:
+    """The targets of the first training examples, as many as there are inputs."""
+    count = batch_length(inputs)
+    _, targets = next(iter(data.train.subset(torch.arange(count)).batches(count)))
+    return targets
 
 
 def _shape(output: Any) -> str:

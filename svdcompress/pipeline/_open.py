@@ -38,7 +38,12 @@ class OpenRun:
     @cached_property
     def data(self) -> Data:
         """The run's data, split as they were then."""
-        return open_data(self.recipe.data, self.recipe.task, strict=False)
+        section = self.recipe.data
+        if "standardized" not in self.preprocessing:  # a run of a version that did nothing to tables by itself
+            section = section.model_copy(update={"standardize": False})
+        data = open_data(section, self.recipe.task, strict=False)
+        data.dim = self.dim
+        return data
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -54,6 +59,11 @@ class OpenRun:
     def classes(self) -> list[str] | None:
         """Names of the classes, where there are any."""
         return self._extra.get("classes")
+
+    @cached_property
+    def dim(self) -> int:
+        """The dimension of the model's output that holds the classes."""
+        return self._extra.get("dim", 1)
 
     @cached_property
     def tau(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def run(
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
-    say: Callable[[str], None] = console.print if place.first and not quiet else (lambda text: None)
+    tell = partial(console.print, soft_wrap=not console.is_terminal)  # in a file a line stays one
+    say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
     stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
     wait()  # until all have looked at the files
     for file in stale if place.first else []:

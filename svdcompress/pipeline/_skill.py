@@ -1,19 +1,28 @@
-"""Whether the dense model knows anything: one that answers as if it had seen no input is compressed to nothing."""
+"""Whether the dense model knows anything: one that answers as if it had seen no input is compressed to nothing.
+
+And whether it knows more than a linear fit.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from svdcompress.sources import Data
+from svdcompress.pipeline._linear import linear_fit
+from svdcompress.sources import IGNORED, Data, Examples, InMemory
 from svdcompress.train import evaluate
 
 EXAMPLES = 2000
 """At most so many of the validation data are looked at: they may have to be read from files."""
 
 
+BETTER = 0.98
+"""Of a linear fit's figures: a model that has more is hardly better."""
+
+
 def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -> str | None:
-    """A warning if a model is no better than one and the same answer to all inputs, on some of the validation data; else None.
+    """A warning if a model is no better than one and the same answer to all inputs, or hardly better than a linear fit, on some
+    of the validation data; else None.
 
     That answer is the commonest class, or the targets' mean, of the very examples that are looked at. A classifier has to be
     no better by its NLL either: where one class is rare, its probabilities may tell more than its answers.
@@ -26,9 +35,9 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
         blind = _blind(targets, data)
     except RuntimeError:  # targets of several shapes, say: there is no one answer to all
         return None
-    metrics = evaluate(model, some, data.task, device=device, scale=data.target_scale)
+    metrics = evaluate(model, some, data.task, device=device, scale=data.target_scale, dim=data.dim)
     if any(metrics[name] < value or not value for name, value in blind.items()):
-        return None
+        return _hardly_better(model, data, some, metrics)
     said = " and ".join(f"{name} {metrics[name]:.4g} (one and the same answer to all: {blind[name]:.4g})" for name in blind)
     return (
         f"the dense model has learned nothing that could be kept: on the validation data {said}. Do its weights fit it, and is "
@@ -36,10 +45,24 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     )
 
 
+def _hardly_better(model: nn.Module, data: Data, some: Examples, metrics: dict[str, float]) -> str | None:
+    """A warning if a linear fit does about as well; a model of one layer is one itself."""
+    layers = [module for module in model.modules() if getattr(getattr(module, "weight", None), "dim", int)() >= 2]
+    linear = linear_fit(data, some) if isinstance(some, InMemory) and len(layers) > 1 else None
+    if linear is None or any(metrics[name] < BETTER * value or not value for name, value in linear.items()):
+        return None
+    said = " and ".join(f"{name} {metrics[name]:.4g} (linear fit: {linear[name]:.4g})" for name in linear)
+    return (
+        f"the dense model is hardly better than a linear fit to its data: on the validation data {said}. Does it need more "
+        "dense.epochs, or another dense.lr? Else a linear model would do, and is smaller than any network"
+    )
+
+
 def _blind(targets: Tensor, data: Data) -> dict[str, float]:
     """Figures of the one answer that fits best, from targets (N, numbers)."""
     if data.task == "classification":
-        share = torch.bincount(targets.long().flatten()).double() / targets.numel()
+        labels = targets[targets != IGNORED].long()
+        share = torch.bincount(labels).double() / len(labels)
         return {"error": 100 * (1 - float(share.max())), "nll": float(torch.special.entr(share).sum())}
     if data.task == "binary":
         share = targets.double().mean(0)

@@ -19,22 +19,22 @@ from torch import nn
 
 from svdcompress import checkpoint, cost, report
 from svdcompress.convert import variational_layers
-from svdcompress.errors import ExportError, Interrupted
-from svdcompress.export import export_onnx
+from svdcompress.errors import Interrupted, OutputError
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
-from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
 from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._skill import no_skill
+from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
@@ -68,11 +68,14 @@ class Stages:
         self._stage("recover", self._recover)
         if self.place.first:
             self._stage("evaluate", self._evaluate)
-            self._stage("export", self._export)
-            self._stage("cost", self._cost)
+            self._stage("export", self._export)  # from here on all that is left is figures
+            self._stage("figures", partial(self._try, "uncertainty", self._uncertainty))
+            self._stage("cost", partial(self._try, "latency and ratios", self._cost))
             self._stage("report", self._report)
             self.state.finish()
         wait()
+        if self.place.first and self.files.error:
+            raise self.files.error
         return self.results if self.place.first else {}
 
     def _stage(self, name: str, work: Callable[[], None]) -> None:
@@ -84,6 +87,17 @@ class Stages:
         seconds = self.results["seconds"]
         seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
         self.state.put(seconds=seconds)
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        """Make figures. What fails in it is a warning, and under `failed` in the report: it must not cost a run its files."""
+        try:
+            work()
+        except (Interrupted, OutputError):
+            raise
+        except Exception as error:  # of the test data, of other packages, of the user's model: a figure is never worth the rest
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            self.results.setdefault("failed", {})[what] = reason
+            self._warn(f"no figures of {what} ({reason}); the files are not concerned")
 
     # Up to a trained variational model
 
@@ -99,8 +113,11 @@ class Stages:
         self.dense, trained = dense_model(recipe)
         check_model(self.dense, recipe, self.data, self.inputs)
         self.beta = final_beta(recipe, self.dense, len(self.data.train), self.inputs)
+        for line in self.data.notes:
+            self._note(line)
         for line in [*self.data.warnings, *advice(recipe, self.dense, len(self.data.train), self.place.world, self.inputs)]:
             self._warn(line)
+        self._tell_phases(trained)
         if not trained:
             self.history += self._fit(self.dense, "dense", recipe.dense, tau=1.0).history
         self.dense.eval()
@@ -115,6 +132,18 @@ class Stages:
     def _warn(self, line: str) -> None:
         self.results.setdefault("warnings", []).append(line)
         self.say(f"[yellow]warning:[/] {escape(line)}")
+
+    def _note(self, line: str) -> None:
+        self.results.setdefault("notes", []).append(line)
+        self.say(f"[dim]note:[/] {escape(line)}")
+
+    def _tell_phases(self, trained: bool) -> None:
+        """How long each phase of training is, and what sets it."""
+        recipe = self.recipe
+        phases = [] if trained else [f"the dense model {recipe.dense.epochs} epochs (--dense-epochs; --weights has it trained)"]
+        phases.append(f"fine-tuning {recipe.train.epochs} (--epochs)")
+        phases.append(f"recovery {recipe.recover.epochs} (--set recover.epochs=...)")
+        self.say(f"[dim]training: {escape(', '.join(phases))}[/]")
 
     def _convert(self) -> None:
         self.model = converted(copy.deepcopy(self.dense).cpu(), self.recipe, self.inputs)
@@ -144,11 +173,12 @@ class Stages:
         result = fit(
             model,
             self.data.train,
-            make_loss(recipe.loss, tau=tau or self._loss_tau(), class_weights=self._class_weights),
+            make_loss(recipe.loss, tau=tau or self._loss_tau(), class_weights=self._class_weights, dim=self.data.dim),
             settings,
             stage=stage,
             teacher=None if stage == "dense" else copy.deepcopy(self.dense),
             task=recipe.task,
+            dim=self.data.dim,
             validate=self._validate,
             seed=recipe.seed,
             device=recipe.device,
@@ -164,7 +194,8 @@ class Stages:
 
     def _validate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
-        return evaluate(model, self.data.validation, self.recipe.task, device=device, scale=self.data.target_scale)
+        data = self.data
+        return evaluate(model, data.validation, data.task, device=device, scale=data.target_scale, dim=data.dim)
 
     def _loss_tau(self) -> float:
         wanted = self.recipe.loss.tau
@@ -186,7 +217,7 @@ class Stages:
                 return self._validate(model)
 
         self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, validate, self.inputs)
-        self.results["log_alpha"] = report.log_alpha_histograms(self.model, threshold)
+        self._try("log alpha", lambda: self._keep("log_alpha", report.log_alpha_histograms(self.model, threshold)))
         self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
         self.results["threshold_curve"] = curve
         check_some_left(self.model, self.masks, self.data.validation)
@@ -230,76 +261,62 @@ class Stages:
                 "preprocessing": self.data.preprocessing,
                 "classes": self.data.classes,
                 "tau": _figures.noise_precision(self.small, self.data),
+                "dim": self.data.dim,
                 "inputs": {name: pruning.get(name) for name in ("inputs_kept", "inputs_dim")},
             }
             checkpoint.save(bare(self.small), self.out / "model.safetensors", extra=extra)
 
     # Figures and files
 
-    def _evaluate(self) -> None:
-        """The only look at the test data."""
-        results, data = self.results, self.data
-        for name, model in (("dense", self.dense), ("sparse", self.small)):
-            with _figures.there(self.place.device, model):
-                metrics, validation = _figures.test_metrics(model, data), self._validate(model)
-            results[name] = {"metrics": metrics, "validation": validation, **cost.measure(model, self.inputs).to_dict()}
-        results["layers"] = _figures.layer_rows(self.shapes, self.masks, bare(self.small))
-        results["filters"] = report.first_filters(self.dense, self._masked())
-        if samples := self.recipe.uncertainty.samples:
-            with _figures.there(self.place.device, self.dense, self.small):
-                found = _figures.uncertainty(self.dense, self.small, data, samples, self.recipe.seed)
-            results["uncertainty"], results["calibration"] = found
+    def _keep(self, name: str, value: Any) -> None:
+        self.results[name] = value
 
-    def _masked(self) -> nn.Module:
-        return hold(self.model, self.masks)
+    def _evaluate(self) -> None:
+        """The first look at the test data, and counts."""
+        results = self.results
+        for name, model in (("dense", self.dense), ("sparse", self.small)):
+            results[name] = {}
+            self._try(f"the {name} model on the test data", partial(self._metrics, name, model))
+            self._try(f"the {name} model's size", partial(self._count, name, model))
+        rows = partial(_figures.layer_rows, self.shapes, self.masks, bare(self.small))
+        self._try("layers", lambda: self._keep("layers", rows()))
+        self._try("filters", lambda: self._keep("filters", report.first_filters(self.dense, hold(self.model, self.masks))))
+
+    def _metrics(self, name: str, model: nn.Module) -> None:
+        with _figures.there(self.place.device, model):
+            self.results[name]["validation"] = self._validate(model)
+            self.results[name]["metrics"] = _figures.test_metrics(model, self.data)
+
+    def _count(self, name: str, model: nn.Module) -> None:
+        self.results[name].update(cost.measure(model, self.inputs).to_dict())
+
+    def _uncertainty(self) -> None:
+        settings = self.recipe.uncertainty
+        if not settings.samples:
+            return
+        trained = sum(self.results["seconds"].get(stage, 0.0) for stage in ("dense", "train", "recover"))
+        with _figures.there(self.place.device, self.dense, self.small):
+            budget = seconds_for(settings.budget, trained)
+            found = uncertainty(self.dense, self.small, self.data, settings.samples, self.recipe.seed, budget)
+        self.results.update(found)
 
     def _export(self) -> None:
+        self.files = Files(self.recipe, self.data, self.inputs, self.out, self.results, self._warn)
         if not self.recipe.export.onnx:
             return
-        results, data, opset = self.results, self.data, self.recipe.export.opset
-        metadata = file_metadata(results, data.preprocessing, data.classes, data.task)
-        dense = export_onnx(self.dense, self.out / "dense.onnx", self.inputs, opset=opset)
-        feed = partial(_figures.feed, data)
-        path, timed = self.out / "model.onnx", self.recipe.report.latency
-        sparse, gathers = export_model(self.small, path, self.inputs, feed, opset=opset, metadata=metadata, timed=timed)
-        if gathers is not None:
-            results["pruning"]["inputs_gathered"] = gathers
-        self.exported = {"dense": dense, "sparse": sparse}
-        results["parity"] = {file.path.name: file.parity for file in self.exported.values()}
-        for name, file in self.exported.items():
-            results[name]["bytes"] = file.bytes
-        if self.recipe.export.monte_carlo:
-            self._export_monte_carlo(metadata)
-
-    def _export_monte_carlo(self, metadata: dict[str, Any]) -> None:
-        task = self.data.task
-        tau = _figures.noise_precision(self.small, self.data) if task == "regression" else None
-        path = self.out / "model_mc.onnx"
-        try:
-            file = export_onnx(
-                self.small,
-                path,
-                self.inputs,
-                monte_carlo=True,
-                task=task,
-                tau=tau,
-                opset=self.recipe.export.opset,
-                metadata=metadata,
-            )
-        except ExportError as error:  # the run's other files are good
-            self._warn(f"model_mc.onnx was not written: {error}")
-            return
-        self.results["parity"][path.name] = file.parity
+        self.files.sparse(self.small)
+        self._try("dense.onnx", partial(self.files.dense, self.dense))
 
     def _cost(self) -> None:
         results = self.results
-        if self.recipe.export.onnx and self.recipe.report.latency:
-            paths = {name: file.path for name, file in self.exported.items()}
+        results["compression"] = cost.compression(results["dense"], results["sparse"])
+        if len(self.files.written) == 2 and self.recipe.report.latency:
+            paths = {name: file.path for name, file in self.files.written.items()}
             make_input = _figures.feed(self.data, paths["dense"])
             for name, times in cost.latencies(paths, make_input).items():
                 results[name]["latency_ms"] = times
             results["threads"] = 1
-        results["compression"] = cost.compression(results["dense"], results["sparse"])
+            results["compression"] = cost.compression(results["dense"], results["sparse"])
         results.setdefault("warnings", []).extend(nothing_smaller(self.recipe, results, self.history))
 
     def _report(self) -> None:
@@ -317,9 +334,12 @@ class Stages:
             processes=self.place.world,
             versions=_figures.versions(),
         )
+        report.write_json(self.out / "report.json", self.results)
+        if recipe.report.html:
+            self._try("report.html", self._draw)
+            report.write_json(self.out / "report.json", self.results)  # with what the drawing had to say
+
+    def _draw(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fonts and the like are not the user's business
-            if recipe.report.html:
-                report.write(self.out, self.results)
-            else:
-                report.write_json(self.out / "report.json", self.results)
+            report.write(self.out, self.results)

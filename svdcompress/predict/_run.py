@@ -63,7 +63,7 @@ def predict_run(
     if out.resolve() == Path(inputs).resolve():
         raise UsageError(f"{out}: the predictions would take the place of the inputs; name another file")
     opened = open_run(run)
-    preprocessing = opened.preprocessing
+    preprocessing = opened.preprocessing if not onnx else _left_to_do(opened)
     raw, names = read_inputs(inputs, preprocessing, _shape(opened))
     x = _prepared(raw, preprocessing, inputs)
     if not names:
@@ -74,8 +74,20 @@ def predict_run(
     _check_finite(arrays, names, inputs)
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
-    write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes)
+    write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes, opened.dim)
     return out, len(names)
+
+
+def _left_to_do(opened: OpenRun) -> dict[str, Any]:
+    """The preprocessing that the run's Monte-Carlo file leaves to its users, as it says itself."""
+    return read_metadata(_mc_file(opened)).get("preprocessing", opened.preprocessing)
+
+
+def _mc_file(opened: OpenRun) -> Path:
+    path = opened.folder / MC_FILE
+    if not path.is_file():
+        raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
+    return path
 
 
 def _shape(opened: OpenRun) -> tuple[int, ...] | None:
@@ -112,7 +124,7 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
     generator = torch.Generator().manual_seed(seed)
     task, tau = opened.recipe.task, opened.tau
     for batch in _batches(x):
-        yield mc_predict(model, batch, samples, task=task, generator=generator, tau=tau).numpy()
+        yield mc_predict(model, batch, samples, task=task, dim=opened.dim, generator=generator, tau=tau).numpy()
 
 
 def _by_onnx(
@@ -121,9 +133,7 @@ def _by_onnx(
     """No PyTorch model is built: what a service without PyTorch would do."""
     import onnxruntime
 
-    path = opened.folder / MC_FILE
-    if not path.is_file():
-        raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
+    path = _mc_file(opened)
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
         raise UsageError(f"samples: {samples!r}; a whole number from 1 to {MOST_SAMPLES} is needed")
     read_metadata(path)  # names the file where it is damaged

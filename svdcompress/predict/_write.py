@@ -14,6 +14,9 @@ from svdcompress.train import write_atomically
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
+MOST_ROWS = 1_000_000
+"""Positions (pixels, tokens) of all inputs together up to which a table has a row for each."""
+
 MOST_COLUMNS = 100
 """Classes up to which a table has columns for each of them; npz has them always."""
 
@@ -21,17 +24,25 @@ PER_INPUT = ("entropy", "expected_entropy", "mutual_information")
 
 
 def write_predictions(
-    path: str | Path, arrays: Mapping[str, np.ndarray], names: Sequence[str], task: str, classes: Sequence[str] | None = None
+    path: str | Path,
+    arrays: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    task: str,
+    classes: Sequence[str] | None = None,
+    dim: int = 1,
 ) -> Path:
     """Write predictions to a file of the suffix's kind; returns its path.
 
     arrays: by name, as `Prediction.numpy` gives them, the batch first. names: of the inputs. classes: names of the classes.
+    dim: the dimension of the classes.
 
     A table has one row for each input: `name`; for classification `label`, `confidence`, the entropies, and for up to 100
     classes `mean_CLASS`, `variance_CLASS`, ...; else `mean`, `std` and the rest, numbered where there are several.
 
-    Raises UsageError for another suffix, DependencyError where Parquet's packages are missing, OutputError for a place that
-    cannot be written.
+    Predictions for each pixel or token have a row for each of them, with its indices as `position`.
+
+    Raises UsageError for another suffix and for a table of too many positions, DependencyError where Parquet's packages are
+    missing, OutputError for a place that cannot be written.
     """
     path = Path(path)
     check_suffix(path)
@@ -41,7 +52,7 @@ def write_predictions(
             stored["classes"] = np.asarray(classes)
         write_atomically(path, lambda place: _npz(place, stored))
         return path
-    table = columns(arrays, names, task, classes)
+    table = columns(arrays, names, task, classes, dim)
     if path.suffix == ".csv":
         write_atomically(path, lambda place: _csv(place, table))
     else:
@@ -56,15 +67,25 @@ def check_suffix(path: Path) -> None:
 
 
 def columns(
-    arrays: Mapping[str, np.ndarray], names: Sequence[str], task: str, classes: Sequence[str] | None = None
+    arrays: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    task: str,
+    classes: Sequence[str] | None = None,
+    dim: int = 1,
 ) -> dict[str, Sequence[Any]]:
-    """The columns of a table of predictions, by name."""
+    """The columns of a table of predictions, by name; dim: the dimension of the classes.
+
+    Predictions for each pixel or token have a row for each of these, with its indices as `position`.
+    """
+    arrays, names, places = _by_position(arrays, names, task, dim)
     flat = {name: array.reshape(len(names), -1) for name, array in arrays.items()}
     mean = flat["mean"]
     table: dict[str, Any] = {"name": list(names)}
+    if places:
+        table["position"] = places
     if task == "classification":
         labels = [str(k) for k in range(mean.shape[1])] if classes is None else [str(name) for name in classes]
-        if len(set(labels)) != mean.shape[1]:  # maps of classes, say, or names that occur twice
+        if len(set(labels)) != mean.shape[1]:  # names that occur twice, say
             labels = [str(k) for k in range(mean.shape[1])]
         table["label"] = [labels[k] for k in mean.argmax(1)]
         table["confidence"] = mean.max(1)
@@ -78,6 +99,32 @@ def columns(
         for k in range(values.shape[1]):
             table[name if values.shape[1] == 1 else f"{name}_{labels[k]}"] = values[:, k]
     return table
+
+
+def _by_position(
+    arrays: Mapping[str, np.ndarray], names: Sequence[str], task: str, dim: int
+) -> tuple[Mapping[str, np.ndarray], Sequence[str], list[str]]:
+    """Arrays with a row for each position of each input, names to match, and the positions; as they are without positions.
+
+    Raises UsageError for more rows than a table should have.
+    """
+    mean = arrays["mean"]
+    if mean.ndim < 3:
+        return arrays, names, []
+    of_classes = task == "classification"
+    shape = np.moveaxis(mean, dim, -1).shape[1:-1] if of_classes else mean.shape[1:]
+    count = int(np.prod(shape))
+    if len(names) * count > MOST_ROWS:
+        raise UsageError(
+            f"predictions for {count:,} positions of {len(names):,} inputs are too many for a table; write them as .npz"
+        )
+    seen = [axis for axis, size in enumerate(shape) if size > 1]  # (N, 1, H, W) has rows and columns alone
+    places = [",".join(str(index[axis]) for axis in seen) for index in np.ndindex(*shape)]
+    rows = {}
+    for name, array in arrays.items():
+        whole = np.moveaxis(array, dim, -1) if of_classes and array.ndim == mean.ndim else array
+        rows[name] = whole.reshape(len(names) * count, -1)
+    return rows, [name for name in names for _ in range(count)], places * len(names)
 
 
 def _csv(path: Path, table: Mapping[str, Sequence[Any]]) -> None:

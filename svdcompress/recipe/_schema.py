@@ -71,7 +71,10 @@ class DataSection(Section):
     split_seed: int = 0
     transform: list[str | dict[str, Any]] = []  # for all examples, in order
     augment: list[str | dict[str, Any]] = []  # for training examples, drawn anew each time
-    target_scale: Literal["none", "standardize"] = "none"  # for regression; figures are in the target's own units
+    # Inputs at mean 0 and standard deviation 1, ahead of the transforms; auto: columns of a table, where transform is empty.
+    standardize: bool | Literal["auto"] = "auto"
+    # For regression; figures and files are in the target's own units all the same. auto: where the inputs are standardised.
+    target_scale: Literal["auto", "none", "standardize"] = "auto"
     image_size: tuple[int, int] | None = None  # height, width to which image files are resized
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
     limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
@@ -256,9 +259,14 @@ class ExportSection(Section):
 
 
 class UncertaintySection(Section):
-    """Samples for the figures of the predictive distribution; 0: none."""
+    """Samples for the figures of the predictive distribution; 0: none.
+
+    budget: seconds that they may take; beyond it they are of fewer test examples, then of fewer samples. auto: a fifth of
+    what training took, at least 30 s. none: as long as it takes.
+    """
 
     samples: int = Field(default=100, ge=0)
+    budget: Annotated[float, Field(gt=0)] | Literal["auto", "none"] = "auto"
 
 
 class ReportSection(Section):

@@ -10,6 +10,7 @@ where its data are, so a run stopped early still has a report. Besides what the 
 it knows these keys, all optional:
 
     name, description, created, seed, device, versions, seconds: {stage: s}, threads (of the latency), warnings: [text]
+    notes: [text], what the run did unasked; failed: {figures that could not be made: why}
     threshold: the limit on log alpha that was used
     layers: [{name, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs}] (units that are left)
     parity: {file: largest absolute difference from PyTorch}
@@ -17,7 +18,7 @@ it knows these keys, all optional:
     log_alpha: {layer: {edges, counts, threshold}}
     threshold_curve: [{threshold, error | rmse, nll, nonzero}]
     calibration: {model: {confidence, accuracy, count, ece}}, one number for each bin
-    uncertainty: {model: {figure: number}}
+    uncertainty: {model: {figure: number}}; uncertainty_of: {examples, test, samples, asked, text}, what they are of
     pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
         round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
         parameters_unrounded, notes}

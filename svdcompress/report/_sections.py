@@ -24,8 +24,9 @@ def subtitle(results: Mapping[str, Any]) -> str:
     if results.get("seconds"):
         parts.append(duration(sum(results["seconds"].values())))
     warnings = "".join(f'<p class="warning">{escape(str(text))}</p>' for text in results.get("warnings") or ())
+    notes = "".join(f'<p class="quiet">{escape(str(text))}</p>' for text in results.get("notes") or ())
     described = _tag("p", escape(str(results["description"]))) if results.get("description") else ""
-    return f'<p class="quiet">{escape(" · ".join(parts))}</p>{described}{warnings}'
+    return f'<p class="quiet">{escape(" · ".join(parts))}</p>{described}{warnings}{notes}'
 
 
 def summary(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -69,7 +70,8 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
 
 def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:
     """One row for each model or method, one column for each figure that any of them has."""
-    return _numbers(results.get("uncertainty"))
+    table = _numbers(results.get("uncertainty"))
+    return _paragraph(str((results.get("uncertainty_of") or {}).get("text") or "")) + table if table else ""
 
 
 def figures(results: Mapping[str, Any], folder: Path | None) -> str:

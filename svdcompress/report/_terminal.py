@@ -44,6 +44,8 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
         console.print(f"\n{duration(sum(results['seconds'].values()))} on {results.get('device', 'an unnamed device')}")
     for warning in results.get("warnings") or ():
         console.print(Text(f"warning: {warning}", style="yellow"))
+    if text := (results.get("uncertainty_of") or {}).get("text"):
+        console.print(Text(f"note: {text}", style="dim"))
     if out_dir is not None:
         pictures = {str(picture["file"]): str(picture.get("title", "")) for picture in results.get("pictures") or ()}
         _files(console, Path(out_dir), {**FILES, **pictures})

@@ -1,5 +1,6 @@
 """Names to models, weights, data and losses; and how any model is called on any batch."""
 
+from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._call import call, first_tensor, main_output, map_tensors, to_device
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
@@ -8,10 +9,12 @@ from svdcompress.sources._losses import Loss, gaussian_heads, make_loss
 from svdcompress.sources._models import arrives_trained, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
+from svdcompress.sources._positions import IGNORED, class_dim, classes_second, like
 from svdcompress.sources._tables import frame_inputs, open_frame
 from svdcompress.sources._weights import load_weights, save_weights
 
 __all__ = [
+    "IGNORED",
     "NETS",
     "READERS",
     "Data",
@@ -23,6 +26,8 @@ __all__ = [
     "batch_length",
     "call",
     "check_labels",
+    "class_dim",
+    "classes_second",
     "decode",
     "example_inputs",
     "first_tensor",
@@ -33,6 +38,7 @@ __all__ = [
     "image_statistics",
     "import_name",
     "is_python_name",
+    "like",
     "load_weights",
     "main_output",
     "make_loss",
@@ -40,6 +46,7 @@ __all__ = [
     "map_tensors",
     "open_data",
     "open_frame",
+    "outputs_hint",
     "preprocess",
     "save_weights",
     "split_batch",

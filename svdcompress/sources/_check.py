@@ -11,6 +11,7 @@ from torch import Tensor
 
 from svdcompress.errors import DataError
 from svdcompress.sources._call import map_tensors
+from svdcompress.sources._positions import IGNORED
 
 
 @dataclass
@@ -30,6 +31,8 @@ class Check:
     def targets(self, targets: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """The targets as the task's losses take them: int64 for classes, (N, 1) as (N,); float32 for all others.
 
+        Of classes for each pixel or token, -100 marks those that do not count.
+
         rows: of these examples among all of the split's source, for the message (None: they are all, in order).
         Raises DataError for classes that are no whole numbers or out of range, values that are not finite, and for binary
         anything but 0 and 1.
@@ -38,10 +41,14 @@ class Check:
             if targets.dim() == 2 and targets.shape[1] == 1:
                 targets = targets[:, 0]
             if targets.is_floating_point():
-                self._refuse(~(targets.isfinite() & (targets == targets.floor())), targets, rows, "{:g}", "is no class")
+                what = "is no class; a regression? --loss mse (or gaussian-nll)"
+                self._refuse(~(targets.isfinite() & (targets == targets.floor())), targets, rows, "{:g}", what)
             targets = targets.long()
             known = f" 0 to {self.outputs - 1}{self.why}" if self.outputs else ""
             broken = targets < 0 if not self.outputs else (targets < 0) | (targets >= self.outputs)
+            if targets.dim() > 1:
+                broken &= targets != IGNORED
+                known += f"; a {'pixel' if targets.dim() > 2 else 'position'} that does not count has the class {IGNORED}"
             self._refuse(broken, targets, rows, "label {}", f"is out of range{known}")
             return targets
         targets = targets.float()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
-from svdcompress.sources import _transforms
+from svdcompress.sources import _standard, _transforms
 from svdcompress.sources._arrays import read_digits, read_npz
 from svdcompress.sources._call import map_tensors
 from svdcompress.sources._check import Check
@@ -23,6 +23,7 @@ from svdcompress.sources._hub import read_hub
 from svdcompress.sources._idx import read_idx
 from svdcompress.sources._images import read_imagefolder
 from svdcompress.sources._names import is_python_name
+from svdcompress.sources._positions import IGNORED
 from svdcompress.sources._raw import Raw, Table
 from svdcompress.sources._tables import read_table
 
@@ -46,7 +47,9 @@ class Data:
     task: classification, binary, regression or gaussian. classes: their names, where there are any.
     outputs: classes (1 for binary) or target columns. target_scale: mean and standard deviation that were taken off the
     targets, or None. preprocessing: JSON-able: transforms with their measured numbers, columns, categories, image size, and
-    the shape of an input ahead of the transforms (`input_shape`), where inputs are one tensor. warnings: one line each.
+    the shape of an input ahead of the transforms (`input_shape`), where inputs are one tensor; `standardized`: whether the
+    transforms begin with columns that were standardised. warnings, notes: one line each, of what may be wrong, and of what was
+    done unasked. dim: the dimension of the model's output that holds the classes (`class_dim`), once a model was tried.
     """
 
     train: Examples
@@ -58,6 +61,8 @@ class Data:
     target_scale: tuple[float, float] | None = None
     preprocessing: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    dim: int = 1
 
 
 def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
@@ -78,8 +83,10 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     for name in ("validation", "test"):
         tables[name] = _limited(_checked(tables[name], task, name), section)
     outputs, classes = _outputs(tables, task, raw.classes)
-    scale = _target_scale(tables["train"], section, task)
-    fitted = _fit(section, tables["train"])
+    train = tables["train"]
+    standardized = _standard.standardizes(section, raw.preprocessing, train.inputs)
+    scale = _target_scale(train, section, task, standardized)
+    fitted = _fit(section, train, raw.preprocessing, standardized)
     augment = _transforms.build(section.augment, "data.augment")
     splits = {}
     for name, table in tables.items():
@@ -87,8 +94,13 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
         splits[name] = _examples(table, fitted, augment if name == "train" else None, scale, check)
     _try(splits)
     preprocessing = {**raw.preprocessing, "transform": fitted, "target_scale": list(scale) if scale else None}
-    if isinstance(tables["train"].inputs, Tensor):
-        preprocessing["input_shape"] = list(tables["train"].inputs.shape[1:])
+    preprocessing["standardized"] = standardized
+    if isinstance(train.inputs, Tensor):
+        preprocessing["input_shape"] = list(train.inputs.shape[1:])
+    warnings = _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
+    warnings += _standard.not_classes(train.targets, raw.classes) if task == "classification" else []
+    unasked = standardized and section.standardize == "auto"
+    notes = [_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else []
     return Data(
         **splits,
         task=task,
@@ -96,7 +108,8 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
         classes=classes,
         target_scale=scale,
         preprocessing=preprocessing,
-        warnings=raw.warnings,
+        warnings=raw.warnings + warnings,
+        notes=notes,
     )
 
 
@@ -187,37 +200,40 @@ def _outputs(tables: dict[str, Table], task: str, classes: list[str] | None) -> 
         return 1 if targets is None or targets.dim() == 1 else targets.shape[1], None
     if targets is None:
         return len(classes) if classes else 0, classes
-    count = len(classes) if classes else int(max(t.targets.max() for t in tables.values() if t.targets is not None)) + 1
+    held = [int(table.targets.max()) for table in tables.values() if table.targets is not None]
+    count = len(classes) if classes else max(*held, 0) + 1
     for split, table in tables.items():
         if table.targets is not None:
             Check(task, table.origin, split, count).targets(table.targets)
     return count, classes
 
 
-def check_labels(data: Data, outputs: int) -> None:
-    """Raises DataError if a label does not fit a model with so many outputs, naming split and row.
+def check_labels(data: Data, outputs: int, hint: str = "") -> None:
+    """Raises DataError if a label does not fit a model with so many outputs, naming split and row; hint: what to do then.
 
     Labels that are read as needed are held to it from here on, batch by batch.
     """
     if data.task != "classification":
         return
+    why = f": the model has {outputs} output{'s' * (outputs != 1)}{hint}"
     for split in ("train", "validation", "test"):
         examples = getattr(data, split)
         if isinstance(examples, FromDataset):
             if examples.check is not None:
-                examples.check.outputs, examples.check.why = outputs, f": the model has {outputs} outputs"
+                examples.check.outputs, examples.check.why = outputs, why
             continue
         targets = getattr(examples, "targets", None)
         if targets is not None and int(targets.max()) >= outputs:
             where = (targets >= outputs).nonzero()[0]
+            marked = f"; a position that does not count has the class {IGNORED}" if targets.dim() > 1 else ""
             raise DataError(
                 f"data.target: label {int(targets[tuple(where)])} in row {int(where[0])} ({split}) is out of range "
-                f"0 to {outputs - 1}: the model has {outputs} outputs"
+                f"0 to {outputs - 1}{why}{marked}"
             )
 
 
-def _target_scale(table: Table, section: DataSection, task: str) -> tuple[float, float] | None:
-    if section.target_scale == "none" or task not in ("regression", "gaussian"):
+def _target_scale(table: Table, section: DataSection, task: str, standardized: bool) -> tuple[float, float] | None:
+    if not _standard.scales_target(section, task, standardized):
         return None
     if table.targets is None:
         raise DataError("data.target_scale: the targets are not in memory; scale them in your dataset")
@@ -225,12 +241,17 @@ def _target_scale(table: Table, section: DataSection, task: str) -> tuple[float,
     return float(table.targets.double().mean()), std if std > 0 else 1.0
 
 
-def _fit(section: DataSection, train: Table) -> list[Any]:
-    if "standardize" not in section.transform:
-        return [dict(spec) if isinstance(spec, Mapping) else spec for spec in section.transform]
+def _fit(section: DataSection, train: Table, preprocessing: Mapping[str, Any], standardized: bool) -> list[Any]:
+    specs: list[Any] = [dict(spec) if isinstance(spec, Mapping) else spec for spec in section.transform]
+    if standardized and _standard.is_table(preprocessing, train.inputs):
+        specs.insert(0, {"normalize": _standard.column_statistics(train.inputs, preprocessing)})
+    elif standardized:
+        specs.insert(0, "standardize")
+    if "standardize" not in specs:
+        return specs
     if train.dataset is not None:
         raise DataError("data.transform: standardize needs data in memory; write normalize with mean and std")
-    return _transforms.fit(section.transform, map_tensors(train.inputs, _transforms.as_float))
+    return _transforms.fit(specs, map_tensors(train.inputs, _transforms.as_float))
 
 
 def _examples(table: Table, fitted: list[Any], augment: Any, scale: tuple[float, float] | None, check: Check) -> Examples:

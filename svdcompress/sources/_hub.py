@@ -39,7 +39,8 @@ def read_hub(place: str, section: DataSection) -> Raw:
         if name in splits:
             tables[name], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes)
             prepared = prepared or found
-    return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared)
+    warnings = list(tables["train"].warnings)  # those of the other splits would say the same
+    return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings)
 
 
 def _table(
@@ -72,7 +73,9 @@ def _table(
         texts = _values(split, text, origin, "data.args.text")
         settings = {key: value for key, value in own.items() if value is not None}
         prepared = {**prepared, **settings, "columns": [text], "text": text}
-        return Table(origin, tokens([str(value) for value in texts], own, origin), targets), classes, prepared
+        said: list[str] = []
+        encoded = tokens([str(value) for value in texts], own, origin, said)
+        return Table(origin, encoded, targets, warnings=said), classes, prepared
     arrays = [_numbers(split, name, origin) for name in columns]
     inputs = torch.cat([array.reshape(len(array), -1) for array in arrays], 1)
     single = all(array.dim() == 1 for array in arrays)  # a column of lists is no column of a table

@@ -17,6 +17,7 @@ class Table:
     """Examples of one split as they were read: tensors in memory, or a dataset that is read as needed.
 
     origin: the file or folder, for messages. rows: which of the dataset's examples belong to the split; None: all.
+    warnings: of the way in which these were read.
     """
 
     origin: str
@@ -26,6 +27,7 @@ class Table:
     collate: Any = None
     workers: int = 0
     rows: Tensor | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         if self.rows is not None:

@@ -48,9 +48,10 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         "target": target if len(targets) == 1 else targets,
         **text,
     }
-    train = Table(place, frame_inputs(frame, preprocessing, place), wanted)
+    said: list[str] = []
+    train = Table(place, frame_inputs(frame, preprocessing, place, said), wanted)
     if section.test is None:
-        return Raw(train, classes=classes, preprocessing=preprocessing)
+        return Raw(train, classes=classes, preprocessing=preprocessing, warnings=said)
     test_place = section.test.partition(":")[2] or section.test
     test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv", "data.test")
     for column in targets:
@@ -58,7 +59,7 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
             raise DataError(f"data.test: {test_place} has no column {column!r}")
     wanted, _ = _targets(test_frame, targets, classes, task, test_place)
     test = Table(test_place, frame_inputs(test_frame, preprocessing, test_place), wanted)
-    return Raw(train, test, classes=classes, preprocessing=preprocessing)
+    return Raw(train, test, classes=classes, preprocessing=preprocessing, warnings=said)
 
 
 def _targets(
@@ -97,17 +98,17 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
     return frame
 
 
-def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str) -> Any:
+def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: list[str] | None = None) -> Any:
     """The columns of a table as float32 (N, features), categories one-hot, in the order that training used.
 
-    Of a table with text, what the tokenizer makes of it: a dict of (N, length).
+    Of a table with text, what the tokenizer makes of it: a dict of (N, length). said: takes warnings of it.
     """
     if preprocessing.get("tokenizer"):
         column = preprocessing["text"]
         if column not in frame.columns:
             raise DataError(f"data.args.text: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
         _no_gaps(frame[column], place, "data.args.text")
-        return tokens([str(value) for value in frame[column]], preprocessing, place)
+        return tokens([str(value) for value in frame[column]], preprocessing, place, said)
     parts = []
     for column in preprocessing["columns"]:
         if column not in frame.columns:
@@ -189,7 +190,7 @@ def _classes(series: Any, known: list[str] | None, place: str) -> tuple[Tensor, 
             row = int(broken.argmax())
             raise DataError(
                 f"data.target: {place}: column {series.name!r} holds {values[row]} in row {row}, which is no class; "
-                "for a regression set loss=mse (or gaussian-nll)"
+                "a regression? --loss mse (or gaussian-nll)"
             )
         series = series.astype(int)
     if known is None and series.dtype.kind in "iu":

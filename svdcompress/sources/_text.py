@@ -14,12 +14,21 @@ from svdcompress.sources._raw import optional
 MAX_LENGTH = 128
 """Tokens to which texts are cut or padded, unless `max_length` says otherwise."""
 
+NO_LIMIT = 10**9
+"""From here on a tokenizer's `model_max_length` is none."""
+
 ARGS = ("tokenizer", "max_length", "text")
 """What `data.args` says of text: the tokenizer's folder or id, the length in tokens, the column."""
 
 
-def tokens(texts: Sequence[str], args: Mapping[str, Any], origin: str) -> dict[str, torch.Tensor]:
-    """Texts as input_ids, attention_mask, ..., each (N, max_length). Raises DataError for a tokenizer that cannot be had."""
+def tokens(
+    texts: Sequence[str], args: Mapping[str, Any], origin: str, said: list[str] | None = None
+) -> dict[str, torch.Tensor]:
+    """Texts as input_ids, attention_mask, ..., each (N, length): `max_length` of the arguments, else 128 or what the tokenizer
+    knows its model to take, if that is less.
+
+    said: takes warnings, of texts that are cut. Raises DataError for a tokenizer that cannot be had.
+    """
     if not args.get("tokenizer"):
         raise DataError(
             f"data.args.tokenizer: {origin} holds text; name the folder or id of its tokenizer (--data-arg tokenizer=FOLDER)"
@@ -30,8 +39,35 @@ def tokens(texts: Sequence[str], args: Mapping[str, Any], origin: str) -> dict[s
         tokenizer = transformers.AutoTokenizer.from_pretrained(args["tokenizer"], trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         raise DataError(f"data.args.tokenizer: {args['tokenizer']}: {str(error).splitlines()[0]}") from error
-    length = args["max_length"] if args.get("max_length") is not None else MAX_LENGTH
+    most = getattr(tokenizer, "model_max_length", None) or NO_LIMIT  # a huge number where the tokenizer does not know
+    length = args["max_length"] if args.get("max_length") is not None else min(MAX_LENGTH, most)
     if not isinstance(length, int) or length < 1:
         raise DataError(f"data.args.max_length: {length!r} is no number of tokens")
     encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    if said is not None:
+        said += _lengths(tokenizer, list(texts), encoded, length, most, args.get("max_length") is not None, origin)
     return {name: encoded[name] for name in encoded}
+
+
+def _lengths(tokenizer: Any, texts: list[str], encoded: Any, length: int, most: int, asked: bool, origin: str) -> list[str]:
+    """Warnings of texts that are cut, and of a length that is more than the tokenizer knows its model to take."""
+    found = []
+    if asked and length > most:
+        found.append(
+            f"data.args.max_length: {length} tokens, but the tokenizer's model_max_length is {most}: a model made for it may "
+            f"not take more (--data-arg max_length={most})"
+        )
+    if "attention_mask" not in encoded:
+        return found
+    full = (encoded["attention_mask"].sum(1) >= length).nonzero().flatten().tolist()
+    whole = tokenizer([texts[row] for row in full], verbose=False)["input_ids"] if full else []
+    longer = [len(ids) for ids in whole if len(ids) > length]
+    if longer:
+        longest, better = max(longer), min(max(longer), most)
+        way = f"--data-arg max_length={better}" if better > length else "more than the tokenizer's model takes"
+        share = 100 * len(longer) / len(texts)
+        found.append(
+            f"{origin}: {len(longer):,} of {len(texts):,} texts ({share:.0f}%) are cut to {length} tokens; the longest has "
+            f"{longest:,} (model_max_length: {most if most < NO_LIMIT else 'not known'}; {way})"
+        )
+    return found

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.recipe import Distillation
-from svdcompress.sources import Loss, call, main_output
+from svdcompress.sources import Loss, call, classes_second, main_output
 
 
 class Teacher:
@@ -17,10 +17,11 @@ class Teacher:
 
     classification: its soft targets at a temperature, times the temperature's square, so that gradients keep their size.
     Other tasks: its outputs in place of the targets, in the same loss.
+    dim: the dimension of the outputs that holds the classes; the divergence is the mean over all positions.
     """
 
-    def __init__(self, model: nn.Module, settings: Distillation, task: str, loss: Loss) -> None:
-        self.model, self.settings, self.task, self.loss = model, settings, task, loss
+    def __init__(self, model: nn.Module, settings: Distillation, task: str, loss: Loss, dim: int = 1) -> None:
+        self.model, self.settings, self.task, self.loss, self.dim = model, settings, task, loss, dim
 
     def mix(self, loss: Tensor, output: object, inputs: Any) -> Tensor:
         """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`; output: the student's, for `inputs`."""
@@ -29,6 +30,9 @@ class Teacher:
         weight, temperature = self.settings.weight, self.settings.temperature
         if self.task != "classification":
             return (1 - weight) * loss + weight * self.loss(output, soft)
-        own, soft = F.log_softmax(main_output(output) / temperature, 1), F.log_softmax(soft / temperature, 1)
+        own, soft = (F.log_softmax(self._rows(logits) / temperature, 1) for logits in (main_output(output), soft))
         divergence = F.kl_div(own, soft, reduction="batchmean", log_target=True)
         return (1 - weight) * loss + weight * temperature**2 * divergence
+
+    def _rows(self, logits: Tensor) -> Tensor:
+        return classes_second(logits, self.dim).movedim(1, -1).flatten(0, -2)

@@ -36,6 +36,7 @@ def fit(
     teacher: nn.Module | None = None,
     distill: Distillation | None = None,
     task: str = "classification",
+    dim: int = 1,
     validate: Callable[[nn.Module], dict[str, float]] | None = None,
     total: int | None = None,
     seed: int = 0,
@@ -61,6 +62,7 @@ def fit(
     lr_log_sigma2: learning rate of the log variances (None: as the others).
     noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
     teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
+    dim: the dimension of the outputs that holds the classes, for the teacher's.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
     shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
@@ -72,7 +74,9 @@ def fit(
     """
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
-    learnt = Teacher(teacher, distill, task, loss) if teacher is not None and distill is not None and distill.weight else None
+    learnt = None
+    if teacher is not None and distill is not None and distill.weight:
+        learnt = Teacher(teacher, distill, task, loss, dim)
     elbo = ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None
     loop = Loop(
         model,

@@ -193,7 +193,7 @@ class Loop:
                 kls.append(kl)
             self.steps += 1
             if self.bars is not None:
-                self.bars.step(where)
+                self.bars.step(where, loss.item)
             if self.stop():
                 raise Interrupted(f"stopped in {self.stage}, epoch {epoch + 1} of {settings.epochs}. {self.kept}")
         if not losses:

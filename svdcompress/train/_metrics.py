@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from svdcompress.sources import Examples, call, gaussian_heads, main_output
+from svdcompress.errors import DataError
+from svdcompress.sources import IGNORED, Examples, call, classes_second, gaussian_heads, like, main_output
 
 EVALUATION_BATCH = 1000
 
@@ -23,20 +24,24 @@ def evaluate(
     batch_size: int = EVALUATION_BATCH,
     tau: float | None = None,
     scale: tuple[float, float] | None = None,
+    dim: int = 1,
 ) -> dict[str, float]:
     """Metrics of the deterministic model (`eval()`) on all examples.
 
     classification, binary: {"error": per cent, "nll"}. regression, gaussian: {"rmse", "nll"} in the target's own units.
     tau: 1 / noise variance of a regression, in the units of the loss (None: the one that fits these examples best).
     scale: mean and standard deviation that were taken off the targets.
+    dim: the dimension of the output that holds the classes; positions of the class -100 do not count.
     """
     training = model.training
     model.eval()
     parts = []
     for inputs, targets in examples.batches(batch_size, device=device):
-        parts.append(_sums(call(model, inputs), targets, task))
+        parts.append(_sums(call(model, inputs), targets, task, dim))
     model.train(training)
     first, second, count = (sum(part[index] for part in parts) for index in range(3))
+    if not count:
+        raise DataError("data.target: every position has the class -100, which does not count: there is nothing to judge by")
     if task in ("classification", "binary"):
         return {"error": 100 * float(first) / count, "nll": float(second) / count}
     std = 1.0 if scale is None else scale[1]
@@ -49,24 +54,26 @@ def evaluate(
     return {"rmse": std * math.sqrt(mean_square), "nll": nll + math.log(std)}
 
 
-def _sums(output: object, target: Tensor, task: str) -> tuple[Tensor, Tensor, int]:
+def _sums(output: object, target: Tensor, task: str, dim: int) -> tuple[Tensor, Tensor, int]:
     """Sum of errors (or of squares), sum of negative log likelihoods, and how many numbers they are of."""
     if task == "classification":
-        logits = main_output(output).float()
-        wrong = (logits.argmax(1) != target).double().sum()
-        return wrong, F.cross_entropy(logits, target, reduction="sum").double(), target.numel()
+        logits = classes_second(main_output(output).float(), dim)
+        counts = target != IGNORED
+        wrong = ((logits.argmax(1) != target) & counts).double().sum()
+        nll = F.cross_entropy(logits, target, reduction="sum", ignore_index=IGNORED).double()
+        return wrong, nll, int(counts.sum())
     if task == "binary":
         logits = main_output(output).float()
-        target = target.view_as(logits).float()
+        target = like(target, logits).float()
         wrong = ((logits > 0) != (target > 0.5)).double().sum()
         return wrong, F.binary_cross_entropy_with_logits(logits, target, reduction="sum").double(), target.numel()
     if task == "gaussian":
-        mean, log_variance = gaussian_heads(output)
-        square = (target.view_as(mean) - mean).double().square()
+        mean, log_variance = gaussian_heads(output, dim)
+        square = (like(target, mean) - mean).double().square()
         nll = 0.5 * (log_variance.double() + square * torch.exp(-log_variance.double()) + math.log(2 * math.pi))
         return square.sum(), nll.sum(), mean.numel()
     mean = main_output(output)
-    square = (target.view_as(mean) - mean).double().square().sum()
+    square = (like(target, mean) - mean).double().square().sum()
     return square, square, mean.numel()
 
 

@@ -1,9 +1,10 @@
-"""Progress bars of a terminal: epoch, loss, NLL, KL, beta, sparsity, validation error; nothing at all without one."""
+"""Progress of a run: bars on a terminal, and without one a line each some seconds."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +14,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 EVERY = 0.2
 """Seconds between updates within an epoch."""
 
+LINE_EVERY = 10.0
+"""Seconds between lines where there is no terminal."""
+
 WIDE = 100
 """Columns of a terminal from which a bar and the time left fit beside the figures; below, numbers have three digits."""
 
 
 class Bars:
-    """One bar per stage on a console; used as a context. It stays silent where the console is no terminal."""
+    """One bar per stage on a console; used as a context.
+
+    Where the console is no terminal, lines go to it instead: while a stage goes on one each LINE_EVERY seconds, with the last
+    figures and the time left, and the figures at the end of each stage of training.
+    """
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         console = console or Console(stderr=True)
-        self._wide = console.width >= WIDE
+        self._console = console
+        self._lines = not quiet and not console.is_terminal
+        self._wide = self._lines or console.width >= WIDE
         self._width = console.width
         columns: list[Any] = [TextColumn("{task.description} {task.fields[where]}{task.fields[figures]}")]
         if self._wide:
@@ -35,8 +45,11 @@ class Bars:
             disable=quiet or not console.is_terminal,
         )
         self._task: Any = None
+        self._stage = ""
         self._epochs = 0
-        self._next = 0.0
+        self._done = 0.0
+        self._figures = ""
+        self._started = self._next = 0.0
 
     def __enter__(self) -> Bars:
         self._progress.__enter__()
@@ -47,45 +60,93 @@ class Bars:
 
     def start(self, stage: str, epochs: int, done: int = 0) -> None:
         """Begin the bar of a stage."""
-        self._epochs = epochs
+        self._stage, self._epochs, self._done, self._figures = stage, epochs, done, ""
+        self._started = time.monotonic()
+        self._next = self._started + (LINE_EVERY if self._lines else 0.0)
         self._task = self._progress.add_task(stage, total=epochs, completed=done, where=self._where(done), figures="")
 
-    def step(self, epoch: float) -> None:
-        """Where the stage stands, in epochs; cheap enough to call at each step."""
+    def step(self, epoch: float, loss: Callable[[], float] | None = None) -> None:
+        """Where the stage stands, in epochs; cheap enough to call at each step. loss: gives that of the last batch."""
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + EVERY
-            self._progress.update(self._task, completed=epoch, where=self._where(int(epoch) + 1))
+        if now < self._next:
+            return
+        if self._lines:
+            self._next = now + LINE_EVERY
+            last = f"loss {loss():.3f}" if not self._figures and loss is not None else self._figures
+            self._line(f"{self._where(int(epoch) + 1)}{last}", self._left(now, epoch))
+            return
+        self._next = now + EVERY
+        self._progress.update(self._task, completed=epoch, where=self._where(int(epoch) + 1))
 
     def epoch(self, row: dict[str, Any]) -> None:
         """The figures of a finished epoch."""
-        wide = self._wide
-        figures = [f"loss {row['loss']:.3f}" if wide else f"loss {_short(row['loss'])}"]  # it is NLL + beta KL / N
-        figures.append(f"NLL {row['nll']:.4f}" if wide else f"NLL {_short(row['nll'])}")
-        if row.get("kl") is not None:
-            figures.append(f"KL {row['kl']:,.0f}" if wide else f"KL {_short(row['kl'])}")
-        if row.get("beta") is not None:
-            figures.append(f"beta {row['beta']:.2f}" if wide else f"beta {row['beta']:.2g}")
-        if row.get("sparsity") is not None:
-            figures.append(f"sparse {100 * row['sparsity']:.1f}%")
-        if row.get("val_error") is not None:
-            figures.append(f"val {row['val_error']:.2f}%")
-        elif row.get("val_rmse") is not None:
-            figures.append(f"val {row['val_rmse']:.4g}")
+        figures = _figures(row, self._wide)
         where = self._where(row["epoch"])
-        if not wide and len(f"{row.get('stage', '')} {where}{' '.join(figures)}") > self._width and len(figures) > 5:
+        if not self._wide and len(f"{row.get('stage', '')} {where}{' '.join(figures)}") > self._width and len(figures) > 5:
             figures.pop()  # the validation's
-        self._progress.update(self._task, completed=row["epoch"], where=where, figures=" ".join(figures))
+        self._figures = " ".join(figures)
+        now = time.monotonic()
+        if self._lines and (row["epoch"] >= self._epochs or now >= self._next):
+            self._next = now + LINE_EVERY
+            self._line(f"{where}{self._figures}", self._left(now, row["epoch"]))
+        self._progress.update(self._task, completed=row["epoch"], where=where, figures=self._figures)
 
     @contextmanager
     def working(self, stage: str) -> Iterator[None]:
         """A bar without an end, while a stage that has no epochs goes on."""
         task = self._progress.add_task(stage, total=None, where="", figures="")
-        yield
+        done, started = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(LINE_EVERY):
+                self._console.print(f"{stage:<9} {_time(time.monotonic() - started)} so far", highlight=False)
+
+        teller = threading.Thread(target=tell, daemon=True) if self._lines else None
+        if teller is not None:
+            teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if teller is not None:
+                teller.join()
         self._progress.update(task, total=1, completed=1)
+
+    def _line(self, text: str, left: str) -> None:
+        self._console.print(f"{self._stage:<9} {text}{left}", highlight=False, soft_wrap=True)
+
+    def _left(self, now: float, epoch: float) -> str:
+        """The time that the stage will still take; "" at its end."""
+        passed = epoch - self._done
+        if passed <= 0 or epoch >= self._epochs:
+            return f" in {_time(now - self._started)}" if epoch >= self._epochs else ""
+        return f" {_time((now - self._started) / passed * (self._epochs - epoch))} left"
 
     def _where(self, epoch: int) -> str:
         return f"{epoch:>3}/{self._epochs:<3} " if self._wide else f"{epoch}/{self._epochs} "
+
+
+def _figures(row: dict[str, Any], wide: bool) -> list[str]:
+    figures = [f"loss {row['loss']:.3f}" if wide else f"loss {_short(row['loss'])}"]  # it is NLL + beta KL / N
+    figures.append(f"NLL {row['nll']:.4f}" if wide else f"NLL {_short(row['nll'])}")
+    if row.get("kl") is not None:
+        figures.append(f"KL {row['kl']:,.0f}" if wide else f"KL {_short(row['kl'])}")
+    if row.get("beta") is not None:
+        figures.append(f"beta {row['beta']:.2f}" if wide else f"beta {row['beta']:.2g}")
+    if row.get("sparsity") is not None:
+        figures.append(f"sparse {100 * row['sparsity']:.1f}%")
+    if row.get("val_error") is not None:
+        figures.append(f"val {row['val_error']:.2f}%")
+    elif row.get("val_rmse") is not None:
+        figures.append(f"val {row['val_rmse']:.4g}")
+    return figures
+
+
+def _time(seconds: float) -> str:
+    """0:07, 12:30, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _short(number: float) -> str:

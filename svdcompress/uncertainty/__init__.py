@@ -1,7 +1,7 @@
 """What a Bayesian network says of itself: predictive distribution, its decomposition, its quality and its calibration."""
 
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
-from svdcompress.uncertainty._compare import Batches, compare
+from svdcompress.uncertainty._compare import Batches, compare, gather
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import draw
 from svdcompress.uncertainty._predict import mc_predict, mean_predict
@@ -17,6 +17,7 @@ __all__ = [
     "draw",
     "fit_tau",
     "fit_temperature",
+    "gather",
     "images_like",
     "mc_predict",
     "mean_predict",

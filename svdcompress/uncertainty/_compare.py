@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import DataError
+from svdcompress.sources import IGNORED
 from svdcompress.uncertainty._baseline import dropout_baseline
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._predict import mc_predict, mean_predict
@@ -30,13 +31,15 @@ FEW, SOME = 20, 1000
 class Gathered:
     """Predictions for a whole set of inputs, one row for each label or number, and what they are to be judged by.
 
-    scores: measures of uncertainty by name, one number for each input.
+    scores: measures of uncertainty by name, one number for each input. owner: the input that each row is of. Positions of the
+    class -100 have no row, and no part in the scores.
     """
 
     mean: Tensor
     variance: Tensor
     targets: Tensor
     scores: dict[str, Tensor]
+    owner: Tensor
 
 
 def compare(
@@ -50,6 +53,7 @@ def compare(
     samples: int = 100,
     seed: int = 0,
     scale: float = 1.0,
+    dim: int = 1,
 ) -> dict[str, Any]:
     """Compare on the same test data: the dense model, the same with a temperature, the same with MC dropout, the sparse
     model by its mean, and the sparse model with Monte-Carlo samples.
@@ -57,7 +61,8 @@ def compare(
     dense: the model before compression; None leaves its rows out. sparse: a variational model, pruned or not.
     test, validation: give batches of (inputs, targets). What has to be fitted (temperature, dropout rate, the noise of a
         regression) is fitted on `validation`.
-    task: as in `mc_predict`. ood: batches from elsewhere, by name; their targets are not looked at.
+    task, dim: as in `mc_predict`; classes of -100 do not count.
+    ood: batches from elsewhere, by name; their targets are not looked at, but for -100.
     scale: for regression, the factor from a model's units to the target's own.
 
     MC dropout uses the dense model's own dropout; where it has none it is put in, at the rate of least validation NLL.
@@ -68,20 +73,20 @@ def compare(
     probabilities = task in ("classification", "binary")
     temperature, dropout, contenders = None, None, []
     if dense is not None:
-        contenders.append(("dense", partial(mean_predict, dense, task=task)))
+        contenders.append(("dense", partial(mean_predict, dense, task=task, dim=dim)))
         if probabilities:
-            temperature = _temperature(dense, validation, task)
-            contenders.append(("dense, temperature", partial(mean_predict, dense, task=task, temperature=temperature)))
+            temperature = _temperature(dense, validation, task, dim)
+            contenders.append(("dense, temperature", partial(mean_predict, dense, task=task, dim=dim, temperature=temperature)))
         few = min(samples, FEW)
         dropped, rate, inserted = dropout_baseline(
-            dense, lambda model: _nll(_sampled(model, task, few, seed), head(validation, SOME), task)
+            dense, lambda model: _nll(_sampled(model, task, few, seed, dim), head(validation, SOME), task, dim)
         )
         dropout = {"rate": rate, "inserted": inserted}
-        contenders.append(("dense, MC dropout", _sampled(dropped, task, samples, seed)))
-    contenders.append(("sparse, mean", partial(mean_predict, sparse, task=task)))
-    contenders.append(("sparse, samples", _sampled(sparse, task, samples, seed)))
+        contenders.append(("dense, MC dropout", _sampled(dropped, task, samples, seed, dim)))
+    contenders.append(("sparse, mean", partial(mean_predict, sparse, task=task, dim=dim)))
+    contenders.append(("sparse, samples", _sampled(sparse, task, samples, seed, dim)))
     judge = _judge_probabilities if probabilities else _judge_values
-    rows = [{"name": name, **judge(predict, test, validation, ood or {}, task, scale)} for name, predict in contenders]
+    rows = [{"name": name, **judge(predict, test, validation, ood or {}, task, scale, dim)} for name, predict in contenders]
     return {
         "task": task,
         "samples": samples,
@@ -92,32 +97,32 @@ def compare(
     }
 
 
-def _sampled(model: nn.Module, task: str, samples: int, seed: int) -> Predict:
+def _sampled(model: nn.Module, task: str, samples: int, seed: int, dim: int = 1) -> Predict:
     """Monte-Carlo predictions, with one stream of noise for all batches."""
     generator = torch.Generator().manual_seed(seed)
-    return lambda inputs: mc_predict(model, inputs, samples, task=task, generator=generator)
+    return lambda inputs: mc_predict(model, inputs, samples, task=task, dim=dim, generator=generator)
 
 
 def _judge_probabilities(
-    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], task: str, scale: float
+    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], task: str, scale: float, dim: int
 ) -> dict[str, Any]:
-    inside = gather(predict, test, task)
+    inside = gather(predict, test, task, dim)
     wrong = _wrong(inside)
     return {
         "metrics": quality(inside.mean, inside.targets),
         "reliability": reliability(inside.mean, inside.targets),
         "rejection": {"score": "entropy", **rejection(inside.scores["entropy"], wrong)},
-        "ood": _outside(predict, inside, ood, task),
+        "ood": _outside(predict, inside, ood, task, dim),
     }
 
 
 def _judge_values(
-    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], task: str, scale: float
+    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], task: str, scale: float, dim: int
 ) -> dict[str, Any]:
-    inside = gather(predict, test, task)
+    inside = gather(predict, test, task, dim)
     variance = inside.variance
     if task == "regression":  # the constant noise of the observations
-        fitted = gather(predict, validation, task)
+        fitted = gather(predict, validation, task, dim)
         variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
     squares = (inside.mean - inside.targets).square() * scale**2
     knows = bool((inside.scores["variance"] > 0).any())
@@ -125,60 +130,73 @@ def _judge_values(
         "metrics": regression_quality(inside.mean * scale, variance * scale**2, inside.targets * scale),
         "reliability": None,
         "rejection": {"score": "variance", **rejection(inside.scores["variance"], squares)} if knows else None,
-        "ood": _outside(predict, inside, ood, task) if knows else {},
+        "ood": _outside(predict, inside, ood, task, dim) if knows else {},
     }
 
 
-def _outside(predict: Predict, inside: Gathered, ood: Mapping[str, Batches], task: str) -> dict[str, dict[str, float]]:
+def _outside(
+    predict: Predict, inside: Gathered, ood: Mapping[str, Batches], task: str, dim: int
+) -> dict[str, dict[str, float]]:
     found = {}
     for name, batches in ood.items():
-        scores = gather(predict, batches, task).scores
+        scores = gather(predict, batches, task, dim).scores
         found[name] = {score: auroc(inside.scores[score], scores[score]) for score in scores}
     return found
 
 
-def gather(predict: Predict, batches: Batches, task: str) -> Gathered:
+def gather(predict: Predict, batches: Batches, task: str, dim: int = 1) -> Gathered:
     """Predict all batches; labels and numbers one to a row, scores one to an input; on the CPU."""
-    means, variances, targets, scores = [], [], [], []
+    means, variances, targets, scores, owners, count = [], [], [], [], [], 0
     for inputs, target in batches():
         prediction = predict(inputs)
-        means.append(_rows(prediction.mean, task))
-        variances.append(_rows(prediction.variance, task))
-        targets.append(target.detach().cpu().reshape(-1))
-        scores.append({name: score.cpu() for name, score in _scores(prediction).items()})
+        target = target.detach().cpu()
+        counts = target != IGNORED if task == "classification" else torch.ones_like(target, dtype=torch.bool)
+        owner = torch.arange(len(target)).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
+        means.append(_rows(prediction.mean, task, dim)[counts.flatten()])
+        variances.append(_rows(prediction.variance, task, dim)[counts.flatten()])
+        targets.append(target[counts])
+        owners.append(owner[counts] + count)
+        scores.append({name: score.cpu() for name, score in _scores(prediction, counts, dim).items()})
+        count += len(target)
     if not means:
         raise DataError("data: there are no examples to predict")
     mean, variance = torch.cat(means), torch.cat(variances)
     together = {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
-    return Gathered(mean, variance, torch.cat(targets), together)
+    return Gathered(mean, variance, torch.cat(targets), together, torch.cat(owners))
 
 
-def _rows(tensor: Tensor, task: str) -> Tensor:
+def _rows(tensor: Tensor, task: str, dim: int) -> Tensor:
     """(B, C, ...) -> (B ..., C) probabilities of classes; anything else as one long row."""
     tensor = tensor.cpu()
-    return tensor.movedim(1, -1).reshape(-1, tensor.shape[1]) if task == "classification" else tensor.reshape(-1)
+    return tensor.movedim(dim, -1).flatten(0, -2) if task == "classification" else tensor.reshape(-1)
 
 
-def _scores(prediction: Prediction) -> dict[str, Tensor]:
+def _scores(prediction: Prediction, counts: Tensor, dim: int) -> dict[str, Tensor]:
     if prediction.entropy is None:
-        return {"variance": _per_input(prediction.variance)}
+        return {"variance": _per_input(prediction.variance, counts)}
     p = prediction.mean
-    confidence = p.amax(1) if prediction.task == "classification" else torch.maximum(p, 1 - p)
-    scores = {"softmax": _per_input(1 - confidence), "entropy": _per_input(prediction.entropy)}
+    confidence = p.amax(dim) if prediction.task == "classification" else torch.maximum(p, 1 - p)
+    scores = {"softmax": _per_input(1 - confidence, counts), "entropy": _per_input(prediction.entropy, counts)}
     if prediction.samples > 1 and prediction.mutual_information is not None:
-        scores["mutual_information"] = _per_input(prediction.mutual_information)
+        scores["mutual_information"] = _per_input(prediction.mutual_information, counts)
     return scores
 
 
-def _per_input(score: Tensor) -> Tensor:
-    return score.reshape(len(score), -1).mean(1)
+def _per_input(score: Tensor, counts: Tensor) -> Tensor:
+    """The mean over an input's positions that count (N, ...); 0 where none does."""
+    score, counts = score.reshape(len(score), -1).cpu(), counts.reshape(len(counts), -1)
+    if score.shape != counts.shape or bool(counts.all()):  # a variance of logits has one for each class
+        return score.mean(1)
+    return (score * counts).sum(1) / counts.sum(1).clamp_min(1)
 
 
 def _wrong(gathered: Gathered) -> Tensor:
     """For each input the share of its labels that are predicted wrongly."""
     mean = gathered.mean
     guess = mean.argmax(1) if mean.dim() == 2 else (mean > 0.5).long()
-    return _per_input((guess != gathered.targets).double().view(len(gathered.scores["entropy"]), -1))
+    wrong = (guess != gathered.targets).double()
+    total = torch.zeros(len(gathered.scores["entropy"]), dtype=torch.float64)
+    return total.index_add(0, gathered.owner, wrong) / gathered.owner.bincount(minlength=len(total)).clamp_min(1)
 
 
 def head(batches: Batches, count: int) -> Batches:
@@ -195,8 +213,8 @@ def head(batches: Batches, count: int) -> Batches:
     return first
 
 
-def _nll(predict: Predict, batches: Batches, task: str) -> float:
-    gathered = gather(predict, batches, task)
+def _nll(predict: Predict, batches: Batches, task: str, dim: int = 1) -> float:
+    gathered = gather(predict, batches, task, dim)
     if task in ("classification", "binary"):
         return quality(gathered.mean, gathered.targets)["nll"]
     variance = gathered.variance
@@ -205,7 +223,7 @@ def _nll(predict: Predict, batches: Batches, task: str) -> float:
     return regression_quality(gathered.mean, variance, gathered.targets)["nll"]
 
 
-def _temperature(dense: nn.Module, validation: Batches, task: str) -> float:
+def _temperature(dense: nn.Module, validation: Batches, task: str, dim: int) -> float:
     # A "regression" hands the logits through as they are.
-    gathered = gather(partial(mean_predict, dense, task="regression"), validation, task)
+    gathered = gather(partial(mean_predict, dense, task="regression", dim=dim), validation, task, dim)
     return fit_temperature(gathered.mean, gathered.targets)

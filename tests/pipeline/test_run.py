@@ -67,6 +67,27 @@ def test_the_figures_are_those_of_the_files(tiny_run):
     assert results["sparse"]["bytes"] == (folder / "model.onnx").stat().st_size
 
 
+def test_validation_figures_are_of_the_validation_data(tiny_run):
+    """Each figure by hand: that of the test data is another one."""
+    folder, results = tiny_run
+    opened = open_run(folder)
+    figures = {}
+    for split in ("validation", "test"):
+        x, y = next(getattr(opened.data, split).batches(10**6))
+        with torch.no_grad():
+            logits = opened.model(x)
+        figures[split] = {
+            "error": 100 * float((logits.argmax(1) != y).double().mean()),
+            "nll": float(torch.nn.functional.cross_entropy(logits, y)),
+        }
+    assert figures["validation"]["nll"] != pytest.approx(figures["test"]["nll"], rel=1e-3)
+    assert results["sparse"]["validation"] == pytest.approx(figures["validation"], rel=1e-4)
+    assert results["sparse"]["metrics"] == pytest.approx(figures["test"], rel=1e-4)
+    last = results["history"][-1]  # recovery keeps its last epoch
+    assert last["val_error"] == pytest.approx(figures["validation"]["error"], rel=1e-4)
+    assert last["val_nll"] == pytest.approx(figures["validation"]["nll"], rel=1e-4)
+
+
 def test_a_run_opened_again_predicts_as_it_was_exported(tiny_run):
     opened = open_run(tiny_run[0])
     assert isinstance(opened, OpenRun)

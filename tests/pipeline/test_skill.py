@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from svdcompress.pipeline import _skill, run
+from svdcompress.pipeline._linear import linear_fit
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, FromDataset, InMemory
@@ -103,6 +104,77 @@ def test_at_most_so_many_examples_are_read(monkeypatch):
     examples = FromDataset(Rows((torch.zeros(3), label) for label in LABELS))
     assert no_skill(Says([1.0, 0.0, 0.0]), Data(examples, examples, examples, "classification", 3)) is not None
     assert len(set(read)) == 10
+
+
+def linear_data(task, scale=None, count=400, bent=False):
+    """Inputs (N, 5) and targets that a plane tells (bent: that none does)."""
+    torch.manual_seed(1)
+    x = torch.randn(count, 5)
+    value = (x[:, 0].abs() - 0.7 + x[:, 1].abs() - 0.7) if bent else x @ torch.tensor([2.0, -1.0, 0.5, 0.0, 1.0])
+    value = value + 0.3 * torch.randn(count)
+    targets = {"classification": (value > 0).long(), "binary": (value > 0).float()}.get(task, value)
+    parts = [InMemory(x[rows], targets[rows]) for rows in (slice(0, 200), slice(200, None))]
+    return Data(parts[0], parts[1], parts[1], task, 2 if task == "classification" else 1, target_scale=scale)
+
+
+def oracle(data):
+    """scikit-learn's fit to all of it, on the validation data."""
+    models = pytest.importorskip("sklearn.linear_model")
+    (x, y), (x_held, y_held) = ((part.inputs.numpy(), part.targets.numpy()) for part in (data.train, data.validation))
+    if data.task == "regression":
+        return {"rmse": float(np.sqrt(np.mean((models.Ridge(1.0).fit(x, y).predict(x_held) - y_held) ** 2)))}
+    return {"error": 100 * float(np.mean(models.LogisticRegression(C=1.0).fit(x, y).predict(x_held) != y_held))}
+
+
+@pytest.mark.parametrize("task", ["classification", "binary", "regression"])
+def test_a_linear_fit_is_that_of_others(task):
+    data = linear_data(task)
+    found, expected = linear_fit(data, data.validation), oracle(data)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=0.05, abs=2.0 if name == "error" else 0.01)
+    if task == "regression":
+        assert linear_fit(linear_data(task, scale=(5.0, 10.0)), data.validation)["rmse"] == pytest.approx(10 * found["rmse"])
+
+
+class Bent(nn.Module):
+    """Two layers that add up the absolute values of the first two inputs, and know no more."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.a, self.b, self.outputs = nn.Linear(5, 4), nn.Linear(4, 1), outputs
+
+    def forward(self, x):
+        value = 5 * (x[:, :2].abs().sum(1) - 1.4)
+        return torch.stack([-value, value], 1) if self.outputs == 2 else value[:, None]
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("classification", 2), ("binary", 1)])
+def test_a_model_hardly_better_than_a_linear_fit_is_told_of(task, outputs):
+    assert no_skill(Bent(outputs), linear_data(task, bent=True)) is None
+    data = linear_data(task)
+    torch.manual_seed(0)
+    poor = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, outputs))
+    with torch.no_grad():  # it reads the first input alone: better than one answer to all, worse than a plane
+        poor[0].weight.zero_()[0, 0], poor[0].weight[1, 0] = 1.0, -1.0
+        poor[0].bias.zero_()
+        poor[2].weight.zero_()[-1, :2] = torch.tensor([2.0, -2.0])
+        poor[2].bias.zero_()
+    said = no_skill(poor, data)
+    assert said is not None and "hardly better than a linear fit" in said and "dense.epochs" in said
+    alone = nn.Linear(5, outputs)  # which is a linear model itself
+    with torch.no_grad():
+        alone.weight.zero_()[-1, 0] = 1.0
+    assert no_skill(alone, data) is None
+
+
+def test_a_linear_fit_only_where_it_is_cheap():
+    data = linear_data("classification")
+    wide = InMemory(torch.randn(50, 3, 224, 224), torch.arange(50) % 2)
+    assert linear_fit(Data(wide, wide, wide, "classification", 2), wide) is None
+    read = FromDataset(list(zip(data.train.inputs, data.train.targets, strict=True)))
+    assert linear_fit(Data(read, data.validation, data.test, "classification", 2), data.validation) is None
+    maps = InMemory(torch.randn(50, 1, 4, 4), torch.zeros(50, 4, 4, dtype=torch.long))
+    assert linear_fit(Data(maps, maps, maps, "classification", 2), maps) is None
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -168,7 +168,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
         ("a,b\n1,2\n3,4\n", {"target": "c"}, "data.target: PATH has no column 'c'; it has a, b"),
         ("a,b\n1,0\n,1\n", {"target": "b"}, "data.features: PATH: column 'a': no value (NaN) in row 1"),
         ("a,b\n1,0\n2,\n", {"target": "b"}, "data.target: PATH: column 'b': no value (NaN) in row 1"),
-        ("a,b\n1,0\n2,1.5\n", {"target": "b"}, "holds 1.5 in row 1, which is no class; for a regression set loss=mse"),
+        ("a,b\n1,0\n2,1.5\n", {"target": "b"}, "holds 1.5 in row 1, which is no class; a regression? --loss mse"),
         ("a,b\n1,0\ninf,1\n", {"target": "b"}, "column 'a': infinite in row 1"),
         ("a,b\n", {"target": "b"}, "no rows"),
         ("", {"target": "b"}, "not a readable csv file"),

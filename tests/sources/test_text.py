@@ -1,5 +1,7 @@
 """Text for language models: tables with a tokenizer, and Hugging Face's data sets."""
 
+import json
+
 import pytest
 import torch
 
@@ -50,6 +52,24 @@ def test_further_texts_are_read_in_the_same_way(reviews, tokenizer):
     assert torch.equal(again["input_ids"][:2], next(data.train.batches(2))[0]["input_ids"])
     with pytest.raises(DataError, match=r"data\.args\.text: again has no column 'review'"):
         frame_inputs(open_frame(reviews, "csv").drop(columns="review"), data.preprocessing, "again")
+
+
+def test_texts_that_are_cut_are_told_of(reviews, tokenizer, tmp_path):
+    import shutil
+
+    assert not opened(reviews, tokenizer=tokenizer, max_length=8).warnings  # [CLS] good film , 1 [SEP] are six
+    assert opened(reviews, tokenizer=tokenizer, max_length=6).warnings == []
+    (said,) = opened(reviews, tokenizer=tokenizer, max_length=4).warnings
+    assert "20 of 20 texts (100%) are cut to 4 tokens; the longest has 6" in said and "--data-arg max_length=6" in said
+    short = tmp_path / "short"
+    shutil.copytree(tokenizer, short)
+    config = json.loads((short / "tokenizer_config.json").read_text())
+    (short / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 5}))
+    data = opened(reviews, tokenizer=str(short))
+    assert data.train.inputs["input_ids"].shape[1] == 5  # less than 128, as the tokenizer says
+    assert "the longest has 6 (model_max_length: 5; more than the tokenizer's model takes)" in data.warnings[0]
+    (said,) = opened(reviews, tokenizer=str(short), max_length=7).warnings
+    assert "7 tokens, but the tokenizer's model_max_length is 5" in said
 
 
 def test_what_is_wrong_with_text_is_said(reviews, tokenizer, tmp_path):

@@ -105,6 +105,46 @@ def test_the_last_batches_of_an_epoch_count_by_their_own_number():
     assert torch.allclose(weights(parts), weights(expected), atol=1e-6)
 
 
+class Watched(InMemory):
+    """Notes the first number of each example as it comes."""
+
+    def __init__(self, data):
+        super().__init__(data.inputs, data.targets)
+        self.seen = []
+
+    def batches(self, *args, **kwargs):
+        for x, y in super().batches(*args, **kwargs):
+            self.seen.append(x[:, 0].tolist())
+            yield x, y
+
+
+def test_the_seed_decides_the_order_of_the_batches():
+    def order(seed):
+        data = Watched(examples())
+        fit(net(), data, LOSS, settings(epochs=2), device="cpu", seed=seed)
+        return data.seen[:4], data.seen[4:]
+
+    first, again, other = order(5), order(5), order(6)
+    assert first == again
+    assert first[0] != other[0] and first[1] != other[1]  # and not by its place in a batch alone
+    assert first[0] != first[1]  # each epoch has its own
+    assert sorted(x for batch in first[0] for x in batch) == sorted(x for batch in other[1] for x in batch)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_epoch_that_is_kept_is_the_best_one(keep):
+    errors, after = iter([3.0, 1.0, 2.0, 1.0]), []
+
+    def validate(model):
+        after.append(weights(model).clone())
+        return {"error": next(errors), "nll": 0.5}
+
+    model = net()
+    result = fit(model, examples(), LOSS, settings(epochs=4, keep=keep), validate=validate, device="cpu")
+    kept = 2 if keep == "best" else 4  # the first of equals
+    assert result.kept_epoch == kept and torch.equal(weights(model), after[kept - 1])
+
+
 class Halt:
     """Asks for a stop after so many steps, as a signal would."""
 

@@ -1,11 +1,12 @@
-"""Bars on a terminal, and silence without one."""
+"""Bars on a terminal, and lines without one."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
-from svdcompress.train import Bars
+from svdcompress.train import Bars, _progress
 from svdcompress.train._progress import _short
 
 ROW = {"epoch": 3, "loss": 1.25, "nll": 0.5, "kl": 12345.6, "beta": 0.5, "sparsity": 0.975, "val_error": 2.5}
@@ -51,5 +52,52 @@ def test_numbers_are_short():
     assert [_short(number) for number in numbers] == expected
 
 
-def test_nothing_is_written_without_a_terminal():
-    assert shown(100, terminal=False).strip() == ""
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: self.now)
+
+
+def lines(monkeypatch, epochs, steps, seconds, done=0):
+    """What a stage of so many steps an epoch, each of so many seconds, writes where there is no terminal."""
+    clock, file = Clock(monkeypatch), io.StringIO()
+    with Bars(Console(file=file, width=80, force_terminal=False)) as bars:
+        bars.start("train", epochs, done)
+        for epoch in range(done, epochs):
+            for step in range(steps):
+                clock.now += seconds
+                bars.step(epoch + step / steps, lambda: 2.345)
+            bars.epoch({**ROW, "epoch": epoch + 1, "stage": "train"})
+    return file.getvalue().splitlines()
+
+
+def test_without_a_terminal_there_is_a_line_each_some_seconds(monkeypatch):
+    found = lines(monkeypatch, epochs=4, steps=30, seconds=1.0)
+    assert len(found) == 13  # of 120 seconds, and the end
+    assert found[0] == "train       1/4   loss 2.345 2:03 left"  # no epoch is over: the loss of the last batch
+    assert found[4] == "train       2/4   loss 1.250 NLL 0.5000 KL 12,346 beta 0.50 sparse 97.5% val 2.50% 1:12 left"
+    assert found[-1] == "train       4/4   loss 1.250 NLL 0.5000 KL 12,346 beta 0.50 sparse 97.5% val 2.50% in 2:00"
+
+
+def test_the_time_left_of_a_stage_that_goes_on(monkeypatch):
+    found = lines(monkeypatch, epochs=4, steps=30, seconds=1.0, done=2)
+    assert found[1].endswith(" 0:43 left") and found[-1].endswith(" in 1:00")
+
+
+def test_a_quick_stage_has_one_line_and_a_quiet_one_none(monkeypatch):
+    assert len(lines(monkeypatch, epochs=3, steps=5, seconds=0.1)) == 1
+    file = io.StringIO()
+    with Bars(Console(file=file), quiet=True) as bars:
+        bars.start("train", 1)
+        bars.epoch({**ROW, "epoch": 1})
+    assert file.getvalue() == ""
+
+
+def test_a_long_stage_without_epochs_says_that_it_goes_on(monkeypatch):
+    monkeypatch.setattr(_progress, "LINE_EVERY", 0.05)
+    file = io.StringIO()
+    with Bars(Console(file=file, force_terminal=False)) as bars, bars.working("evaluate"):
+        time.sleep(0.3)
+    assert file.getvalue().startswith("evaluate  0:00 so far\n")

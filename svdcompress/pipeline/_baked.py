@@ -1,0 +1,90 @@
+"""What of a run's preprocessing its ONNX files do themselves: columns in and values out as they stand in the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.sources import gaussian_heads, main_output, map_tensors
+
+
+class InUnits(nn.Module):
+    """A model of standardised columns or targets that takes and gives them as they are.
+
+    mean, std: of the columns (features,), or None. shift, scale: of the target. gaussian: outputs are means and log variances.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, model: nn.Module, columns: Mapping[str, Any] | None, target: Any, gaussian: bool, dim: int) -> None:
+        super().__init__()
+        self.model = model
+        for name in ("mean", "std"):
+            value = None if columns is None else torch.tensor(columns[name], dtype=torch.float32)
+            self.register_buffer(name, value, persistent=False)
+        self.shift, self.scale = target or (0.0, 1.0)
+        self.scaled, self.gaussian, self.dim = target is not None, gaussian, dim
+
+    def forward(self, x: Tensor) -> Any:
+        if self.mean is not None and self.std is not None:
+            x = (x - self.mean) / self.std
+        output = self.model(x)
+        if not self.scaled:
+            return output
+        if not self.gaussian:
+            return main_output(output) * self.scale + self.shift
+        mean, log_variance = gaussian_heads(output, self.dim)
+        mean, log_variance = mean * self.scale + self.shift, log_variance + 2 * math.log(self.scale)
+        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
+
+
+@dataclass(frozen=True)
+class Baked:
+    """See the module. columns: mean and std of the inputs; target: mean and standard deviation of the targets; None: as it is.
+
+    preprocessing: what is left to be done outside the files, for their metadata.
+    """
+
+    columns: Mapping[str, Any] | None = None
+    target: tuple[float, float] | None = None
+    gaussian: bool = False
+    dim: int = 1
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """The model as the files hold it."""
+        if self.columns is None and self.target is None:
+            return model
+        return InUnits(model, self.columns, self.target, self.gaussian, self.dim).eval()
+
+    def inputs(self, inputs: Any) -> Any:
+        """Inputs as the files take them, from those that the model takes."""
+        if self.columns is None:
+            return inputs
+        mean, std = torch.tensor(self.columns["mean"]), torch.tensor(self.columns["std"])
+        return map_tensors(inputs, lambda tensor: tensor * std + mean)
+
+    def tau(self, tau: float | None) -> float | None:
+        """A precision in the units of the loss as one in those of the files."""
+        return tau if tau is None or self.target is None else tau / self.target[1] ** 2
+
+
+def baked(preprocessing: Mapping[str, Any], task: str, dim: int = 1) -> Baked:
+    """What the files of a run do with standardised columns (unless other transforms follow) and with scaled targets."""
+    transform = list(preprocessing.get("transform") or ())
+    mine = preprocessing.get("standardized") and "columns" in preprocessing and len(transform) == 1
+    columns = transform[0]["normalize"] if mine else None
+    single = "input_shape" in preprocessing  # inputs of several tensors have names that a wrapper would hide
+    scale = preprocessing.get("target_scale") if single else None
+    left = dict(preprocessing)
+    if scale:
+        left["target_scale"] = None
+    if columns is not None:
+        left["transform"] = []
+    return Baked(columns, tuple(scale) if scale else None, task == "gaussian", dim, left)

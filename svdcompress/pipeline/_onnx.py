@@ -1,0 +1,85 @@
+"""A run's ONNX files, those of the sparse model first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress.errors import ExportError
+from svdcompress.export import Exported, export_onnx
+from svdcompress.pipeline import _figures
+from svdcompress.pipeline._baked import baked
+from svdcompress.pipeline._export import export_model, file_metadata
+from svdcompress.recipe import Recipe
+from svdcompress.sources import Data
+
+
+@dataclass
+class Files:
+    """Writes them into `out` and what they are into `results`. warn: takes a line for the user. inputs: for tracing.
+
+    written: the dense and the sparse model's deterministic files, as far as they could be written; error: why the latter was
+    not.
+    """
+
+    recipe: Recipe
+    data: Data
+    inputs: Any
+    out: Path
+    results: dict[str, Any]
+    warn: Callable[[str], None]
+    written: dict[str, Exported] = field(default_factory=dict)
+    error: ExportError | None = None
+
+    def sparse(self, small: nn.Module) -> None:
+        """model.onnx and model_mc.onnx."""
+        self.results["parity"] = {}
+        data, export = self.data, self.recipe.export
+        self.units = baked(data.preprocessing, data.task, data.dim)
+        metadata = file_metadata(self.results, self.units.preprocessing, data.classes, data.task)
+        more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
+        feed, timed = partial(_figures.feed, data), self.recipe.report.latency
+        try:
+            file, gathers = export_model(small, self.out / "model.onnx", self.inputs, feed, timed=timed, **more)
+            self._keep("sparse", file)
+            if gathers is not None:
+                self.results["pruning"]["inputs_gathered"] = gathers
+        except ExportError as error:
+            self.warn(f"model.onnx was not written: {error}")
+            self.error = error
+        if export.monte_carlo:
+            self._monte_carlo(small, metadata)
+
+    def dense(self, model: nn.Module) -> None:
+        """dense.onnx, to compare with."""
+        inputs, opset = self.units.inputs(self.inputs), self.recipe.export.opset
+        self._keep("dense", export_onnx(self.units.model(model), self.out / "dense.onnx", inputs, opset=opset))
+
+    def _keep(self, name: str, file: Exported) -> None:
+        self.written[name] = file
+        self.results["parity"][file.path.name] = file.parity
+        self.results[name]["bytes"] = file.bytes
+
+    def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
+        path, units = self.out / "model_mc.onnx", self.units
+        try:
+            file = export_onnx(
+                units.model(small),
+                path,
+                units.inputs(self.inputs),
+                monte_carlo=True,
+                task=self.data.task,
+                tau=units.tau(_figures.noise_precision(small, self.data)),
+                dim=self.data.dim,
+                opset=self.recipe.export.opset,
+                metadata=metadata,
+            )
+        except ExportError as error:  # the run's other files are good
+            self.warn(f"model_mc.onnx was not written: {error}")
+            return
+        self.results["parity"][path.name] = file.parity

@@ -1,0 +1,141 @@
+"""Figures of the predictive distributions on the test data, within a budget of seconds."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress.sources import Data, Examples
+from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, quality, regression_quality, reliability
+
+CHUNK = 500
+
+SHARE, LEAST = 0.2, 30.0
+"""What "auto" lets the figures take: this share of the seconds of training, and so many seconds at least."""
+
+EXAMPLES, SAMPLES, FEWEST = 1000, 30, 50
+"""Beyond the budget examples go down to the first, then samples to the second, then examples to the third."""
+
+TRIALS = ((2, 2), (8, 4), (64, 10), (500, 20))
+"""Examples and samples of the predictions whose time is taken, until one has taken long enough."""
+
+LONG_ENOUGH = 0.5
+
+MOST_NUMBERS = 2 * 10**7
+"""Probabilities that are kept at once: pixels of many images are millions each."""
+
+
+def uncertainty(
+    dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int, budget: float | None = None
+) -> dict[str, Any]:
+    """`uncertainty`, `calibration` and `uncertainty_of` of the report; both models are on the same device.
+
+    budget: seconds that they may take, roughly; None: any. All rows are of the same examples, so that they can be compared.
+    """
+    device = next(small.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    what = {"task": data.task, "dim": data.dim}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
+        asked, (count, samples) = samples, _affordable(small, data, samples, budget, what)
+        test, known = _some(data.test, count), _some(data.validation, count)
+        contenders: dict[str, Callable] = {
+            "dense": partial(mean_predict, dense, **what),
+            "sparse, mean": partial(mean_predict, small, **what),
+            f"sparse, {samples} samples": partial(mc_predict, small, samples=samples, generator=generator, **what),
+        }
+        figures, diagrams = {}, {}
+        for name, predict in contenders.items():
+            found = gather(predict, lambda: test.batches(CHUNK, device=device), data.task, data.dim)
+            if data.task in ("classification", "binary"):
+                known_of_weights = found.scores.get("mutual_information")
+                spread = {} if known_of_weights is None else {"mutual_information": float(known_of_weights.mean())}
+                figures[name] = {**quality(found.mean, found.targets), **spread}
+                diagrams[name] = {**reliability(found.mean, found.targets), "ece": figures[name]["ece"]}
+                continue
+            variance = found.variance
+            if data.task == "regression":
+                fitted = gather(predict, lambda: known.batches(CHUNK, device=device), data.task, data.dim)
+                variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
+            scale = 1.0 if data.target_scale is None else data.target_scale[1]
+            figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
+    of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
+    return {"uncertainty": figures, "calibration": diagrams, "uncertainty_of": {**of, "text": _text(of)}}
+
+
+def _text(of: dict[str, int]) -> str:
+    """What the figures are of, where it is less than was asked for; "" else."""
+    if of["examples"] == of["test"] and of["samples"] == of["asked"]:
+        return ""
+    return (
+        f"the figures of uncertainty (NLL, ECE, ...) are of {of['examples']:,} of the {of['test']:,} test examples with "
+        f"{of['samples']} samples, so as to take less time than training; error and NLL of the models are of all examples. "
+        "For all of it: --set uncertainty.budget=none, or svdc evaluate"
+    )
+
+
+def _some(examples: Examples, count: int) -> Examples:
+    """So many of the examples, drawn with a fixed seed; all where there are no more."""
+    if len(examples) <= count:
+        return examples
+    return examples.subset(torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[:count].sort().values)
+
+
+def seconds_for(budget: float | str, trained: float) -> float | None:
+    """`uncertainty.budget` of a recipe in seconds; trained: seconds that training took."""
+    if budget == "none":
+        return None
+    return max(LEAST, SHARE * trained) if budget == "auto" else float(budget)
+
+
+def _affordable(model: nn.Module, data: Data, samples: int, budget: float | None, what: dict[str, Any]) -> tuple[int, int]:
+    """How many test examples, and samples of each, stay within the budget, by the time of a few predictions."""
+    every = len(data.test)
+    inputs, _ = next(iter(_first(data.test, 1).batches(1, device=next(model.parameters()).device)))
+    most = max(1, min(every, MOST_NUMBERS // mean_predict(model, inputs, **what).mean.numel()))
+    if budget is None:
+        return most, samples
+    rounds = 1 if data.task != "regression" else 1 + min(1.0, len(data.validation) / every)  # whose noise is fitted, too
+    return _plan(most, samples, budget / rounds, _seconds(model, data, samples, what))
+
+
+def _plan(examples: int, samples: int, budget: float, each: float) -> tuple[int, int]:
+    """Examples and samples for a budget of seconds. each: seconds of one sample of one example."""
+
+    def fit(floor: int, most: int, cost: float) -> int:
+        """The most that the budget allows, in one digit, not below the floor."""
+        if most * cost <= budget:
+            return most
+        allowed = int(budget / cost)
+        digits = 10 ** (len(str(max(allowed, 1))) - 1)
+        return min(most, max(min(floor, most), allowed // digits * digits))
+
+    examples = fit(EXAMPLES, examples, samples * each)
+    samples = fit(SAMPLES, samples, examples * each)
+    return fit(FEWEST, examples, samples * each), samples
+
+
+def _seconds(model: nn.Module, data: Data, samples: int, what: dict[str, Any]) -> float:
+    """Seconds of one sample of one example, in a batch of many; the first trial only warms up."""
+    each = 0.0
+    device = next(model.parameters()).device
+    for index, (count, draws) in enumerate(TRIALS):
+        inputs, _ = next(iter(_first(data.test, count).batches(count, device=device)))
+        draws = min(draws, samples)
+        started = time.perf_counter()
+        mc_predict(model, inputs, draws, generator=torch.Generator().manual_seed(0), **what)
+        took = time.perf_counter() - started
+        each = took / (min(count, len(data.test)) * draws)
+        if (index and took > LONG_ENOUGH) or took > 10 * LONG_ENOUGH or count >= len(data.test):
+            break
+    return each
+
+
+def _first(examples: Examples, count: int) -> Examples:
+    return examples.subset(torch.arange(min(count, len(examples))))

@@ -1,0 +1,88 @@
+"""Columns of a table and targets of a regression at mean 0 and standard deviation 1: when, by what, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.recipe import DataSection
+
+OFF = "--set data.standardize=false"
+
+SPREAD = 100.0
+"""Inputs whose largest value, and targets whose standard deviation, is above this (or below one over it) are told of."""
+
+
+def is_table(preprocessing: Mapping[str, Any], inputs: Any) -> bool:
+    """Whether inputs (N, features) are columns of numbers, some of them one-hot categories."""
+    return "columns" in preprocessing and not preprocessing.get("text") and isinstance(inputs, Tensor) and inputs.dim() == 2
+
+
+def standardizes(section: DataSection, preprocessing: Mapping[str, Any], inputs: Any) -> bool:
+    """Whether inputs are standardised ahead of `data.transform`: auto: columns of a table, where that is empty."""
+    if section.standardize == "auto":
+        return not section.transform and is_table(preprocessing, inputs)
+    return section.standardize
+
+
+def column_statistics(inputs: Tensor, preprocessing: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Mean and standard deviation of each column, for `normalize`; one-hot and constant columns stay as they are."""
+    mean, std = inputs.double().mean(0), inputs.double().std(0, correction=0)
+    categories = preprocessing.get("categories", {})
+    widths = [len(categories[column]) if column in categories else 0 for column in preprocessing["columns"]]
+    hot = torch.cat([torch.ones(width).bool() if width else torch.zeros(1).bool() for width in widths])
+    if len(hot) == len(mean):
+        mean[hot], std[hot] = 0.0, 1.0
+    std[std < 1e-12] = 1.0
+    return {"mean": mean.tolist(), "std": std.tolist()}
+
+
+def scales_target(section: DataSection, task: str, standardized: bool) -> bool:
+    """Whether the targets of a regression are standardised: auto: where the inputs are."""
+    if task not in ("regression", "gaussian") or section.target_scale == "none":
+        return False
+    return section.target_scale == "standardize" or standardized
+
+
+def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
+    """What a run says of a table that it standardises by itself."""
+    target = preprocessing.get("target")
+    names = ", ".join(target) if isinstance(target, list) else str(target)
+    also, gives = (f", and so is {names}", f" and give {names}") if scaled else ("", "")
+    return (
+        f"the columns of {origin} are standardised (mean 0, standard deviation 1){also}; predict and the ONNX files take the "
+        f"columns{gives} as they stand in the table. Off: {OFF}"
+    )
+
+
+def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standardized: bool, scaled: bool) -> list[str]:
+    """Warnings of columns and of regression targets far from 0 and 1 that nothing scales, unless that was asked for."""
+    found = []
+    asked = section.standardize == "auto" and not standardized
+    if asked and isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point() and not section.transform:
+        largest = float(inputs.abs().max(0).values.max())
+        if largest > SPREAD or 0 < largest < 1 / SPREAD:
+            what = f"the inputs' columns have values up to {largest:.3g}"
+            found.append(f"{what}; a network learns better from standardised ones: --set data.standardize=true")
+    if asked and isinstance(targets, Tensor) and task in ("regression", "gaussian") and len(targets) > 1 and not scaled:
+        spread = targets.double().std()
+        if float(spread) > SPREAD or 0 < float(spread) < 1 / SPREAD:
+            what = f"the targets have a standard deviation of {float(spread):.3g}"
+            found.append(f"{what}; a network learns better from standardised ones: --set data.target_scale=standardize")
+    return found
+
+
+def not_classes(targets: Any, classes: list[str] | None) -> list[str]:
+    """A warning of a numeric target with so many values that it is hardly of classes."""
+    if not isinstance(targets, Tensor) or targets.dim() != 1 or not all(name.isdigit() for name in classes or ()):
+        return []
+    values = len(targets.unique())
+    if values <= 20 or values <= len(targets) / 3:
+        return []
+    return [
+        f"the target has {values:,} different whole numbers in {len(targets):,} examples, each taken for a class; "
+        "a regression? --loss mse"
+    ]
