@@ -20,7 +20,7 @@ PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
     "cli", "predict", "experiments", "pipeline", "report", "search", "train", "export", "uncertainty", "cost", "prune",
-    "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "errors",
+    "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "files", "errors",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""

@@ -7,7 +7,7 @@ from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
-from svdcompress.pipeline._open import OpenRun, open_run
+from svdcompress.pipeline._open import OpenRun, open_run, untrusted
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._stages import Stages
 
@@ -30,5 +30,6 @@ __all__ = [
     "prepare",
     "run",
     "stored_recipe",
+    "untrusted",
     "versions",
 ]

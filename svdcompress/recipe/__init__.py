@@ -21,6 +21,7 @@ from svdcompress.recipe._schema import (
     TrainSection,
     in_epochs,
 )
+from svdcompress.recipe._yaml import parse_yaml
 
 __all__ = [
     "LAST_RANDOM_OPSET",
@@ -47,6 +48,7 @@ __all__ = [
     "in_epochs",
     "load_recipe",
     "parse_recipe",
+    "parse_yaml",
     "recipes_folder",
     "shipped_recipes",
 ]

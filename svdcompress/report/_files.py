@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from svdcompress.errors import OutputError
+from svdcompress.files import write_text
 
 
 def plain(value: Any) -> Any:
@@ -28,32 +27,6 @@ def plain(value: Any) -> Any:
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     tolist = getattr(value, "tolist", None)  # torch tensors, numpy arrays and scalars
     return str(value) if tolist is None else plain(tolist())
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file in one step: a reader, or a crash, sees the old file or the new one. Raises OutputError."""
-    path = Path(path)
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
-    return path
-
-
-def _umask() -> int:
-    """The process's umask: a temporary file is private, the file that it becomes is like any other."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: str | Path, value: Any) -> Path:
