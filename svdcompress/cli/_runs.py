@@ -25,7 +25,7 @@ from svdcompress.cli._common import (
     out_console,
     print_json,
 )
-from svdcompress.errors import DataError, OutputError, UsageError
+from svdcompress.errors import DataError, OutputError, UsageError, shortened
 
 BATCH = 500
 OUTSIDE = 2000
@@ -190,8 +190,14 @@ def report(run: Run, json: Json = False, debug: Debug = False) -> None:
     if json:
         print_json(results)
         return
-    made.write(run, results)
-    made.table(results, out_console(), run)
+    try:
+        made.write(run, results)
+        made.table(results, out_console(), run)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        if debug:
+            raise
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise OutputError(f"{run}/report.json: its figures cannot be shown; was it changed by hand? ({reason})") from error
 
 
 def predict(

@@ -27,10 +27,10 @@ MOMENT = "a number of epochs, or a share of them such as 30%"
 
 def numbers_are_numbers(value: Any, annotation: Any) -> Any:
     """Refuse true and false where a number is meant (they would count as 1 and 0), and whole numbers beyond all use."""
-    if value is None or isinstance(value, str | float) or annotation is Any:
+    if value is None or isinstance(value, str | float) or _takes(annotation, Any):
         return value
     if isinstance(value, bool):
-        if not _takes_flags(annotation):
+        if not _takes(annotation, bool):
             raise ValueError(f"{str(value).lower()} is neither a number nor a name; quote it if it is meant as text")
     elif isinstance(value, int):
         if abs(value) > LARGEST:
@@ -44,13 +44,12 @@ def numbers_are_numbers(value: Any, annotation: Any) -> Any:
     return value
 
 
-def _takes_flags(annotation: Any) -> bool:
-    return annotation in (bool, Any) or any(map(_takes_flags, typing.get_args(annotation)))
+def _takes(annotation: Any, kind: Any) -> bool:
+    return annotation is kind or any(_takes(inner, kind) for inner in typing.get_args(annotation))
 
 
 def _is_section(annotation: Any) -> bool:
-    inner = typing.get_args(annotation)
-    return hasattr(annotation, "model_fields") or any(map(_is_section, inner))
+    return hasattr(annotation, "model_fields") or any(map(_is_section, typing.get_args(annotation)))
 
 
 def plain_values(value: Any, where: str = "") -> Any:

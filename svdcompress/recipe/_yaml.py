@@ -77,14 +77,14 @@ def _check_events(text: str) -> None:
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
+                if any(anchor == event.anchor for anchor, _ in stack):
+                    raise TooLarge("a value that holds itself")
                 add(sizes.get(event.anchor, 1))
             elif isinstance(event, yaml.ScalarEvent):
                 if event.anchor:
                     sizes[event.anchor] = 1
                 add(1)
             elif isinstance(event, yaml.CollectionStartEvent):
-                if any(anchor == event.anchor for anchor, _ in stack if anchor):
-                    raise TooLarge("a value that holds itself")
                 stack.append((event.anchor, 1))
                 if len(stack) > DEEPEST:
                     raise TooLarge(f"nested more than {DEEPEST} deep")

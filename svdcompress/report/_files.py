@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from svdcompress.errors import OutputError
-from svdcompress.files import write_text
+from pydantic import ValidationError
+
+from svdcompress.errors import OutputError, explained, shortened
+from svdcompress.files import parse_json, write_text
+from svdcompress.report._schema import Results
 
 
 def plain(value: Any) -> Any:
@@ -38,11 +41,12 @@ def load(folder: str | Path) -> dict[str, Any]:
     """The results of a finished run from its folder's `report.json`. Raises OutputError where there is none to read."""
     path = Path(folder) / "report.json"
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = parse_json(path.read_bytes())
+        Results.model_validate(results)
     except FileNotFoundError:
         raise OutputError(f"{path}: no such file; {folder} holds no finished run") from None
+    except ValidationError as error:
+        raise OutputError(f"{path}: not a report as svdc writes it: {explained(error)}") from None
     except (OSError, ValueError) as error:
-        raise OutputError(f"{path}: not readable as a report ({error})") from error
-    if not isinstance(results, dict):
-        raise OutputError(f"{path}: not a report (it holds a {type(results).__name__}, not an object)")
+        raise OutputError(f"{path}: not readable as a report ({shortened(str(error))})") from error
     return results
