@@ -72,7 +72,9 @@ def test_what_is_stored_is_what_was_given():
      "convert.share={weight: true}", "relevance.candidates=[true]", "loss.class_weights=[true, 1]"],
 )  # fmt: skip
 def test_true_is_no_number(setting):
-    with pytest.raises(RecipeError, match=f"{setting.partition('=')[0]}.*neither a number nor a name|{setting.partition('=')[0]}"):
+    with pytest.raises(
+        RecipeError, match=f"{setting.partition('=')[0]}.*neither a number nor a name|{setting.partition('=')[0]}"
+    ):
         load_recipe(None, [setting])
 
 
