@@ -37,12 +37,13 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
     image_module = optional("PIL.Image", "pillow", "images")
     try:
         source = io.BytesIO(content) if isinstance(content, bytes) else content
-        with warnings.catch_warnings(), image_module.open(source, formats=FORMATS) as image:
-            warnings.simplefilter("ignore")  # of sizes, which are looked at here
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise DataError(f"data: {origin}: an image of {width:,} x {height:,}; at most {MOST_PIXELS:,} pixels are read")
-            return pixels(image, size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of damaged notes beside the pixels
+            with image_module.open(source, formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MOST_PIXELS:
+                    raise DataError(f"data: {origin}: {width:,} x {height:,}; images of at most {MOST_PIXELS:,} pixels are read")
+                return pixels(image, size)
     except DataError:
         raise
     except Exception as error:  # Pillow has many kinds for damaged files, its error for bombs among them
