@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+LONGEST = 4000
+"""Characters to which messages are cut: what they quote may come from a file of any size."""
 
 
 class SvdcError(Exception):
-    """Base of all errors that are the caller's to mend."""
+    """Base of all errors that are the caller's to mend. A message of more than LONGEST characters loses its middle."""
 
     exit_code = 1
+    resumable = False
+    """Whether a run can go on after it once its cause is mended: what was trained is kept."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shortened(str(message), LONGEST))
 
 
 class UsageError(SvdcError):
@@ -76,10 +85,35 @@ class DependencyError(SvdcError):
     exit_code = 11
 
 
+class TrustError(SvdcError):
+    """A file that names code to be run, which needs your word: --trust-code."""
+
+    exit_code = 12
+
+
 class Interrupted(SvdcError):
     """Stopped by a signal; what was done is saved and can be resumed."""
 
     exit_code = 130
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """A text of at most so many characters: a longer one loses its middle, and says how much."""
+    if len(text) <= length:
+        return text
+    note = f" ... ({len(text) - length:,} characters left out) ... "
+    head = max(0, length - len(note)) * 2 // 3
+    return text[:head] + note + text[len(text) - max(0, length - len(note) - head) :]
+
+
+def explained(error: Any, most: int = 3) -> str:
+    """The first complaints of a pydantic ValidationError in one line: field, what is wrong, what was there."""
+    problems = error.errors(include_url=False, include_context=False)
+    lines = [
+        f"{shortened('.'.join(map(str, each['loc'])), 80) or 'all of it'}: {each['msg']} (got {shortened(repr(each['input']), 60)})"
+        for each in problems[:most]
+    ]
+    return "; ".join(lines) + (f" (and {len(problems) - most} more)" if len(problems) > most else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

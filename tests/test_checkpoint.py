@@ -121,7 +121,7 @@ def test_ties_dtypes_frozen_layers_and_dropout(tmp_path) -> None:
 def test_special_values_survive(tmp_path) -> None:
     model = convert(nn.Sequential(nn.Linear(3, 2)))
     with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[float("nan"), -0.0, float("inf")], [1e-45, -1.0, 3e38]]))
+        model[0].weight.copy_(torch.tensor([[2e-38, -0.0, -3e38], [1e-45, -1.0, 3e38]]))
     save(model, tmp_path / "odd.safetensors")
     again = load(tmp_path / "odd.safetensors", nn.Sequential(nn.Linear(3, 2)))
     assert torch.equal(again[0].weight.view(torch.int32), model[0].weight.view(torch.int32))
@@ -222,7 +222,7 @@ def test_state_that_needs_a_pickle_is_refused(tmp_path) -> None:
         (("layers", "5", "threshold"), {"nobody": 1.0}, "threshold"),
         (("layers", "5", "variance_dtype"), "int8", "int8"),
         (("surgery", "attributes", "5"), {"training": 3}, "no lengths"),
-        (("surgery", "attributes", "5"), {"in_features": "many"}, "no lengths"),
+        (("surgery", "attributes", "5"), {"in_features": "many"}, "in_features"),
         (("surgery", "attributes", "5"), {"nothing": 3}, "lacks"),
     ],
 )
@@ -244,3 +244,110 @@ def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, 
         load(changed, model)
     assert type(model[5]) is nn.Linear and model[5].in_features == 96
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def rewritten(path, tensors=None, **manifest) -> None:
+    """The file with other tensors or other parts of its manifest."""
+    with safe_open(str(path), "pt") as file:
+        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        own = json.loads(file.metadata()["svdcompress"])
+    save_file({**held, **(tensors or {})}, str(path), {"svdcompress": json.dumps({**own, **manifest})})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("5.weight", lambda t: t * float("nan")),
+        ("5.log_sigma2", lambda t: t / 0),
+        ("1.running_mean", lambda t: t + float("inf")),
+        ("7.bias", lambda t: t.int()),
+        ("7.weight", lambda t: t.to(torch.complex64)),
+        ("7.weight", lambda t: t.to(torch.float8_e5m2)),
+        ("5.log_sigma2", lambda t: t.bool()),
+        ("5.mask", lambda t: t.float()),
+        ("1.num_batches_tracked", lambda t: t.float()),
+    ],
+)
+def test_tensors_that_are_no_weights_are_refused_by_name(name, change, tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(masked(), path)
+    with safe_open(str(path), "pt") as file:
+        tensor = file.get_tensor(name)
+    rewritten(path, {name: change(tensor)})
+    refused(path, net(), name)
+
+
+def test_infinities_of_a_causal_mask_are_meant(tmp_path) -> None:
+    def factory() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 2))
+        model.register_buffer("causal", torch.full((3, 3), -float("inf")).triu(1))
+        return model
+
+    save(convert(factory()), tmp_path / "m.safetensors")
+    assert torch.isinf(load(tmp_path / "m.safetensors", factory()).causal).sum() == 3
+
+
+@pytest.mark.parametrize("p", [1.0, 7, -0.1, "0.5", True, None])
+def test_a_bad_dropout_rate_leaves_the_model_as_it_was(p, tmp_path) -> None:
+    """The layers ahead of it had been converted by the time it was seen."""
+    path = tmp_path / "model.safetensors"
+    save(convert_dropout(converted(), p=0.4), path)
+    rewritten(path, dropout={"4": {"class": "BernoulliDropout", "p": p, "channels": False}})
+    model = net()
+    refused(path, model, "dropout.4.p")
+    assert type(model[4]) is nn.Dropout
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"format": True},
+        {"format": "1"},
+        {"format": 0},
+        {"layers": []},
+        {"layers": {"5": []}},
+        {"layers": {"5": {"class": 7}}},
+        {"surgery": 3},
+        {"surgery": {"shapes": {"5.weight": "many"}}},
+        {"surgery": {"attributes": {"5": {"in_features": [[1]]}}}},
+        {"surgery": {"attributes": {"5": {"in_features": 95}}}},
+        {"surgery": {"attributes": {"0": {"groups": 2}}}},
+        {"ties": {"a": 3}},
+        {"ties": {"a": "nobody"}},
+        {"extra": 3},
+        {"versions": []},
+    ],
+    ids=str,
+)
+def test_manifests_of_other_types_are_refused_and_nothing_is_touched(manifest, tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(converted(), path)
+    rewritten(path, **manifest)
+    model = net()
+    refused(path, model)
+    assert not hasattr(model, "surgery") and model[5].in_features == 96 and model[0].groups == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", "null", '"text"', "[" * 100_000, '{"a":' * 50_000, "\ud800", '{"format": 1, "format": 2}']
+)
+def test_manifests_that_are_no_objects(text, tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    try:
+        save_file({"a": torch.zeros(1)}, str(path), {"svdcompress": text})
+    except Exception:
+        pytest.skip("this text does not go into a file")
+    refused(path, net(), "manifest")
+
+
+def test_a_failure_in_the_midst_leaves_the_model_as_it_was(tmp_path, monkeypatch) -> None:
+    from svdcompress.checkpoint import _load
+
+    path = tmp_path / "model.safetensors"
+    save(convert_dropout(pruned(), p=0.4), path)
+    monkeypatch.setattr(_load, "_check_lengths", lambda name, module: 1 / 0 if name == "7" else None)
+    model = net()
+    before = [sorted(vars(module)) for module in model.modules()]
+    refused(path, model, "ZeroDivisionError")
+    assert [sorted(vars(module)) for module in model.modules()] == before
+    assert model[5].in_features == 96 and type(model[4]) is nn.Dropout and model(torch.randn(2, 1, 6, 6)).shape == (2, 3)

@@ -26,6 +26,7 @@ EXIT_CODES = (
             errors.PruneError,
             errors.ExportError,
             errors.DependencyError,
+            errors.TrustError,
             errors.Interrupted,
         )
     ),

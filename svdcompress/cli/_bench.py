@@ -11,7 +11,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from svdcompress.cli._common import Debug, Device, Json, Run, Samples, on_device, out_console, print_json
+from svdcompress.cli._common import (
+    Debug,
+    Device,
+    Json,
+    ModelAgain,
+    Run,
+    Samples,
+    TrustCode,
+    on_device,
+    opened_run,
+    out_console,
+    print_json,
+)
 from svdcompress.errors import UsageError
 
 FEWEST = 5
@@ -27,6 +39,8 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Time for each batch size, by each of the two.")] = 2.0,
     device: Device = "auto",
     samples: Samples = 100,
+    model: ModelAgain = None,
+    trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -36,13 +50,13 @@ def bench(
     the pruned one with --samples draws and their uncertainties.
     """
     from svdcompress import cost
-    from svdcompress.pipeline import feed, open_run
+    from svdcompress.pipeline import feed
     from svdcompress.sources import example_inputs
 
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")
     place = on_device(device)
-    opened = open_run(run)
+    opened = opened_run(run, trust_code, model)
     paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}
     if not paths:
         raise UsageError(f"{run} holds no ONNX files (its recipe has export.onnx: false)")

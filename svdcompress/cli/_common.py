@@ -17,13 +17,23 @@ from rich.console import Console
 
 from svdcompress.errors import OutputError, SvdcError, UsageError
 
+MOST_SAMPLES = 1_000_000
+"""Draws beyond which nothing more is known, but the time is without end."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel="Output")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel="Output")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Samples = Annotated[int, typer.Option(help="Draws of the weights.")]
+Samples = Annotated[int, typer.Option(help="Draws of the weights.", min=1, max=MOST_SAMPLES)]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the Python code that RUN's files name: if you know it. See THREATS.md."),
+]
+ModelAgain = Annotated[
+    str | None, typer.Option("--model", help="The model's name, as for sparsify, in place of the one that RUN names.")
+]
 
 WIDE = 160
 """Columns of a table that goes into a file or a pipe."""
@@ -82,6 +92,25 @@ def on_device(device: str | None) -> Any:
     return find_place(device or "auto").device
 
 
+def opened_run(run: Path, trust_code: bool, model: str | None = None) -> Any:
+    """The run in a folder; with --trust-code a line names the code that may run."""
+    from svdcompress.pipeline import open_run
+    from svdcompress.sources import code_in
+
+    asked: dict[str, Any] = {"trust_code": trust_code, "model": model}
+    opened = open_run(run, **{name: value for name, value in asked.items() if value})
+    if trust_code:
+        announce_code(run, code_in(opened.recipe))
+    return opened
+
+
+def announce_code(folder: Path, code: dict[str, str]) -> None:
+    """Say which code of a folder's files runs, by --trust-code."""
+    if code:
+        named = ", ".join(f"{name} ({field})" for field, name in code.items())
+        err_console().print(f"--trust-code: runs what {folder} names: {named}", markup=False, highlight=False, soft_wrap=True)
+
+
 def made_folder(folder: Path, option: str = "--out") -> Path:
     """A folder to write to, made if need be, ahead of the work whose results go there. Raises OutputError."""
     if folder.exists() and not folder.is_dir():
@@ -116,13 +145,15 @@ def key_values(pairs: list[str], option: str) -> dict[str, Any]:
     """`key=value` options as a dict, the values read as YAML. Raises UsageError for anything else."""
     import yaml
 
+    from svdcompress.recipe import parse_yaml
+
     found = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise UsageError(f"{option} {pair}: write it as key=value")
         try:
-            found[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            found[key] = parse_yaml(text)
+        except (yaml.YAMLError, ValueError):
             found[key] = text
     return found

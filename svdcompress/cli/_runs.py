@@ -13,16 +13,19 @@ from svdcompress.cli._common import (
     Debug,
     Device,
     Json,
+    ModelAgain,
     Run,
     Samples,
+    TrustCode,
     check_file,
     err_console,
     made_folder,
     on_device,
+    opened_run,
     out_console,
     print_json,
 )
-from svdcompress.errors import DataError, OutputError, UsageError
+from svdcompress.errors import DataError, OutputError, UsageError, shortened
 
 BATCH = 500
 OUTSIDE = 2000
@@ -44,6 +47,8 @@ def evaluate(
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
     device: Device = "auto",
+    model: ModelAgain = None,
+    trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -53,11 +58,10 @@ def evaluate(
     shuffled, uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
     """
     from svdcompress import uncertainty
-    from svdcompress.pipeline import open_run
     from svdcompress.report import write_json
 
     place = on_device(device)
-    opened = open_run(run)
+    opened = opened_run(run, trust_code, model)
     folder = made_folder(out or run / "evaluation")  # all else takes time
     data = opened.data
     test = lambda: data.test.batches(BATCH)  # noqa: E731
@@ -129,7 +133,9 @@ def _others(names: list[str], data: Any) -> dict[str, Any]:
             test = open_data(DataSection(name=name), "classification").test
             if len(test) > OUTSIDE:  # from all over, since files are often sorted by class
                 test = test.subset(torch.linspace(0, len(test) - 1, OUTSIDE).long())
-            images = uncertainty.images_like(lambda test=test: test.batches(BATCH), data.preprocessing, OUTSIDE)
+            batches = lambda test=test: test.batches(BATCH)  # noqa: E731
+            # whoever could open the data has let their transforms run
+            images = uncertainty.images_like(batches, data.preprocessing, OUTSIDE, trust_code=True)
             next(iter(images()))
         except DataError as error:
             raise DataError(f"--outside {name}: {error}") from error
@@ -146,15 +152,17 @@ def export(
         str, typer.Option(help="random; seed: a seed has to be given; or input: the noise is an input.")
     ] = "random",
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 23.")] = 20,
+    model: ModelAgain = None,
+    trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
     from svdcompress.export import export_onnx
-    from svdcompress.pipeline import baked, export_model, feed, file_metadata, open_run
+    from svdcompress.pipeline import baked, export_model, feed, file_metadata
     from svdcompress.sources import example_inputs
 
-    opened = open_run(run)
+    opened = opened_run(run, trust_code, model)
     if out.exists():
         raise OutputError(f"--out: {out} exists already; name another file")
     check_file(out)
@@ -188,8 +196,14 @@ def report(run: Run, json: Json = False, debug: Debug = False) -> None:
     if json:
         print_json(results)
         return
-    made.write(run, results)
-    made.table(results, out_console(), run)
+    try:
+        made.write(run, results)
+        made.table(results, out_console(), run)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        if debug:
+            raise
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise OutputError(f"{run}/report.json: its figures cannot be shown; was it changed by hand? ({reason})") from error
 
 
 def predict(
@@ -200,6 +214,8 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; by default 0, with --onnx a fresh one.")] = None,
     device: Device = "auto",
+    model: ModelAgain = None,
+    trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -215,6 +231,9 @@ def predict(
     place = None if onnx and device in (None, "auto", "cpu") else str(on_device(device))
     if onnx and place is not None:
         raise UsageError(f"--onnx runs on the CPU; leave out --device {device}")
-    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place)
+    if trust_code:
+        opened_run(run, trust_code, model)  # says what runs
+    trusted: dict[str, Any] = {"trust_code": trust_code, "model": model}
+    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place, **trusted)
     report = {"file": str(path), "predictions": count}
     print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)

@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from svdcompress.cli import _settings as s
-from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
+from svdcompress.cli._common import Debug, Device, Json, announce_code, err_console, out_console, print_json
 from svdcompress.cli._experiment import experiment
-from svdcompress.errors import UsageError
+from svdcompress.errors import TrustError, UsageError
 
 if TYPE_CHECKING:
     from svdcompress.recipe import Recipe
@@ -41,6 +41,12 @@ def sparsify(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=s.RUN)] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="If --out holds something, move it aside first.", rich_help_panel=s.RUN)
+    ] = False,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code", help="With --resume: run the Python code that the folder's recipe names.", rich_help_panel=s.RUN
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, estimated time and memory; write nothing.", rich_help_panel=s.RUN)
@@ -70,6 +76,8 @@ def sparsify(
     made = settings.resolved(source, **options)
     from svdcompress import pipeline  # after the recipe: a misspelled name should not wait for torch
 
+    if resume and recipe is None and out is not None:
+        _check_code(made, out, settings.given(**options), trust_code)
     folder = out or (Path(made.out) if made.out and not resume else None) or pipeline.free_folder(s.stem(recipe, made))
     if made.experiment is not None:
         given = settings.given(**options)
@@ -95,6 +103,18 @@ def sparsify(
 
         report.table(results, out_console(), folder)
     leave()
+
+
+def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:
+    """Raises TrustError for code that the recipe in a run's folder names, and that no option names again."""
+    from svdcompress.pipeline import untrusted
+    from svdcompress.sources import code_in
+
+    code = code_in(made)
+    named = {field: name for field, name in code.items() if not any(f"{field}.".startswith(f"{own}.") for own in given)}
+    if named and not trust_code:
+        raise TrustError(untrusted(folder, named))
+    announce_code(folder, named)
 
 
 def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) -> None:

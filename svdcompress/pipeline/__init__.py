@@ -8,7 +8,7 @@ from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
-from svdcompress.pipeline._open import OpenRun, open_run
+from svdcompress.pipeline._open import OpenRun, open_run, untrusted
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._stages import Stages
@@ -37,5 +37,6 @@ __all__ = [
     "reach_of",
     "run",
     "stored_recipe",
+    "untrusted",
     "versions",
 ]

@@ -11,11 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from svdcompress.errors import OutputError
+from pydantic import ValidationError
+
+from svdcompress.errors import OutputError, explained, shortened
+from svdcompress.files import is_temporary, parse_json, sweep, write_atomically
+from svdcompress.pipeline._extra import Facts
 from svdcompress.recipe import Recipe, dump_recipe, load_recipe
-from svdcompress.train import write_atomically
+from svdcompress.sources import code_in
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 STATE = "state"
+LOCK = f"{STATE}/lock"
 _HEADER = "# The resolved recipe of this run: `svdc sparsify recipe.yaml` runs it again.\n"
 
 
@@ -38,8 +48,15 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
             raise OutputError(f"--resume: {out} holds no run (it has no recipe.yaml)")
         if not (out / STATE).is_dir():
             raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+        for folder in (out, out / STATE):
+            sweep(folder)
+        if _finished(out):  # and then killed
+            RunState(out, writer=True).finish()
+            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
         return ""
     moved = ""
+    if _underway(out):
+        raise OutputError(f"--out: a run is under way in {out}; wait for it, or choose another --out")
     if out.exists() and (not out.is_dir() or not _free(out)):
         if not overwrite:
             raise OutputError(_occupied(out))
@@ -53,8 +70,53 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
         (out / STATE).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"--out: {out} cannot be made ({error.strerror}); choose another place") from error
+    for folder in (out, out / STATE):
+        sweep(folder)
     write_atomically(out / STATE / "run.json", lambda path: path.write_text("{}"))  # writable, with some space?
     return moved
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Within it no other process can go on with the run in a folder, which `prepare` made; a kill opens the lock as well.
+
+    Raises OutputError if another one is at it. Where the system has no such locks, nothing is locked.
+    """
+    if fcntl is None or not (out / STATE).is_dir():
+        yield
+        return
+    with (out / LOCK).open("a") as file:
+        if not _held(file):
+            raise OutputError(f"{out}: another process is at work on this run; wait until it is done")
+        if not (out / LOCK).exists():  # it has finished meanwhile
+            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+        yield
+
+
+def _held(file: Any) -> bool:
+    """Whether the lock on a file could be had (or the place has none, as some network drives)."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[union-attr]
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _underway(out: Path) -> bool:
+    if fcntl is None or not (out / LOCK).is_file():
+        return False
+    with (out / LOCK).open("a") as file:
+        return not _held(file)
+
+
+def _finished(out: Path) -> bool:
+    """Whether all files of a run are there and only the clearing of its state was cut off."""
+    if (out / STATE / "run.json").is_file():
+        return RunState(out, writer=False).facts.get("finished") is True
+    left = {path.name for path in (out / STATE).iterdir() if not is_temporary(path)} - {"lock"}
+    return not left and (out / "report.json").is_file()
 
 
 def discard(out: Path) -> None:
@@ -69,17 +131,24 @@ def discard(out: Path) -> None:
 
 def _free(out: Path) -> bool:
     """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote its recipe."""
-    return {path.relative_to(out).as_posix() for path in out.rglob("*")} <= {STATE, f"{STATE}/run.json"}
+    left = {path.relative_to(out).as_posix() for path in out.rglob("*") if not is_temporary(path)}
+    return left <= {STATE, f"{STATE}/run.json", LOCK}
 
 
 def _occupied(out: Path) -> str:
     if not out.is_dir():
         return f"--out: {out} is a file; name a folder"
     if (out / STATE / "run.json").is_file():
-        how = f"go on with `svdc sparsify --resume --out {out}`"
+        how = f"go on with `{resume_command(out)}`"
         return f"--out: {out} holds a run that is not finished: {how}, or choose another --out"
     kind = "another run" if (out / "recipe.yaml").is_file() else "other files"
     return f"--out: {out} holds {kind}; choose another --out (or --overwrite, which moves the old folder aside)"
+
+
+def resume_command(out: Path, recipe: Recipe | None = None, *more: str) -> str:
+    """What to type to go on with a run; with the word that its code needs, where its recipe names some."""
+    trust = ("--trust-code",) if recipe is not None and code_in(recipe) else ()
+    return " ".join(("svdc sparsify --resume --out", str(out), *more, *trust))
 
 
 def _aside(out: Path) -> Path:
@@ -100,9 +169,11 @@ class RunState:
         file = self.folder / "run.json"
         if file.is_file():
             try:
-                self.facts = json.loads(file.read_text())
-            except ValueError as error:
-                raise OutputError(f"{file}: damaged ({error}); remove {self.folder} to run all stages again") from error
+                self.facts = parse_json(file.read_bytes())
+                Facts.model_validate(self.facts)
+            except (ValueError, OSError) as error:  # a ValidationError is a ValueError
+                reason = explained(error) if isinstance(error, ValidationError) else shortened(str(error))
+                raise OutputError(f"{file}: damaged ({reason}); remove {self.folder} to run all stages again") from error
 
     def put(self, **facts: Any) -> None:
         """Remember facts, on disk too."""
@@ -114,12 +185,24 @@ class RunState:
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the resolved recipe into the run's folder."""
         if self.writer:
-            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(_HEADER + dump_recipe(recipe)))
+            text = _HEADER + dump_recipe(recipe)
+            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(text, encoding="utf-8"))
 
     def finish(self) -> None:
-        """The run is complete: what only a resumed run needs goes."""
-        if self.writer:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """The run is complete: what only a resumed run needs goes, and what killed ones left half-written.
+
+        `run.json` says so first and goes last, so that a kill in between leaves no run that looks unfinished.
+        """
+        if not self.writer:
+            return
+        self.put(finished=True)
+        sweep(self.out)
+        for path in list(self.folder.iterdir()):
+            if path.name not in ("run.json", "lock"):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        for name in ("run.json", "lock"):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def stored_recipe(out: Path) -> Recipe:

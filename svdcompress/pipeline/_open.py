@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import CheckpointError, OutputError, UsageError
-from svdcompress.pipeline._folder import STATE, stored_recipe
+from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageError, explained, shortened
+from svdcompress.pipeline._extra import Extra
+from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
 from svdcompress.pipeline._select import whole
 from svdcompress.recipe import Recipe
-from svdcompress.sources import Data, load_weights, make_model, open_data
+from svdcompress.sources import (
+    Data,
+    code_in,
+    code_of_data,
+    code_of_model,
+    code_of_transforms,
+    load_weights,
+    make_model,
+    open_data,
+)
 
 
 @dataclass
 class OpenRun:
-    """A run's folder and its recipe; the rest is read when asked for."""
+    """A run's folder and its recipe; the rest is read when asked for.
+
+    trust_code: whether Python code that the folder's files name may run. Without it `model`, `dense` and `data` raise
+    TrustError where they would need some; what the package itself knows always works.
+    """
 
     folder: Path
     recipe: Recipe
+    trust_code: bool = False
+    model_given: bool = False  # the caller named the model, not the folder
 
     @cached_property
     def model(self) -> nn.Module:
         """The sparse variational model, in `eval()`."""
-        loaded = checkpoint.load(self.folder / "model.safetensors", make_model(self.recipe.model))
+        loaded = checkpoint.load(self.folder / "model.safetensors", self._fresh())
         return whole(loaded, self._extra.get("inputs") or {}).eval()
 
     @cached_property
     def dense(self) -> nn.Module:
         """The dense model that the run began with, in `eval()`."""
-        return load_weights(make_model(self.recipe.model), self.folder / "dense.safetensors").eval()
+        return load_weights(self._fresh(), self.folder / "dense.safetensors").eval()
+
+    def _fresh(self) -> nn.Module:
+        if not self.model_given:
+            self._allow(code_of_model(self.recipe.model))
+        return make_model(self.recipe.model)
+
+    def _allow(self, code: Mapping[str, str]) -> None:
+        """Raises TrustError for code that only a file names."""
+        if code and not self.trust_code:
+            rest = {field: name for field, name in code_in(self.recipe).items() if field not in code}
+            raise TrustError(untrusted(self.folder, {**code, **({} if self.model_given else rest)}))
 
     @cached_property
     def data(self) -> Data:
         """The run's data, split as they were then."""
+        self._allow(code_of_data(self.recipe.data))
         section = self.recipe.data
         if "standardized" not in self.preprocessing:  # a run of a version that did nothing to tables by itself
             section = section.model_copy(update={"standardize": False})
@@ -53,7 +84,9 @@ class OpenRun:
     @cached_property
     def preprocessing(self) -> dict[str, Any]:
         """How the run's inputs were prepared, for `svdcompress.sources.preprocess`; read without the data."""
-        return self._extra.get("preprocessing", {})
+        found = self._extra.get("preprocessing") or {}
+        self._allow(code_of_transforms(found.get("transform") or ()))
+        return found
 
     @cached_property
     def classes(self) -> list[str] | None:
@@ -72,12 +105,35 @@ class OpenRun:
 
     @cached_property
     def _extra(self) -> dict[str, Any]:
-        return checkpoint.read_manifest(self.folder / "model.safetensors").get("extra") or {}
+        path = self.folder / "model.safetensors"
+        extra = checkpoint.read_manifest(path).get("extra") or {}
+        try:
+            Extra.model_validate(extra)
+        except ValidationError as error:
+            raise CheckpointError(f"{path}: what its manifest says of the run is damaged: extra.{explained(error)}") from None
+        return extra
 
 
-def open_run(folder: str | Path) -> OpenRun:
-    """Open the folder of a finished run. Raises OutputError if it is none, or if the run was stopped before its
-    end; UsageError for an experiment's."""
+def untrusted(folder: Path, code: Mapping[str, str]) -> str:
+    """What to say of code that the files of a run's folder name."""
+    named = ", ".join(f"{shortened(name, 80)} ({field})" for field, name in code.items())
+    name = code.get("model.name")
+    again = f"; or name the model again yourself: --model {shlex.quote(name)}" if name and len(code) == 1 else ""
+    return (
+        f"{folder} names Python code, which would run here: {named}. A file alone does not make it run. If you know the code and "
+        f"trust it, add --trust-code to the command (in Python: trust_code=True){again}"
+    )
+
+
+def open_run(folder: str | Path, *, trust_code: bool = False, model: str | None = None) -> OpenRun:
+    """Open the folder of a finished run.
+
+    trust_code: Python code that the folder names (a model's or data's factory, a transform) may run. Without it nothing of the
+    folder runs any code but the package's own: TrustError says what would. See THREATS.md.
+    model: the model's name, as in a recipe, in place of the one that the folder names.
+
+    Raises OutputError if it is no run, or if the run was stopped before its end; UsageError for an experiment's.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder")
@@ -86,6 +142,8 @@ def open_run(folder: str | Path) -> OpenRun:
         raise UsageError(f"{folder}: an experiment leaves figures and pictures, but no model; see them: svdc report {folder}")
     if not (folder / "model.safetensors").is_file():
         if (folder / STATE).is_dir():
-            raise OutputError(f"{folder}: the run is not finished; go on with: svdc sparsify --resume --out {folder}")
+            raise OutputError(f"{folder}: the run is not finished; go on with: {resume_command(folder, recipe)}")
         raise CheckpointError(f"{folder}: model.safetensors is missing")
-    return OpenRun(folder, recipe)
+    if model is not None:
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})})
+    return OpenRun(folder, recipe, trust_code, model is not None)

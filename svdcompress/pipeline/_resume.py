@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from svdcompress.errors import RecipeError
 from svdcompress.pipeline._folder import STATE
@@ -70,5 +69,4 @@ def _epochs_done(file: Path) -> float | None:
         return None
     if file.suffix != ".pt":
         return 1
-    saved: dict[str, Any] | None = StateFile(file).load()
-    return saved["epoch"] if saved is not None else None
+    return StateFile(file).epochs()

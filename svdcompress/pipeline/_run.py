@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from svdcompress.errors import Interrupted, OutputError, RecipeError, TrainingError
-from svdcompress.pipeline._folder import discard, free_folder, prepare, signals, stored_recipe
+from svdcompress.errors import Interrupted, OutputError, RecipeError, SvdcError, TrainingError
+from svdcompress.pipeline._folder import (
+    RunState,
+    discard,
+    free_folder,
+    locked,
+    prepare,
+    resume_command,
+    signals,
+    stored_recipe,
+)
 from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import Stages
 from svdcompress.recipe import Recipe
-from svdcompress.train import Bars, NotFinite, find_place, told, wait
+from svdcompress.train import Bars, NotFinite, Place, find_place, out_of_memory, told, wait
 
 
 def run(
@@ -46,30 +57,82 @@ def run(
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
     tell = partial(console.print, soft_wrap=not console.is_terminal)  # in a file a line stays one
     say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
-    stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
-    wait()  # until all have looked at the files
-    for file in stale if place.first else []:
-        file.unlink(missing_ok=True)
-    if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):
-        say(moved)
-    wait()
+    with ExitStack() as stack:
+        if resume and place.first and (folder / "recipe.yaml").is_file():
+            stack.enter_context(locked(folder))  # ahead of anything that is changed
+        stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
+        wait()  # until all have looked at the files
+        for file in stale if place.first else []:
+            file.unlink(missing_ok=True)
+        if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):
+            say(moved)
+        if place.first and not resume:
+            stack.enter_context(locked(folder))
+        wait()
+        with same_threads(folder, place.first, say) as threads:
+            return _stages(recipe, folder, place, console, say, threads, resume=resume, quiet=quiet)
+
+
+def _stages(
+    recipe: Recipe,
+    folder: Path,
+    place: Place,
+    console: Console,
+    say: Callable[[str], None],
+    threads: int,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> dict[str, Any]:
     recipe = recipe.model_copy(update={"out": None})  # the stored recipe must run again, elsewhere
+    again = resume_command(folder, recipe)
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
-            return Stages(recipe, folder, place, bars, stop, say).run()
+            stages = Stages(recipe, folder, place, bars, stop, say)
+            stages.results["torch_threads"] = threads
+            return stages.run()
         except Interrupted as error:
-            raise Interrupted(f"{error} Go on with: svdc sparsify --resume --out {folder}") from None
+            raise Interrupted(f"{error} Go on with: {again}") from None
         except NotFinite as error:
             raise TrainingError(
-                f"{error} Go on from there with: svdc sparsify --resume --out {folder} --set {error.stage}.lr=... "
+                f"{error} Go on from there with: {resume_command(folder, recipe, f'--set {error.stage}.lr=...')} "
                 f"(or {error.stage}.clip=..., {error.stage}.precision=no)"
             ) from error
         except KeyboardInterrupt:
-            raise Interrupted(f"stopped at once. Go on with: svdc sparsify --resume --out {folder}") from None
+            raise Interrupted(f"stopped at once. Go on with: {again}") from None
         except Exception as error:
             if place.first and not resume:
                 discard(folder)
+            if isinstance(error, SvdcError) and error.resumable:
+                raise type(error)(f"{error} Once that is mended, go on with: {again}") from error
+            if out_of_memory(error):
+                kept = f" What was trained is kept: {again}" if (folder / "recipe.yaml").is_file() else ""
+                raise TrainingError(
+                    "out of memory: lower train.batch_size (accumulate makes up for it) and uncertainty.samples, or take a "
+                    f"machine or device with more.{kept}"
+                ) from error
             if isinstance(error, OSError):
                 where = f"{error.filename}: " if error.filename else ""
                 raise OutputError(f"{where}{error.strerror or error}") from error
             raise
+
+
+@contextmanager
+def same_threads(folder: Path, first: bool, say: Callable[[str], None]) -> Iterator[int]:
+    """Within it PyTorch computes with as many threads as the run began with, since another number changes last bits.
+
+    A new run takes what is set; a resumed one what its `state/run.json` says. Gives that number.
+    """
+    state = RunState(folder, writer=first)
+    own = torch.get_num_threads()
+    threads = state.facts.get("torch_threads") or own
+    if "torch_threads" not in state.facts:
+        state.put(torch_threads=threads)
+    if threads != own:
+        say(f"goes on with {threads} threads of PyTorch, as it began (here {own} are set): another number changes the result")
+        torch.set_num_threads(threads)
+    try:
+        yield threads
+    finally:
+        if threads != own:
+            torch.set_num_threads(own)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
-from svdcompress.sources import decode, frame_inputs, image_files, open_frame
+from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, open_frame
 
 KEYS = ("x", "input", "inputs", "arr_0")
 """Names of the array that counts in an npz file of several, the first found; without one all go in by name."""
@@ -45,40 +43,22 @@ def read_inputs(
         frame = open_frame(path, kind[1:])
         return frame_inputs(frame, preprocessing, str(path)), [str(row) for row in range(len(frame))]
     if kind in (".npy", ".npz"):
-        inputs = _array(path) if kind == ".npy" else _arrays(path)
-        rows = len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
+        inputs = load_npy(path) if kind == ".npy" else _arrays(path)
+        lengths = {len(part) for part in ([inputs] if isinstance(inputs, Tensor) else inputs.values())}
+        if len(lengths) > 1:
+            raise DataError(f"{path}: arrays of different lengths: {', '.join(map(str, sorted(lengths)))}")
+        (rows,) = lengths
         return inputs, [str(row) for row in range(rows)]
     return _images([path], preprocessing, shape), [path.name]
 
 
-def _array(path: Path) -> Tensor:
-    try:
-        return _tensor(np.load(path, allow_pickle=False), str(path))
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable array of numbers ({error})") from error
-
-
 def _arrays(path: Path) -> Any:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: _tensor(stored[name], f"{path}, {name}") for name in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not readable arrays of numbers ({error})") from error
+    arrays = load_npz(path)
     if not arrays:
         raise DataError(f"{path}: there is no array in it")
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     return next((arrays[key] for key in KEYS if key in arrays), arrays)
-
-
-def _tensor(array: np.ndarray, where: str) -> Tensor:
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"{where}: holds {array.dtype}, not numbers")
-    if array.ndim == 0:
-        raise DataError(f"{where}: a single number; inputs have the batch as their first dimension")
-    if array.dtype.kind == "u" and array.dtype != np.uint8:
-        array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
 
 
 def _images(files: list[Path], preprocessing: dict[str, Any], shape: tuple[int, ...] | None) -> Tensor:

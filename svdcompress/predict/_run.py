@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svdcompress.errors import DataError, ExportError, RecipeError, UsageError
+from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, shortened
 from svdcompress.export import read_metadata
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
-from svdcompress.sources import first_tensor, map_tensors, preprocess
+from svdcompress.sources import check_finite, first_tensor, map_tensors, preprocess
+from svdcompress.train import out_of_memory
 from svdcompress.uncertainty import mc_predict
 
 MC_FILE = "model_mc.onnx"
@@ -23,8 +24,8 @@ MC_FILE = "model_mc.onnx"
 BATCH = 256
 """Inputs that are predicted at once."""
 
-MOST_SAMPLES = 2**31 - 1
-"""As the ONNX file has it."""
+MOST_SAMPLES = 1_000_000
+"""Draws beyond which nothing more is known, but the time is without end."""
 
 NOT_FINITE = "outputs_must_be_finite"
 """The node of the file that fails for such outputs."""
@@ -45,6 +46,8 @@ def predict_run(
     onnx: bool = False,
     seed: int | None = None,
     device: str | None = None,
+    trust_code: bool = False,
+    model: str | None = None,
 ) -> tuple[Path, int]:
     """Predict a file of inputs with a finished run, and write predictions and uncertainties.
 
@@ -54,6 +57,7 @@ def predict_run(
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
     samples: draws for each input. onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
     seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
+    trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
     not finite, UsageError, OutputError, and what `open_run` and `mc_predict` raise.
@@ -62,10 +66,14 @@ def predict_run(
     check_suffix(out)
     if out.resolve() == Path(inputs).resolve():
         raise UsageError(f"{out}: the predictions would take the place of the inputs; name another file")
-    opened = open_run(run)
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
+        raise UsageError(f"samples: {shortened(repr(samples), 40)}; a whole number from 1 to {MOST_SAMPLES:,} is needed")
+    asked: dict[str, Any] = {"trust_code": trust_code, "model": model}
+    opened = open_run(run, **{name: value for name, value in asked.items() if value})
     preprocessing = opened.preprocessing if not onnx else _left_to_do(opened)
     raw, names = read_inputs(inputs, preprocessing, _shape(opened))
-    x = _prepared(raw, preprocessing, inputs)
+    check_finite(raw, str(inputs))
+    x = _prepared(raw, preprocessing, inputs, trust_code)
     if not names:
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
     parts = _by_onnx(opened, x, samples, seed, names, inputs) if onnx else _by_torch(opened, x, samples, seed or 0, device)
@@ -107,9 +115,9 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
     return tuple(sizes) if all(sizes) else None
 
 
-def _prepared(raw: Any, preprocessing: dict[str, Any], origin: str | Path) -> Any:
+def _prepared(raw: Any, preprocessing: dict[str, Any], origin: str | Path, trust_code: bool) -> Any:
     try:
-        return preprocess(raw, preprocessing)
+        return preprocess(raw, preprocessing, trust_code=trust_code)
     except RecipeError as error:
         raise DataError(f"{origin}: the recipe's transforms do not fit these inputs ({error})") from error
 
@@ -124,7 +132,21 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
     generator = torch.Generator().manual_seed(seed)
     task, tau = opened.recipe.task, opened.tau
     for batch in _batches(x):
-        yield mc_predict(model, batch, samples, task=task, dim=opened.dim, generator=generator, tau=tau).numpy()
+        try:
+            found = mc_predict(model, batch, samples, task=task, dim=opened.dim, generator=generator, tau=tau)
+        except SvdcError:
+            raise
+        except Exception as error:  # whatever the model raises
+            if out_of_memory(error):
+                raise ModelError("out of memory: take fewer samples, or a device with more memory") from error
+            shapes: list[tuple[int, ...]] = []
+            map_tensors(batch, lambda tensor: shapes.append(tuple(tensor.shape[1:])))
+            sizes = " and ".join(map(str, shapes))
+            raise DataError(
+                f"the model of {opened.folder} fails on inputs of the shape {sizes}: {type(error).__name__}: "
+                f"{shortened(str(error).strip().partition(chr(10))[0])}"
+            ) from error
+        yield found.numpy()
 
 
 def _by_onnx(
@@ -134,8 +156,6 @@ def _by_onnx(
     import onnxruntime
 
     path = _mc_file(opened)
-    if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
-        raise UsageError(f"samples: {samples!r}; a whole number from 1 to {MOST_SAMPLES} is needed")
     read_metadata(path)  # names the file where it is damaged
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what fails is told by an error

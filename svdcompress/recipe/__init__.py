@@ -26,25 +26,12 @@ if TYPE_CHECKING:
         TrainSection,
         in_epochs,
     )
+    from svdcompress.recipe._yaml import parse_yaml
 
 _HOMES = {
-    "_checks": (
-        "LAST_RANDOM_OPSET",
-        "SHARES",
-        "TASKS",
-    ),
-    "_find": (
-        "describe_recipe",
-        "find_recipe",
-        "recipes_folder",
-        "shipped_recipes",
-    ),
-    "_load": (
-        "WITHOUT_RECIPE",
-        "dump_recipe",
-        "load_recipe",
-        "parse_recipe",
-    ),
+    "_checks": ("LAST_RANDOM_OPSET", "SHARES", "TASKS"),
+    "_find": ("describe_recipe", "find_recipe", "recipes_folder", "shipped_recipes"),
+    "_load": ("WITHOUT_RECIPE", "dump_recipe", "load_recipe", "parse_recipe"),
     "_schema": (
         "BetaSchedule",
         "ConvertSection",
@@ -63,6 +50,7 @@ _HOMES = {
         "TrainSection",
         "in_epochs",
     ),
+    "_yaml": ("parse_yaml",),
 }
 
 __all__ = [
@@ -91,6 +79,7 @@ __all__ = [
     "in_epochs",
     "load_recipe",
     "parse_recipe",
+    "parse_yaml",
     "recipes_folder",
     "shipped_recipes",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import math
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +19,64 @@ TASKS = {"cross-entropy": "classification", "binary": "binary", "mse": "regressi
 LAST_RANDOM_OPSET = 21
 """onnxruntime has the random numbers of a Monte-Carlo file up to this opset."""
 
+LARGEST = 2**53
+"""Whole numbers beyond it are a slip of the keyboard, and no float can hold them."""
+
 MOMENT = "a number of epochs, or a share of them such as 30%"
+
+
+def numbers_are_numbers(value: Any, annotation: Any) -> Any:
+    """Refuse true and false where a number is meant (they would count as 1 and 0), and whole numbers beyond all use."""
+    if value is None or isinstance(value, str | float) or _takes(annotation, Any):
+        return value
+    if isinstance(value, bool):
+        if not _takes(annotation, bool):
+            raise ValueError(f"{str(value).lower()} is neither a number nor a name; quote it if it is meant as text")
+    elif isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise ValueError(f"a whole number of at most {LARGEST} is needed")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            numbers_are_numbers(item, annotation)
+    elif isinstance(value, dict) and not _is_section(annotation):
+        for item in value.values():
+            numbers_are_numbers(item, annotation)
+    return value
+
+
+def _takes(annotation: Any, kind: Any) -> bool:
+    return annotation is kind or any(_takes(inner, kind) for inner in typing.get_args(annotation))
+
+
+def _is_section(annotation: Any) -> bool:
+    return hasattr(annotation, "model_fields") or any(map(_is_section, typing.get_args(annotation)))
+
+
+def plain_values(value: Any, where: str = "") -> Any:
+    """Text, finite numbers, flags, null, and lists and mappings of them by text; raises ValueError, naming the place."""
+    at = f"{where}: " if where else ""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        if abs(value) >= 2**64:
+            raise ValueError(f"{at}a whole number beyond 64 bits")
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{at}{value} is not finite, and a stored recipe could not hold it")
+        return value
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{at}the key {key!r:.60} is a {type(key).__name__}, not text; quote it")
+            plain_values(item, f"{where}.{key}".strip("."))
+        return value
+    if isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            plain_values(item, f"{where}.{place}".strip("."))
+        return value
+    quote = "; quote it if text is meant" if isinstance(value, datetime.date) else ""
+    raise ValueError(f"{at}a {type(value).__name__}, which a stored recipe could not hold{quote}")
 
 
 def moment(value: Any) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from svdcompress.errors import RecipeError
+from svdcompress.recipe._yaml import parse_yaml
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -26,7 +25,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def describe_recipe(path: Path) -> str:
     """The first line of a recipe's description."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    content = parse_yaml(path.read_text(encoding="utf-8")) or {}
     return str(content.get("description", "")).strip().partition("\n")[0]
 
 

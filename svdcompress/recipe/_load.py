@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from svdcompress.errors import RecipeError, nearest
+from svdcompress.errors import RecipeError, nearest, shortened
 from svdcompress.recipe._find import find_recipe
 from svdcompress.recipe._schema import Recipe
+from svdcompress.recipe._yaml import LONGEST, parse_yaml
 
 WITHOUT_RECIPE = {"convert.share": {"weight": 0.8, "input": 0.1, "output": 0.1}}
 """Where a command names a model and no recipe, it goes for smaller shapes; the defaults of a recipe go for zeros."""
@@ -49,6 +50,8 @@ def parse_recipe(content: Mapping[str, Any], origin: str = "recipe", origins: Ma
         return Recipe.model_validate(content)
     except ValidationError as error:
         raise RecipeError(_explain(error, origin, origins or {})) from None
+    except RecursionError:
+        raise RecipeError(f"{origin}: nested too deep") from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -58,13 +61,17 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > 4 * LONGEST:
+            raise RecipeError(f"{path}: {path.stat().st_size:,} bytes, which is no recipe")
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RecipeError(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or 'not text'}") from error
+        raise RecipeError(
+            f"{path}{where}: not YAML: {shortened(str(getattr(error, 'problem', None) or 'not text'))}"
+        ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -77,9 +84,10 @@ def _parse(override: str) -> tuple[str, Any]:
     if not equals or not field.strip():
         raise RecipeError(f"--set {override}: write it as section.field=value, such as train.epochs=30")
     try:
-        return field.strip(), yaml.safe_load(text)
+        return field.strip(), parse_yaml(text)
     except yaml.YAMLError as error:
-        raise RecipeError(f"--set {override}: the value is not YAML") from error
+        problem = getattr(error, "problem", None)
+        raise RecipeError(f"--set {shortened(override)}: the value is not YAML{f': {problem}' if problem else ''}") from error
 
 
 def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
@@ -94,7 +102,7 @@ def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
         if inner is None:
             inner = place[section] = {}
         if not isinstance(inner, dict):
-            raise RecipeError(f"{origin}: {'.'.join(sections[: depth + 1])} has no fields; it is {inner!r}")
+            raise RecipeError(f"{origin}: {'.'.join(sections[: depth + 1])} has no fields; it is {shortened(repr(inner))}")
         place = inner
     if isinstance(value, str) and isinstance(place.get(last), dict) and (inner := section_of(model, last)) is not None:
         place[last][next(iter(inner.model_fields))] = value  # `--set data=mnist:DIR` leaves the section's other fields
@@ -121,7 +129,7 @@ def _explain(error: ValidationError, origin: str, origins: Mapping[str, str]) ->
     lines = []
     for problem in error.errors():
         loc = [part for part in problem["loc"] if not _is_tag(part)]
-        field = ".".join(str(part) for part in loc)
+        field = shortened(".".join(str(part) for part in loc), 120)
         where = next((text for name, text in origins.items() if f"{field}.".startswith(f"{name}.")), None)
         where = where or next((text for name, text in origins.items() if name.startswith(f"{field}.")), origin)
         where = origin if where == "option" else where
@@ -130,7 +138,7 @@ def _explain(error: ValidationError, origin: str, origins: Mapping[str, str]) ->
         else:
             text = problem["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
             if not isinstance(problem["input"], dict):
-                text += f" (got {problem['input']!r})"
+                text += f" (got {shortened(repr(problem['input']))})"
         line = f"{where}: {field}: {text}" if field else f"{where}: {text}"
         if not any(line.startswith(f"{where}: {field}:") for line in lines):  # one line per field: unions report each branch
             lines.append(line)

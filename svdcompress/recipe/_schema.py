@@ -15,7 +15,18 @@ from pydantic import (
     model_validator,
 )
 
-from svdcompress.recipe._checks import TASKS, known_loss, known_share, known_threshold, moment, opset_fits, taken_by, task_of
+from svdcompress.recipe._checks import (
+    TASKS,
+    known_loss,
+    known_share,
+    known_threshold,
+    moment,
+    numbers_are_numbers,
+    opset_fits,
+    plain_values,
+    taken_by,
+    task_of,
+)
 
 
 class Section(BaseModel):
@@ -23,9 +34,18 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        return numbers_are_numbers(value, cls.model_fields[str(info.field_name)].annotation)
+
 
 Moment = Annotated[float | str, BeforeValidator(moment)]
 """A point in training: a number of epochs, or a share of all of them such as "30%"."""
+
+
+Plain = Annotated[dict[str, Any], BeforeValidator(plain_values)]
+"""Settings that are handed on: what YAML and JSON both hold, so that the stored recipe says the same."""
 
 
 def in_epochs(moment: float | str, epochs: int) -> float:
@@ -42,7 +62,7 @@ class ModelSection(Section):
     """Which network: a built-in name, `package.module:factory`, `./file.py:make`, `torchvision:`, `timm:` or `hf:`."""
 
     name: str | None = None
-    args: dict[str, Any] = {}
+    args: Plain = {}
 
 
 class WeightsSection(Section):
@@ -56,11 +76,15 @@ class WeightsSection(Section):
     trained: bool | None = None
 
 
+Side = Annotated[int, Field(ge=1, le=8192)]
+"""Pixels of an image's side."""
+
+
 class DataSection(Section):
     """Where examples come from, how they are split, and what is done to them on the way in."""
 
     name: str | None = None
-    args: dict[str, Any] = {}
+    args: Plain = {}
     root: str | None = None  # folder of the data, for sources that have one; `mnist:DIR` says the same
     target: str | None = None  # column to predict, for tables
     features: list[str] | None = None  # columns to use, for tables; all others by default
@@ -69,13 +93,13 @@ class DataSection(Section):
     validation: Annotated[float, Field(gt=0)] = 0.1  # of the training data: a share, or from 1 on a number of examples
     split: Literal["random", "tail"] = "random"  # who is held out: drawn with split_seed, or the last ones
     split_seed: int = 0
-    transform: list[str | dict[str, Any]] = []  # for all examples, in order
-    augment: list[str | dict[str, Any]] = []  # for training examples, drawn anew each time
+    transform: list[str | Plain] = []  # for all examples, in order
+    augment: list[str | Plain] = []  # for training examples, drawn anew each time
     # Inputs at mean 0 and standard deviation 1, ahead of the transforms; auto: columns of a table, where transform is empty.
     standardize: bool | Literal["auto"] = "auto"
     # For regression; figures and files are in the target's own units all the same. auto: where the inputs are standardised.
     target_scale: Literal["auto", "none", "standardize"] = "auto"
-    image_size: tuple[int, int] | None = None  # height, width to which image files are resized
+    image_size: tuple[Side, Side] | None = None  # height, width to which image files are resized
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
     limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
 
@@ -265,7 +289,7 @@ class UncertaintySection(Section):
     what training took, at least 30 s. none: as long as it takes.
     """
 
-    samples: int = Field(default=100, ge=0)
+    samples: int = Field(default=100, ge=0, le=1_000_000)
     budget: Annotated[float, Field(gt=0)] | Literal["auto", "none"] = "auto"
 
 
@@ -281,7 +305,7 @@ class ExperimentSection(Section):
     """An experiment in place of the usual run: its name, and its own settings (see `svdcompress.experiments`)."""
 
     name: Literal["bayes-linear", "co2", "leak", "rotated-digit", "vae"]
-    settings: dict[str, Any] = {}
+    settings: Plain = {}
 
 
 class Recipe(Section):

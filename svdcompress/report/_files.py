@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from svdcompress.errors import OutputError
+from pydantic import ValidationError
+
+from svdcompress.errors import OutputError, explained, shortened
+from svdcompress.files import parse_json, write_text
+from svdcompress.report._schema import Results
 
 
 def plain(value: Any) -> Any:
@@ -30,32 +32,6 @@ def plain(value: Any) -> Any:
     return str(value) if tolist is None else plain(tolist())
 
 
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file in one step: a reader, or a crash, sees the old file or the new one. Raises OutputError."""
-    path = Path(path)
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
-    return path
-
-
-def _umask() -> int:
-    """The process's umask: a temporary file is private, the file that it becomes is like any other."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def write_json(path: str | Path, value: Any) -> Path:
     """Write a value as JSON (see `plain`), in one step. Raises OutputError."""
     return write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
@@ -65,11 +41,12 @@ def load(folder: str | Path) -> dict[str, Any]:
     """The results of a finished run from its folder's `report.json`. Raises OutputError where there is none to read."""
     path = Path(folder) / "report.json"
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = parse_json(path.read_bytes())
+        Results.model_validate(results)
     except FileNotFoundError:
         raise OutputError(f"{path}: no such file; {folder} holds no finished run") from None
+    except ValidationError as error:
+        raise OutputError(f"{path}: not a report as svdc writes it: {explained(error)}") from None
     except (OSError, ValueError) as error:
-        raise OutputError(f"{path}: not readable as a report ({error})") from error
-    if not isinstance(results, dict):
-        raise OutputError(f"{path}: not a report (it holds a {type(results).__name__}, not an object)")
+        raise OutputError(f"{path}: not readable as a report ({shortened(str(error))})") from error
     return results

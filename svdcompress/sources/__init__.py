@@ -2,6 +2,7 @@
 
 from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._call import call, first_tensor, main_output, map_tensors, to_device
+from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
 from svdcompress.sources._images import decode, image_files
@@ -9,11 +10,14 @@ from svdcompress.sources._losses import Loss, gaussian_heads, make_loss
 from svdcompress.sources._models import arrives_trained, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
+from svdcompress.sources._npy import load_npy, load_npz
 from svdcompress.sources._positions import IGNORED, class_dim, classes_second, like
 from svdcompress.sources._tables import frame_inputs, open_frame
-from svdcompress.sources._weights import load_weights, save_weights
+from svdcompress.sources._trust import code_in, code_of_data, code_of_loss, code_of_model, code_of_transforms
+from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights
 
 __all__ = [
+    "FLOATS",
     "IGNORED",
     "NETS",
     "READERS",
@@ -25,11 +29,18 @@ __all__ = [
     "arrives_trained",
     "batch_length",
     "call",
+    "check_finite",
     "check_labels",
     "class_dim",
     "classes_second",
+    "code_in",
+    "code_of_data",
+    "code_of_loss",
+    "code_of_model",
+    "code_of_transforms",
     "decode",
     "example_inputs",
+    "finite_as",
     "first_tensor",
     "frame_inputs",
     "fresh_weights",
@@ -39,6 +50,8 @@ __all__ = [
     "import_name",
     "is_python_name",
     "like",
+    "load_npy",
+    "load_npz",
     "load_weights",
     "main_output",
     "make_loss",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
+from svdcompress.sources._npy import load_npz
 from svdcompress.sources._raw import Raw, Table, optional
 
 
@@ -28,20 +26,14 @@ def read_npz(place: str, section: DataSection) -> Raw:
     path = Path(place)
     if not path.is_file():
         raise DataError(f"data.name: {path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zlib.error, KeyError) as error:
-        raise DataError(f"data: {path}: not an npz file of plain arrays ({error})") from error
-    except Exception as error:  # zipfile's own errors are not of one family
-        raise DataError(f"data: {path}: damaged ({error})") from error
+    arrays = load_npz(path)
     tables: dict[str, Table | None] = {}
     for split in ("train", "validation", "test"):
         x = next((arrays[name] for name in _npz_names("x", split) if name in arrays), None)
         y = next((arrays[name] for name in _npz_names("y", split) if name in arrays), None)
         if x is not None and y is not None and len(x) != len(y):
             raise DataError(f"data: {path}: {len(x)} inputs, but {len(y)} targets ({split})")
-        tables[split] = None if x is None or y is None else Table(str(path), _tensor(x, path), _tensor(y, path))
+        tables[split] = None if x is None or y is None else Table(str(path), x, y)
     if tables["train"] is None:
         raise DataError(
             f"data: {path}: needs the arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}"
@@ -53,11 +45,3 @@ def _npz_names(kind: str, split: str) -> list[str]:
     names = {"x": ("x", "inputs", "images", "X", "data"), "y": ("y", "targets", "labels", "Y", "target")}[kind]
     split_names = [f"{name}_{split}" for name in names] + [f"{split}_{name}" for name in names]
     return split_names + list(names) if split == "train" else split_names
-
-
-def _tensor(array: np.ndarray, path: Path) -> Tensor:
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"data: {path}: an array of {array.dtype}; numbers are needed")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array))

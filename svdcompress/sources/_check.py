@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,11 @@ from torch import Tensor
 from svdcompress.errors import DataError
 from svdcompress.sources._call import map_tensors
 from svdcompress.sources._positions import IGNORED
+
+LARGEST = torch.finfo(torch.float32).max
+
+MOST_CLASSES = 2**24
+"""Labels from which on a column can only be something else than classes."""
 
 
 @dataclass
@@ -44,6 +50,7 @@ class Check:
                 what = "is no class; a regression? --loss mse (or gaussian-nll)"
                 self._refuse(~(targets.isfinite() & (targets == targets.floor())), targets, rows, "{:g}", what)
             targets = targets.long()
+            self._refuse(targets >= MOST_CLASSES, targets, rows, "label {}", f"is more than the {MOST_CLASSES:,} classes")
             known = f" 0 to {self.outputs - 1}{self.why}" if self.outputs else ""
             broken = targets < 0 if not self.outputs else (targets < 0) | (targets >= self.outputs)
             if targets.dim() > 1:
@@ -51,8 +58,8 @@ class Check:
                 known += f"; a {'pixel' if targets.dim() > 2 else 'position'} that does not count has the class {IGNORED}"
             self._refuse(broken, targets, rows, "label {}", f"is out of range{known}")
             return targets
-        targets = targets.float()
         self._finite(targets, "data.target", rows)
+        targets = targets.float()
         if self.task == "binary":
             self._refuse((targets != 0) & (targets != 1), targets, rows, "{}", "is neither 0 nor 1")
         return targets
@@ -69,12 +76,31 @@ class Check:
         raise DataError(f"data.target: {self.origin}: {value} in {_place(where, rows)} ({self.split}) {what}")
 
     def _finite(self, tensor: Tensor, field: str, rows: Sequence[int] | None) -> None:
-        # the sum is one quick pass without a copy; it is not finite where a number is not (or where they are huge)
-        if not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()):
-            return
-        where = (~torch.isfinite(tensor)).nonzero()[0].tolist()
-        value = tensor[tuple(where)].item()
-        raise DataError(f"{field}: {self.origin}: {value} in {_place(where, rows)} ({self.split})")
+        check_finite(tensor, f"{field}: {self.origin}", rows, f" ({self.split})")
+
+
+def check_finite(values: Any, where: str, rows: Sequence[int] | None = None, split: str = "") -> None:
+    """Raises DataError for NaN, infinity, and numbers that are infinite as float32, which is what networks compute in.
+
+    values: a tensor, or a tuple or mapping of such. where: the file, for the message. rows: see `Check.targets`.
+    """
+    map_tensors(values, lambda tensor: _one_finite(tensor, where, rows, split))
+
+
+def _one_finite(tensor: Tensor, where: str, rows: Sequence[int] | None, split: str) -> None:
+    if not tensor.is_floating_point():
+        return
+    # the sum is one quick pass without a copy; it is not finite where a number is not (or where they are huge)
+    wide = tensor.dtype == torch.float64
+    if not wide and (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
+        return
+    broken = ~(tensor.abs() <= LARGEST) if wide else ~tensor.isfinite()
+    if not bool(broken.any()):
+        return
+    place = broken.nonzero()[0].tolist()
+    value = tensor[tuple(place)].item()
+    beyond = ", which is infinite as float32" if math.isfinite(value) else ""
+    raise DataError(f"{where}: {value}{beyond} in {_place(place, rows)}{split}")
 
 
 def _place(where: list[int], rows: Sequence[int] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from svdcompress.sources._images import SUFFIXES, decode, stacked
 from svdcompress.sources._raw import Raw, Table, encode_classes
 
 _PIXELS = 3 * 32 * 32
+
+LARGEST = 2**26
+"""Bytes of an image file in an archive."""
 
 
 def read_cifar(place: str, section: DataSection) -> Raw:
@@ -69,6 +73,8 @@ def _binary(path: Path, labels: int) -> tuple[Tensor, Tensor]:
 
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
+    if member.size > LARGEST:
+        raise DataError(f"data: {archive.name}, {member.name}: {member.size:,} bytes, which is no image of CIFAR")
     return b"" if file is None else file.read()
 
 
@@ -82,7 +88,7 @@ def _archive(path: Path, classes: list[str] | None, section: DataSection) -> tup
                 if member.isfile() and len(parts) > 1 and Path(member.name).suffix.lower() in SUFFIXES:
                     origin = f"{path}, {member.name}"
                     images.append((member.name, parts[-2], decode(_read(archive, member), section.image_size, origin)))
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
         raise DataError(f"data: {path}: cannot be read, or truncated ({error})") from error
     if not images:
         raise DataError(f"data: {path}: no images in class folders in it")

@@ -87,7 +87,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     standardized = _standard.standardizes(section, raw.preprocessing, train.inputs)
     scale = _target_scale(train, section, task, standardized)
     fitted = _fit(section, train, raw.preprocessing, standardized)
-    augment = _transforms.build(section.augment, "data.augment")
+    augment = _transforms.build(section.augment, "data.augment", trust_code=True)
     splits = {}
     for name, table in tables.items():
         check = Check(task, table.origin, name, outputs if classes else None)
@@ -122,9 +122,13 @@ def _try(splits: dict[str, Examples]) -> None:
                 next(iter(two.batches(2, shuffle=0 if name == "train" else None)))
 
 
-def preprocess(inputs: Any, preprocessing: Mapping[str, Any]) -> Any:
-    """Inputs as they were read (images as bytes, table columns as numbers) to what the model takes, as in training."""
-    transform = _transforms.build(preprocessing.get("transform", ()), "data.transform")
+def preprocess(inputs: Any, preprocessing: Mapping[str, Any], *, trust_code: bool = False) -> Any:
+    """Inputs as they were read (images as bytes, table columns as numbers) to what the model takes, as in training.
+
+    trust_code: whether transforms that are Python functions may run; where `preprocessing` comes from a file, its author
+    chose them. Raises TrustError for one otherwise.
+    """
+    transform = _transforms.build(preprocessing.get("transform", ()), "data.transform", trust_code=trust_code)
     inputs = map_tensors(inputs, _transforms.as_float)
     return transform(inputs) if transform else inputs
 
@@ -261,11 +265,11 @@ def _examples(table: Table, fitted: list[Any], augment: Any, scale: tuple[float,
             table.dataset,
             collate=table.collate,
             workers=table.workers,
-            transform=lambda inputs: preprocess(inputs, settings),
+            transform=lambda inputs: preprocess(inputs, settings, trust_code=True),
             augment=augment,
             indices=table.rows,
             check=check,
         )
-    inputs = preprocess(table.inputs, {"transform": fitted})
+    inputs = preprocess(table.inputs, {"transform": fitted}, trust_code=True)
     targets = table.targets if scale is None else (table.targets - scale[0]) / scale[1]
     return InMemory(inputs, targets, augment)

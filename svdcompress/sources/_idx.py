@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
 import struct
@@ -14,10 +15,16 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
+from svdcompress.files import INFLATES
 from svdcompress.recipe import DataSection
+from svdcompress.sources._npy import enough_memory
 from svdcompress.sources._raw import Raw, Table
 
 MNIST_ENV = "SVDC_MNIST"
+
+MOST_CLASSES = 1_000_000
+"""A list of so many names is made; the sets of this format have some tens."""
+
 _NAME = re.compile(r"(?P<stem>.*?)(?P<split>train|t10k|test)-(?P<part>images|labels)[-.]idx[13]-ubyte(\.gz)?", re.IGNORECASE)
 """MNIST's names with anything before them: train-images-idx3-ubyte.gz, emnist-letters-test-labels-idx1-ubyte."""
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -46,8 +53,17 @@ def read_idx(place: str, section: DataSection) -> Raw:
             raise DataError(f"data: {images_file} has {len(images)} images, {labels_file} {len(labels)} labels")
         if not len(labels):
             raise DataError(f"data: {images_file}: no examples")
+        if labels.is_floating_point():
+            raise DataError(f"data: {labels_file}: labels of {labels.dtype}; whole numbers are needed")
         tables[split] = Table(str(images_file), images.unsqueeze(1), labels.long())
-    return Raw(tables["train"], tables["test"], classes=[str(c) for c in range(int(tables["train"].targets.max()) + 1)])
+    labels = tables["train"].targets
+    if int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
+        wrong = int(labels.max()) if int(labels.min()) >= 0 else int(labels.min())
+        raise DataError(
+            f"data: {files['train', 'labels']}: label {wrong}; labels count classes from 0, of which there are at most "
+            f"{MOST_CLASSES:,}"
+        )
+    return Raw(tables["train"], tables["test"], classes=[str(c) for c in range(int(labels.max()) + 1)])
 
 
 def _one_set(tried: list[Path]) -> _Files:
@@ -99,16 +115,28 @@ def _whole(files: _Files) -> _Files:
 def read_idx_file(path: Path) -> Tensor:
     """An IDX file's array. Raises DataError if it is truncated or another kind of file."""
     try:
+        size = path.stat().st_size
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
+            head = file.read(4)
+            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
+                raise DataError(f"data: {path}: not an IDX file")
+            lengths = file.read(4 * head[3])
+            if len(lengths) < 4 * head[3]:
+                raise DataError(f"data: {path}: not an IDX file")
+            shape = struct.unpack(f">{head[3]}I", lengths)
+            kind = np.dtype(_IDX_TYPES[head[2]])
+            wanted = math.prod(shape) * kind.itemsize
+            there = size * (INFLATES if path.suffix == ".gz" else 1)  # at most
+            if wanted > there:
+                raise DataError(f"data: {path}: truncated: its header promises {wanted:,} bytes, in a file of {size:,}")
+            enough_memory(wanted, f"data: {path}")
+            body = file.read(wanted + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"data: {path}: cannot be read, or truncated ({error})") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or len(content) < 4 + 4 * content[3]:
-        raise DataError(f"data: {path}: not an IDX file")
-    dims = content[3]
-    shape = struct.unpack(f">{dims}I", content[4 : 4 + 4 * dims])
-    kind = np.dtype(_IDX_TYPES[content[2]])
-    body = content[4 + 4 * dims :]
-    if len(body) != int(np.prod(shape)) * kind.itemsize:
-        raise DataError(f"data: {path}: truncated: {len(body)} bytes of data, but its header promises {np.prod(shape)} values")
-    return torch.from_numpy(np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("=")))
+    if len(body) != wanted:
+        found = "more" if len(body) > wanted else f"{len(body):,}"
+        raise DataError(f"data: {path}: truncated or damaged: {found} bytes of data, but its header promises {wanted:,}")
+    try:
+        return torch.from_numpy(np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("=")))
+    except ValueError as error:
+        raise DataError(f"data: {path}: dimensions that no array has: {shape} ({error})") from error

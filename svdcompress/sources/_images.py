@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, shortened
 from svdcompress.recipe import DataSection
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
+"""What Pillow may take a file for, whatever its name: others run programs (EPS), or are seldom used and seldom tested."""
+
+MOST_PIXELS = 2**26
+"""Pixels of one image; a small file can promise any number of them."""
+
 IN_MEMORY_BYTES = 2**30
 """Folders whose decoded images are larger than this are read anew in each epoch, by loader processes."""
 
@@ -29,10 +36,21 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
     """
     image_module = optional("PIL.Image", "pillow", "images")
     try:
-        with image_module.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
-            return pixels(image, size)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"data: {origin}: not a readable image ({error})") from error
+        source = io.BytesIO(content) if isinstance(content, bytes) else content
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of damaged notes beside the pixels
+            with image_module.open(source, formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MOST_PIXELS:
+                    raise DataError(
+                        f"data: {origin}: {width:,} x {height:,}; images of at most {MOST_PIXELS:,} pixels are read"
+                    )
+                return pixels(image, size)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow has many kinds for damaged files, its error for bombs among them
+        reason = shortened(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        raise DataError(f"data: {origin}: not a readable image ({reason})") from error
 
 
 def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:

@@ -113,6 +113,10 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
             config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **args)
             names = [auto] if auto else list(config.architectures or [])
             cls = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), transformers.AutoModel)
+            if not (
+                isinstance(cls, type) and (issubclass(cls, transformers.PreTrainedModel) or cls.__name__[:9] == "AutoModel")
+            ):
+                raise TypeError(f"{cls!r:.80} is no class of models")
             if not pretrained:
                 return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
             extra: dict[str, Any] = {"trust_remote_code": False} if cls.__name__.startswith("Auto") else {}

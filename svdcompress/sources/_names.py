@@ -11,6 +11,9 @@ from typing import Any
 
 from svdcompress.errors import SvdcError
 
+HOW = "if you know it and trust it, say so: --trust-code (in Python: trust_code=True)"
+"""What to do about code that a file names."""
+
 
 def is_python_name(name: str) -> bool:
     """Whether a name has the form of a Python object's: `package.module:object` or `path/file.py:object`."""

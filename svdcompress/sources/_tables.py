@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, shortened
 from svdcompress.recipe import DataSection
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 from svdcompress.sources._text import tokens
@@ -92,7 +92,8 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow raise many kinds
-        raise DataError(f"data: {path}: not a readable {kind} file ({str(error).splitlines()[0]})") from error
+        reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
+        raise DataError(f"data: {path}: not a readable {kind} file ({reason})") from error
     if not len(frame):
         raise DataError(f"data: {path}: no rows")
     return frame
@@ -178,6 +179,12 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
     values = series.to_numpy().astype(np.float64)
     if not np.isfinite(values).all():
         raise DataError(f"{field}: {place}: column {series.name!r}: infinite in row {int((~np.isfinite(values)).argmax())}")
+    huge = np.abs(values) > np.finfo(np.float32).max
+    if huge.any():
+        row = int(huge.argmax())
+        raise DataError(
+            f"{field}: {place}: column {series.name!r}: {values[row]} in row {row} is infinite as float32, which networks compute in"
+        )
     return torch.from_numpy(values)
 
 
@@ -185,7 +192,7 @@ def _classes(series: Any, known: list[str] | None, place: str) -> tuple[Tensor, 
     _no_gaps(series, place, "data.target")
     if series.dtype.kind == "f":
         values = series.to_numpy()
-        broken = values != np.floor(values)
+        broken = ~((values == np.floor(values)) & (np.abs(values) < 2**53))
         if broken.any():
             row = int(broken.argmax())
             raise DataError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, shortened
 from svdcompress.sources._names import check_folder
 from svdcompress.sources._raw import optional
 
@@ -16,6 +16,8 @@ MAX_LENGTH = 128
 
 NO_LIMIT = 10**9
 """From here on a tokenizer's `model_max_length` is none."""
+LONGEST = 2**20
+"""Tokens that one text may have."""
 
 ARGS = ("tokenizer", "max_length", "text")
 """What `data.args` says of text: the tokenizer's folder or id, the length in tokens, the column."""
@@ -38,12 +40,17 @@ def tokens(
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args["tokenizer"], trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
-        raise DataError(f"data.args.tokenizer: {args['tokenizer']}: {str(error).splitlines()[0]}") from error
+        reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
+        raise DataError(f"data.args.tokenizer: {args['tokenizer']}: {reason}") from error
     most = getattr(tokenizer, "model_max_length", None) or NO_LIMIT  # a huge number where the tokenizer does not know
     length = args["max_length"] if args.get("max_length") is not None else min(MAX_LENGTH, most)
-    if not isinstance(length, int) or length < 1:
-        raise DataError(f"data.args.max_length: {length!r} is no number of tokens")
-    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= LONGEST:
+        raise DataError(f"data.args.max_length: {length!r:.40} is no number of tokens from 1 to {LONGEST:,}")
+    try:
+        encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    except Exception as error:  # whatever a damaged tokenizer makes of the texts
+        reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
+        raise DataError(f"data.args.tokenizer: {args['tokenizer']} cannot read the texts of {origin}: {reason}") from error
     if said is not None:
         said += _lengths(tokenizer, list(texts), encoded, length, most, args.get("max_length") is not None, origin)
     return {name: encoded[name] for name in encoded}

@@ -12,19 +12,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from svdcompress.errors import RecipeError, SvdcError
+from svdcompress.errors import RecipeError, SvdcError, TrustError, shortened
 from svdcompress.sources._call import map_tensors
-from svdcompress.sources._names import import_name, is_python_name
+from svdcompress.sources._names import HOW, import_name, is_python_name
 
 Spec = str | Mapping[str, Any]
 
+LARGEST_SIDE = 8192
+"""Pixels of a side to which images are resized or padded at most: a file may ask for any."""
 
-def build(specs: Sequence[Spec], field: str) -> Callable[[Any], Any] | None:
+PURE: dict[str, Callable[..., Any]] = {
+    **{f"torch:{function.__name__}": function for function in (
+        torch.abs, torch.clamp, torch.exp, torch.flip, torch.log, torch.log1p, torch.nan_to_num, torch.sigmoid, torch.sign,
+        torch.sqrt, torch.square, torch.tanh,
+    )},
+    **{f"torch.nn.functional:{function.__name__}": function for function in (F.normalize, F.relu, F.softmax)},
+}  # fmt: skip
+"""Functions of torch that compute and do nothing else, which a file may name, too."""
+
+
+def build(specs: Sequence[Spec], field: str, *, trust_code: bool = False) -> Callable[[Any], Any] | None:
     """One function of a batch from a list of transforms; None for an empty list.
 
-    Raises RecipeError for an unknown one; so does the function for inputs that one of them does not fit.
+    trust_code: whether names of Python functions may be followed, which is for recipes and not for what a file says.
+    Raises RecipeError for an unknown one; so does the function for inputs that one of them does not fit. TrustError for a
+    Python function without `trust_code`.
     """
-    steps = [_named(spec, _step(spec, field), field) for spec in specs]
+    steps = [_named(spec, _step(spec, field, trust_code), field) for spec in specs]
     if not steps:
         return None
 
@@ -43,6 +57,7 @@ def build(specs: Sequence[Spec], field: str) -> Callable[[Any], Any] | None:
 def _named(spec: Spec, step: Callable[[Tensor], Any], field: str) -> Callable[[Tensor], Any]:
     """The step, with errors that name the field, the step and the shape it was given."""
     label = spec if isinstance(spec, str) else "{" + ", ".join(f"{name}: {value}" for name, value in spec.items()) + "}"
+    label = shortened(label)
 
     def apply(x: Tensor) -> Any:
         try:
@@ -65,7 +80,7 @@ def fit(specs: Sequence[Spec], inputs: Any) -> list[Spec]:
     fitted: list[Spec] = []
     for spec in specs:
         if spec == "standardize":
-            spec = {"normalize": _statistics(build(fitted, "data.transform"), inputs)}
+            spec = {"normalize": _statistics(build(fitted, "data.transform", trust_code=True), inputs)}
         fitted.append(spec)
     return fitted
 
@@ -89,7 +104,7 @@ def _statistics(before: Callable | None, inputs: Any) -> dict[str, list[float]]:
     return {"mean": mean.tolist(), "std": std.tolist()}
 
 
-def _step(spec: Spec, field: str) -> Callable[[Tensor], Tensor]:
+def _step(spec: Spec, field: str, trust_code: bool) -> Callable[[Tensor], Tensor]:
     if isinstance(spec, str):
         name, value = spec, None
     elif len(spec) == 1:
@@ -97,14 +112,16 @@ def _step(spec: Spec, field: str) -> Callable[[Tensor], Tensor]:
     else:
         raise RecipeError(f"{field}: {spec!r}: write one transform per item, such as - normalize: {{mean: 0.5, std: 0.5}}")
     if is_python_name(name):
-        function = import_name(name, RecipeError, field)
+        if name not in PURE and not trust_code:
+            raise TrustError(f"{field}: {name} is Python code, and a file alone does not make it run; {HOW}")
+        function = PURE[name] if name in PURE else import_name(name, RecipeError, field)
         return (lambda x: function(x, **value)) if isinstance(value, Mapping) else function
     if name not in TRANSFORMS:
         raise RecipeError(f"{field}: unknown transform {name!r}; use {', '.join(TRANSFORMS)}, or package.module:function")
     try:
         return TRANSFORMS[name](value)
-    except (TypeError, ValueError, KeyError) as error:
-        raise RecipeError(f"{field}: {name}: {value!r} does not fit ({error!r})") from error
+    except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
+        raise RecipeError(f"{field}: {name}: {value!r:.200} does not fit ({shortened(repr(error))})") from error
 
 
 def _normalize(value: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
@@ -149,19 +166,27 @@ def _of_images(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return apply
 
 
+def _check_size(*sides: int) -> None:
+    if len(sides) != 2 or any(not 0 <= side <= LARGEST_SIDE for side in sides):
+        raise ValueError(f"two sides of at most {LARGEST_SIDE:,} pixels are needed")
+
+
 def _resize(size: Sequence[int] | int) -> Callable[[Tensor], Tensor]:
-    size = [size, size] if isinstance(size, int) else list(size)
+    size = [size, size] if isinstance(size, int) else [int(side) for side in size]
+    _check_size(*size)
     return _of_images(lambda x: F.interpolate(as_float(x), size=size, mode="bilinear", antialias=True))
 
 
 def _pad(width: int) -> Callable[[Tensor], Tensor]:
     sides = [int(width)] * 4
+    _check_size(sides[0], sides[0])
     return _of_images(lambda x: F.pad(x, sides))
 
 
 def _crop(pad: int | None) -> Callable[[Tensor], Tensor]:
     """A window of the image's size out of the zero-padded image, somewhere else for each example."""
     pad = 4 if pad is None else int(pad)
+    _check_size(pad, pad)
 
     def apply(x: Tensor) -> Tensor:
         count, _, height, width = x.shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -10,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from svdcompress.errors import CheckpointError
+from svdcompress.errors import CheckpointError, explained, shortened
+from svdcompress.files import memory, parse_json
 
 NESTED = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
 """Keys under which training scripts keep the weights beside other things."""
@@ -23,6 +24,9 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that DataParallel, torch.compile and Lightning put before each name; stripped if the names then fit."""
 
 LISTED = 8
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""Types of numbers that weights may have: with integers, complex numbers or eight bits they are something else."""
 
 
 def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> nn.Module:
@@ -86,24 +90,45 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(str(path))
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"weights: {path}: not a whole safetensors file ({error}); fetch or save it again") from error
+        raise CheckpointError(
+            f"weights: {path}: not a whole safetensors file ({shortened(str(error))}); fetch or save it again"
+        ) from error
 
 
 def _read_sharded(path: Path) -> dict[str, Tensor]:
     try:
-        shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"weights: {path}: not an index of safetensors shards ({error!r})") from error
+        index = Index.model_validate(parse_json(path.read_bytes()))
+    except (OSError, ValueError) as error:  # a ValidationError is a ValueError
+        reason = explained(error) if isinstance(error, ValidationError) else shortened(str(error))
+        raise CheckpointError(f"weights: {path}: not an index of safetensors shards ({reason})") from error
+    shards = sorted(set(index.weight_map.values()))
     state: dict[str, Tensor] = {}
     for shard in shards:
         file = path.parent / Path(shard).name
-        if not file.exists():
-            raise CheckpointError(f"weights: {path} names {shard}, which is not beside it")
-        state.update(_read_safetensors(file))
+        if file.suffix != ".safetensors":
+            raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is no .safetensors file")
+        if not file.is_file():
+            raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is not beside it")
+        held = _read_safetensors(file)
+        twice = next((name for name in held if name in state), None)
+        if twice is not None:
+            raise CheckpointError(f"weights: {path}: {shortened(twice)} is in two shards")
+        state.update(held)
+    lost = next((name for name in index.weight_map if name not in state), None)
+    if lost is not None:
+        raise CheckpointError(f"weights: {path} names {shortened(lost)}, which none of its shards holds")
     return state
 
 
+class Index(BaseModel):
+    """A `.safetensors.index.json`: which shard holds each tensor."""
+
+    model_config = ConfigDict(strict=True)
+    weight_map: dict[str, str]
+
+
 def _read_torch(path: Path) -> Any:
+    _check_zip(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -114,8 +139,19 @@ def _read_torch(path: Path) -> Any:
             ) from error
         raise CheckpointError(f"weights: {path}: not a PyTorch file; give a .safetensors, .pt or .pth file") from error
     except Exception as error:  # on text or noise the unpickler fails in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = shortened(str(error).splitlines()[0] if str(error).strip() else type(error).__name__)
         raise CheckpointError(f"weights: {path}: truncated, or not a PyTorch file ({reason})") from error
+
+
+def _check_zip(path: Path) -> None:
+    """Raises CheckpointError for an archive that unpacks to more than this machine holds; PyTorch itself does not pack."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except Exception:  # no archive: an older file, or a damaged one, which torch.load tells apart
+        return
+    if size > path.stat().st_size + 2**20 and size > memory():
+        raise CheckpointError(f"weights: {path}: unpacks to {size:,} bytes, more than this machine has memory for")
 
 
 def _is_pickle(path: Path) -> bool:
@@ -169,8 +205,30 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
         for title, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)):
             if names:
                 more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
-                lines.append(f"  {title} ({len(names)}): {', '.join(names[:LISTED])}{more}")
+                lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
         raise CheckpointError("\n".join(lines))
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.layout is not torch.strided or tensor.is_quantized or not _same_kind(tensor.dtype, own[name].dtype):
+            kind = f"{tensor.dtype}" if tensor.layout is torch.strided else f"{tensor.layout}"
+            raise CheckpointError(
+                f"weights: {path}: {name} is of {kind}, the model's of {own[name].dtype}; save the weights as they were trained "
+                f"({', '.join(map(str, FLOATS))})"
+            )
+        if not finite_as(tensor, own[name]):
             raise CheckpointError(f"weights: {path}: {name} holds values that are not finite")
+
+
+def _same_kind(stored: torch.dtype, own: torch.dtype) -> bool:
+    """Whether values of one type may go into a tensor of the other: numbers with a point among themselves, else alike."""
+    return stored == own or (stored in FLOATS and own in FLOATS)
+
+
+def finite_as(stored: Tensor, own: Any) -> bool:
+    """Whether a tensor holds no NaN, and no infinity but where the model's own has the same one, as in a causal mask."""
+    if not stored.is_floating_point():
+        return True
+    finite = torch.isfinite(stored)
+    if bool(finite.all()):
+        return True
+    alike = isinstance(own, Tensor) and own.shape == stored.shape and own.is_floating_point()
+    return alike and bool((finite | (stored == own.detach().to(stored.device, stored.dtype))).all())

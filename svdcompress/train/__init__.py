@@ -1,6 +1,8 @@
 """The fine-tuning loop, on any device and any number of them."""
 
+from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.train._device import Place, agree, find_place, leave, make_accelerator, told, wait
+from svdcompress.train._failed import out_of_memory
 from svdcompress.train._fit import fit
 from svdcompress.train._loop import Fit
 from svdcompress.train._metrics import evaluate, score
@@ -9,7 +11,7 @@ from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
 from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
 from svdcompress.train._shrink import shrink
-from svdcompress.train._state import StateFile, mix, seed_everything, write_atomically
+from svdcompress.train._state import StateFile, mix, seed_everything
 
 __all__ = [
     "Bars",
@@ -29,6 +31,7 @@ __all__ = [
     "make_accelerator",
     "make_optimizer",
     "mix",
+    "out_of_memory",
     "reach",
     "score",
     "seed_everything",

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
-from svdcompress.errors import DataError, Interrupted, TrainingError
+from svdcompress.errors import CheckpointError, DataError, Interrupted, SvdcError, TrainingError, shortened
 from svdcompress.objective import ELBO, kl_divergence
 from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
 from svdcompress.sources import Examples, Loss, call, to_device
 from svdcompress.train._distill import Teacher
+from svdcompress.train._failed import explained_failure
 from svdcompress.train._gradients import nothing
 from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
@@ -134,6 +135,13 @@ class Loop:
                     best.score, best.weights = _Best().score, None  # those of another shape
                 if self.rank == 0 and (shrunk or epoch == epochs or file.due()):
                     file.save(self._state(epoch, result, best))
+        except (SvdcError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # whatever the user's model, data or machine raises
+            found = explained_failure(error, self.stage, self.settings.batch_size, self.kept)
+            if found is None:
+                raise
+            raise found from error
         finally:
             self._unwrap()
             model.eval()
@@ -285,6 +293,15 @@ class Loop:
         }
 
     def _restore(self, saved: dict[str, Any], result: Fit, best: _Best) -> int:
+        try:
+            return self._taken(saved, result, best)
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            reason = shortened(f"{type(error).__name__}: {error}")
+            raise CheckpointError(
+                f"{self.file.path}: damaged, or of another model ({reason}); remove it to start this stage again"
+            ) from error
+
+    def _taken(self, saved: dict[str, Any], result: Fit, best: _Best) -> int:
         if saved["stage"] != self.stage:
             raise TrainingError(f"the saved state belongs to the stage {saved['stage']}, not to {self.stage}")
         if saved.get("surgery"):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from svdcompress.convert import variational_layers
+from svdcompress.errors import ModelError
 from svdcompress.recipe import LrSchedule, Training, in_epochs
 
 
@@ -16,6 +17,11 @@ def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | 
     noise = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
     means = [p for p in model.parameters() if p.requires_grad and id(p) not in noise]
     spreads = [p for p in noise.values() if p.requires_grad]
+    if not means and not spreads:
+        raise ModelError(
+            "model: all its parameters are frozen (requires_grad is False): there is nothing to train; leave some to be trained, "
+            "in the factory that makes it"
+        )
     groups = [{"params": means, "weight_decay": settings.weight_decay}] if means else []
     if spreads:
         groups.append({"params": spreads, "lr": lr_log_sigma2 or settings.lr, "weight_decay": 0.0})

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import random
 import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from svdcompress.errors import CheckpointError, OutputError
+from svdcompress.errors import CheckpointError, explained, shortened
+from svdcompress.files import write_atomically
 
 SHARE_OF_TIME = 0.1
 """Saving may take up to this share of the time: quick epochs are not all saved, as training repeats exactly anyway."""
@@ -35,22 +34,6 @@ def seed_everything(*parts: int | str) -> None:
         numpy.random.seed(mixed)
     except ImportError:
         pass
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Call `write(temporary path)` and move the result to `path`: readers see the old file or the new, never a part.
-
-    Raises OutputError when there is no space or no permission.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written ({error}); free some space or choose another place with --out") from error
 
 
 class StateFile:
@@ -76,9 +59,59 @@ class StateFile:
 
     def load(self) -> dict[str, Any] | None:
         """The state, or None if there is none. Raises CheckpointError for a damaged file."""
+        state = self._content()
+        if state is None:
+            return None
+        try:
+            _Saved.model_validate({name: value for name, value in state.items() if isinstance(name, str)})
+        except ValidationError as error:
+            raise self._damaged(explained(error)) from None
+        return state
+
+    def epochs(self) -> float | None:
+        """How many epochs the state has done, or None if there is none. Raises CheckpointError for a damaged file."""
+        state = self._content()
+        if state is None:
+            return None
+        done = state.get("epoch")
+        if isinstance(done, bool) or not isinstance(done, int) or done < 0:
+            raise self._damaged(f"it has done {done!r} epochs")
+        return done
+
+    def _content(self) -> dict[str, Any] | None:
         if self.path is None or not self.path.exists():
             return None
         try:
-            return torch.load(self.path, map_location="cpu", weights_only=True)
-        except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{self.path}: damaged ({error}); remove it to start this stage again") from error
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except Exception as error:  # on noise the unpickler fails in any way
+            raise self._damaged(f"{type(error).__name__}: {error}") from error
+        if not isinstance(state, dict):
+            raise self._damaged(f"it holds a {type(state).__name__}")
+        return state
+
+    def _damaged(self, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: damaged ({shortened(reason)}); remove it to start this stage again")
+
+
+class _Chosen(BaseModel):
+    """The best epoch so far."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    score: Annotated[list[float], Field(min_length=2, max_length=2)]
+    epoch: Annotated[int, Field(ge=0)]
+    weights: dict[str, Any] | None
+
+
+class _Saved(BaseModel):
+    """What `Loop` saves, as far as its types go; whether tensors fit the model is seen when it takes them."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    stage: str
+    epoch: Annotated[int, Field(ge=0)]
+    steps: Annotated[int, Field(ge=0)]
+    model: dict[str, Any]
+    surgery: dict[str, Any] = {}
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any] | None
+    history: list[dict[str, Any]]
+    best: _Chosen

@@ -39,11 +39,12 @@ def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batche
     return {name: batches for name, batches in changed.items() if _differ(some, batches)}
 
 
-def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 2000) -> Batches:
+def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 2000, *, trust_code: bool = False) -> Batches:
     """Images (B, C, H, W) of another data set as a run's inputs, up to about `limit` of them: resized, made grey (by the luma
     of ITU-R BT.601) or colour, and prepared by the run's transforms: CIFAR for a net of digits.
 
     preprocessing: of the run, as in `Data.preprocessing`; its `input_shape` says what the images have to become.
+    trust_code: whether its transforms may be Python functions, see `svdcompress.sources.preprocess`.
     Raises DataError where the run or the other data have no images.
     """
     shape = preprocessing.get("input_shape") or ()
@@ -56,7 +57,8 @@ def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 
         if tensor.shape[1] == 3 and shape[0] == 1:
             tensor = (tensor * tensor.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
         tensor = tensor.expand(-1, shape[0], -1, -1)
-        return preprocess(F.interpolate(tensor, list(shape[1:]), mode="bilinear", antialias=True), preprocessing)
+        resized = F.interpolate(tensor, list(shape[1:]), mode="bilinear", antialias=True)
+        return preprocess(resized, preprocessing, trust_code=trust_code)
 
     return _changed(head(images, limit), change, 0)
 

@@ -210,7 +210,7 @@ def test_the_threshold_of_the_command_line_wins_and_may_come_late(place, monkeyp
     svdc("sparsify", "mine.yaml", "--threshold", 5, "--set", "relevance.candidates=[4, 6]", "--out", "new")
     (place / "old" / "state").mkdir(parents=True)
     (place / "old" / "recipe.yaml").write_text(recipe)
-    svdc("sparsify", "--resume", "--out", "old", "--threshold", 5)
+    svdc("sparsify", "--resume", "--out", "old", "--threshold", 5, "--trust-code")
     svdc("sparsify", "mine.yaml", "--out", "new")
     found = [(made.convert.threshold, made.relevance.threshold, made.relevance.candidates) for made in runs]
     assert found == [(5, 5, []), (5, 5, [4, 6]), (3, 5, []), (3, 2, [1, 2])]

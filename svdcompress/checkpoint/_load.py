@@ -1,0 +1,145 @@
+"""From a file onto a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from svdcompress.checkpoint._manifest import read_manifest
+from svdcompress.checkpoint._problems import OPTIONAL, problems
+from svdcompress.checkpoint._save import SETTINGS
+from svdcompress.checkpoint._undo import unchanged_on_error
+from svdcompress.convert import fold_like, leave_fused_paths
+from svdcompress.errors import CheckpointError, shortened
+from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, keep_channels, variational_class
+
+_NOISE = {"BernoulliDropout": BernoulliDropout, "GaussianDropout": GaussianDropout}
+
+
+def load(path: str | Path, model: nn.Module) -> nn.Module:
+    """Load what `save` wrote onto a fresh model of the same factory, dense or converted, in place; returns the model.
+
+    Exact to the bit, the tensors' dtypes included; each tensor stays on the model's device. Raises CheckpointError for a
+    file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was.
+    """
+    manifest = read_manifest(path)
+    try:
+        with safe_open(str(path), "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        tensors.update({alias: tensors[name] for alias, name in manifest["ties"].items()})
+        plain = {name: model.get_submodule(name) for name in manifest.get("folded", {}) if _has(model, name)}
+    except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{path}: damaged ({reason})") from error
+    try:
+        with unchanged_on_error(model):
+            found = [*_fold(plain, manifest, tensors), *problems(model, manifest, tensors)]
+            if found:
+                more = f" (and {len(found) - 6} more)" if len(found) > 6 else ""
+                text = "; ".join(shortened(problem, 300) for problem in found[:6])
+                raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {text}{more}")
+            _apply(model, manifest, tensors)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{path}: damaged, or made for another model than {type(model).__name__} ({reason})") from error
+    return model
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    return any(name == own for own, _ in model.named_modules(remove_duplicate=False))
+
+
+def _fold(plain: Mapping[str, nn.Module], manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Make plain layers of those that were plain when they were saved, and derived in the factory's model."""
+    for name, module in plain.items():
+        try:
+            fold_like(module, manifest["folded"][name], f"{name}.bias".lstrip(".") in tensors)
+        except ValueError as error:
+            yield f"{name}: {error}"
+
+
+def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    _convert(model, manifest)
+    take_attributes(model, manifest["surgery"])
+    for name, tensor in tensors.items():
+        _set(model, name, tensor)
+    for name, module in model.named_modules():
+        if isinstance(module, VariationalLayer):
+            for key in OPTIONAL:
+                if f"{name}.{key}".lstrip(".") not in tensors:
+                    setattr(module, key, None)
+            module.train(module.training)  # forget what it derived from its old weights
+    for name, module in model.named_modules():
+        _check_lengths(name, module)
+
+
+def _check_lengths(name: str, module: nn.Module) -> None:
+    """Raises ValueError where a layer's own lengths are not those of its weight: whoever reads them would go wrong."""
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return
+    own: Any = module
+    if isinstance(module, nn.Linear):
+        expected: tuple[int, ...] = (own.out_features, own.in_features)
+    elif isinstance(module, nn.modules.conv._ConvNd):
+        if own.groups < 1 or own.in_channels % own.groups or own.out_channels % own.groups:
+            raise ValueError(f"{name}: {own.groups} groups of {own.in_channels} and {own.out_channels} channels")
+        first, second = (own.in_channels, own.out_channels) if own.transposed else (own.out_channels, own.in_channels)
+        expected = (first, second // own.groups, *own.kernel_size)
+    else:
+        return
+    if tuple(weight.shape) != expected:
+        raise ValueError(f"{name}: a weight of shape {tuple(weight.shape)}, where its lengths say {expected}")
+
+
+def take_attributes(model: nn.Module, surgery: dict[str, Any]) -> None:
+    """Set what pruning changed of the modules beside their tensors (in_features, num_heads ...), as `surgery` records it, and
+    leave the record with the model, in place."""
+    for name, attributes in surgery.get("attributes", {}).items():
+        module = model.get_submodule(name)
+        for attribute, value in attributes.items():
+            old = getattr(module, attribute)
+            setattr(module, attribute, type(old)(value) if isinstance(old, tuple | list) else value)
+    for name, kept in surgery.get("kept", {}).items():
+        keep_channels(model.get_submodule(name), kept["dim"], kept["kept"])
+    object.__setattr__(model, "surgery", surgery)
+
+
+def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
+    shared: dict[int, Any] = {}
+    for name, layer in manifest["layers"].items():
+        module = model.get_submodule(name)
+        own = {key: layer[key] for key in SETTINGS}
+        if not isinstance(module, VariationalLayer):
+            start = shared.get(id(module.weight), 0.0)
+            kind: Any = variational_class(type(module))
+            module = kind.from_dense(module, log_sigma2=start, **own)
+        for key, value in own.items():
+            setattr(module, key, value)
+        shared[id(module.weight)] = module.log_sigma2
+    leave_fused_paths(model)
+    for name, layer in manifest["dropout"].items():
+        old = model.get_submodule(name)
+        if type(old).__name__ != layer["class"]:
+            parent, _, key = name.rpartition(".")
+            new = _NOISE[layer["class"]](layer["p"], channels=layer["channels"])
+            setattr(model.get_submodule(parent), key, new.train(old.training))
+
+
+def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in its place; parameters keep their identity, ties, device and `requires_grad`."""
+    prefix, _, key = name.rpartition(".")
+    module: Any = model.get_submodule(prefix)
+    old = getattr(module, key, None)
+    if isinstance(old, Tensor):
+        old.data = tensor.to(old.device, copy=True)
+    elif key == "bias":
+        module.bias = nn.Parameter(tensor.to(module.weight.device, copy=True), requires_grad=module.weight.requires_grad)
+    else:
+        setattr(module, key, tensor.to(module.weight.device, copy=True))

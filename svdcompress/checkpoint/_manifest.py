@@ -1,0 +1,115 @@
+"""The manifest of a checkpoint: what it may say, checked once, when it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+
+from svdcompress.errors import CheckpointError, explained, shortened
+from svdcompress.files import parse_json
+
+FORMAT = 1
+KEY = "svdcompress"
+
+LONGEST = 2**26
+"""Bytes that a manifest may have: one of ten thousand layers has about a megabyte."""
+
+
+def _a_number(value: float) -> float:
+    """Infinity is a limit that nothing reaches; NaN is none."""
+    if value != value:
+        raise ValueError("NaN is no limit")
+    return value
+
+
+Length = Annotated[int, Field(ge=0, lt=2**40)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Limit = Annotated[float, AfterValidator(_a_number)]
+
+
+class _Part(BaseModel):
+    """Values are of their own types: no text for a number, no number for a flag. Further keys may be there."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class Layer(_Part):
+    """A variational layer."""
+
+    class_: str = Field(alias="class")
+    prior: str
+    share: dict[str, Finite] | list[str] | str
+    threshold: dict[str, Limit] | Limit
+    variance_dtype: str
+
+
+class Noise(_Part):
+    """A layer of noise that drew, or may draw, in `eval()`."""
+
+    class_: Literal["BernoulliDropout", "GaussianDropout"] = Field(alias="class")
+    p: Annotated[float, Field(ge=0, lt=1)]
+    channels: bool
+
+
+class Kept(_Part):
+    """Channels that are kept of what a module returns, along a dimension."""
+
+    dim: int
+    kept: list[Length]
+
+
+class Surgery(_Part):
+    """What pruning changed: integer attributes by module, shapes by tensor, channels kept of modules' outputs."""
+
+    attributes: dict[str, dict[str, Length | list[Length]]] = {}
+    shapes: dict[str, list[Length]] = {}
+    kept: dict[str, Kept] = {}
+
+
+class Manifest(_Part):
+    """All of it."""
+
+    format: Annotated[int, Field(ge=1, le=FORMAT)]
+    model: str = ""
+    layers: dict[str, Layer]
+    dropout: dict[str, Noise]
+    folded: dict[str, str] = {}
+    surgery: Surgery
+    shapes: dict[str, list[Length]] = {}
+    ties: dict[str, str]
+    versions: dict[str, str] = {}
+    extra: dict[str, Any] = {}
+
+
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """The manifest of a file that `save` wrote. Raises CheckpointError, naming the field, for a missing, truncated or foreign
+    file and for a manifest that is not as `save` writes it."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a safetensors file, or truncated ({shortened(str(error))})") from error
+    if KEY not in metadata:
+        raise CheckpointError(f"{path}: has no svdcompress manifest; load a dense checkpoint with svdcompress.sources instead")
+    if len(metadata[KEY]) > LONGEST:
+        raise CheckpointError(f"{path}: a manifest of {len(metadata[KEY]):,} characters; at most {LONGEST:,} are read")
+    try:
+        manifest = parse_json(metadata[KEY], finite=False)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its manifest cannot be read ({shortened(str(error))})") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path}: its manifest is a {type(manifest).__name__}, not an object")
+    number = manifest.get("format")
+    if type(number) is not int or not 1 <= number <= FORMAT:
+        raise CheckpointError(f"{path}: format {shortened(repr(number), 40)}; this version reads up to {FORMAT}")
+    try:
+        Manifest.model_validate(manifest)
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: its manifest is damaged: {explained(error)}") from None
+    return manifest

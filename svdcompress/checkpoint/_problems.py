@@ -1,0 +1,152 @@
+"""Everything that speaks against loading a file onto a model, found before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ModelError
+from svdcompress.layers import (
+    DROPOUT_CLASSES,
+    VARIATIONAL_CLASSES,
+    BernoulliDropout,
+    GaussianDropout,
+    VariationalLayer,
+    check_prior,
+    check_variance_dtype,
+    class_name,
+    known_class,
+    parse_share,
+    parse_threshold,
+    register_loaded,
+    variational_class,
+)
+from svdcompress.sources import FLOATS, finite_as
+
+OPTIONAL = ("mask", "bias_sigma2")
+"""Buffers that a variational layer may have."""
+
+_FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
+
+
+def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Everything that speaks against loading, before anything is touched."""
+    register_loaded()
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, layer in manifest["layers"].items():
+        yield from _layer_problem(name, layer, modules)
+    for name, module in model.named_modules():
+        if isinstance(module, VariationalLayer) and name not in manifest["layers"]:
+            yield f"{name}: variational in the model, dense in the file"
+    for name in manifest["dropout"]:
+        if not isinstance(modules.get(name), (*DROPOUT_CLASSES, BernoulliDropout, GaussianDropout)):
+            yield f"{name}: no dropout layer in the model"
+    shapes = manifest["surgery"].get("shapes", {})
+    for name, attributes in manifest["surgery"].get("attributes", {}).items():
+        if name not in modules or any(not hasattr(modules[name], key) for key in attributes):
+            yield f"{name or 'the model'}: lacks one of the attributes {sorted(attributes)}"
+        elif any(not _like(getattr(modules[name], key), value) for key, value in attributes.items()):
+            yield f"{name or 'the model'}: attributes {attributes} are no lengths as the model has them"
+    for name in manifest["surgery"].get("kept", {}):
+        if name not in modules:
+            yield f"{name}: no module of the model, some of whose channels are kept"
+    state = model.state_dict(keep_vars=True)
+    yield from _name_problems(state, manifest, tensors, shapes)
+    for name in sorted(set(state) & set(tensors)):
+        yield from _tensor_problem(name, state[name], tensors[name], shapes)
+    for name, tensor in tensors.items():
+        yield from _value_problem(name, tensor, state.get(name))
+    kept: dict[int, str] = {}
+    for name, value in state.items():
+        other = kept.setdefault(id(value), name) if isinstance(value, Tensor) else name
+        if other != name and name in tensors and other in tensors and not _equal(tensors[name], tensors[other]):
+            yield f"{name}: one tensor with {other} in the model, another in the file"
+
+
+def _like(own: Any, stored: Any) -> bool:
+    """Whether a stored attribute may take the place of the model's: an integer for one, or as many integers for a tuple."""
+    if type(own) is int:
+        return type(stored) is int
+    alike = isinstance(own, tuple | list) and isinstance(stored, list) and len(own) == len(stored)
+    return alike and all(type(part) is int for part in (*own, *stored))
+
+
+def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    module = modules.get(name)
+    if layer["class"] not in {kind.__name__ for kind in VARIATIONAL_CLASSES.values()}:
+        yield f"{name}: unknown layer class {layer['class']!r}"
+    elif module is None or _class_of(module) != layer["class"]:
+        found = type(modules[name]).__name__ if name in modules else "no such layer"
+        yield f"{name}: {layer['class']} in the file, {found} in the model"
+    else:
+        try:
+            check_prior(layer["prior"])
+            check_variance_dtype(layer["variance_dtype"])
+            parse_share(layer["share"])
+            parse_threshold(layer["threshold"])
+        except ModelError as error:
+            yield f"{name}: {error}"
+
+
+def _class_of(module: nn.Module) -> str | None:
+    """The variational class of a module that is dense or converted, as a file tells it; None where there is none."""
+    if isinstance(module, VariationalLayer):
+        return class_name(module)
+    known = known_class(type(module)) if variational_class(type(module)) else None
+    return None if known is None else VARIATIONAL_CLASSES[known].__name__
+
+
+def _name_problems(
+    state: Mapping[str, Any], manifest: dict[str, Any], tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]
+) -> Iterator[str]:
+    variational = set(manifest["layers"])
+    for name in sorted(set(state) - set(tensors)):
+        prefix, _, key = name.rpartition(".")
+        if not (prefix in variational and key in OPTIONAL):
+            yield f"{name}: missing in the file"
+    for name in sorted(set(tensors) - set(state)):
+        prefix, _, key = name.rpartition(".")
+        made_by_pruning = key == "bias" and name in shapes
+        if not (made_by_pruning or (key in _FOLLOWS and _canonical_in(variational, prefix, manifest))):
+            yield f"{name}: not in the model"
+
+
+def _canonical_in(variational: set[str], prefix: str, manifest: dict[str, Any]) -> bool:
+    """Whether a name is that of a variational layer, or of a second name of one."""
+    key = f"{prefix}.weight" if prefix else "weight"
+    return prefix in variational or manifest["ties"].get(key, "").rpartition(".")[0] in variational
+
+
+def _tensor_problem(name: str, own: Any, stored: Tensor, shapes: Mapping[str, Any]) -> Iterator[str]:
+    prefix, _, key = name.rpartition(".")
+    leader = f"{prefix}.{_FOLLOWS.get(key, key)}" if prefix else _FOLLOWS.get(key, key)
+    if own.shape != stored.shape and list(stored.shape) != shapes.get(leader):
+        yield f"{name}: shape {tuple(stored.shape)} in the file, {tuple(own.shape)} in the model"
+    elif not (own.is_floating_point() and stored.dtype in FLOATS) and own.dtype != stored.dtype:
+        yield f"{name}: {stored.dtype} in the file, {own.dtype} in the model"
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a is b or (
+        a.shape == b.shape and a.dtype == b.dtype and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
+    )
+
+
+def _value_problem(name: str, stored: Tensor, own: Any) -> Iterator[str]:
+    """What a file may not hold wherever it goes: types that nothing computes in, and numbers that are none.
+
+    Infinities that the model's own factory put into the same places, as in a causal mask, are meant.
+    """
+    if stored.is_complex() or (stored.is_floating_point() and stored.dtype not in FLOATS):
+        yield f"{name}: {stored.dtype}, which is not read; weights are float32, float64, float16 or bfloat16"
+    elif own is None and not name.endswith("mask") and stored.dtype not in FLOATS:
+        yield f"{name}: {stored.dtype}, but weights are floating-point numbers"
+    elif name.endswith("mask") and own is None and stored.dtype is not torch.bool:
+        yield f"{name}: {stored.dtype}, but a mask is of {torch.bool}"
+    elif not finite_as(stored, own):
+        yield f"{name}: holds values that are not finite (NaN or infinite)"
+    elif name.endswith("bias_sigma2") and own is None and bool((stored < 0).any()):
+        yield f"{name}: holds a variance below 0"

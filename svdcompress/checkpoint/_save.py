@@ -1,0 +1,77 @@
+"""From a model to a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from svdcompress.checkpoint._manifest import FORMAT, KEY
+from svdcompress.convert import folded
+from svdcompress.errors import CheckpointError, UsageError
+from svdcompress.files import write_atomically
+from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, class_name
+from svdcompress.version import __version__
+
+SETTINGS = ("prior", "share", "threshold", "variance_dtype")
+"""Attributes of a variational layer that the manifest keeps."""
+
+
+def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    """Write a model's parameters and buffers, and what makes it variational and pruned; the file appears whole or not at all.
+
+    extra: JSON-able, kept in the manifest under "extra".
+    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state is not made of tensors alone,
+    OutputError if the file cannot be written.
+    """
+    tensors, ties = _state(model)
+    manifest = _manifest(model, tensors, ties, dict(extra or {}))
+    try:
+        text = json.dumps(manifest)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"extra: not JSON-able ({error})") from error
+    metadata = {KEY: text}  # one entry: safetensors writes several in any order
+    write_atomically(Path(path), lambda temporary: save_file(tensors, str(temporary), metadata))
+
+
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The distinct tensors of a model's state, and {name: name under which it is kept} of the shared ones."""
+    tensors: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{name}: holds a {type(value).__name__}, which only a pickle could save")
+        if id(value) in first:
+            ties[name] = first[id(value)]
+        else:
+            first[id(value)] = name
+            tensors[name] = value.detach().cpu().contiguous().clone()
+    return tensors, ties
+
+
+def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, str], extra: dict[str, Any]) -> dict[str, Any]:
+    layers, dropout = {}, {}
+    for name, module in model.named_modules():
+        if isinstance(module, VariationalLayer):
+            own = {key: getattr(module, key) for key in SETTINGS}
+            layers[name] = {"class": class_name(module), **own}
+        elif isinstance(module, BernoulliDropout | GaussianDropout):
+            dropout[name] = {"class": type(module).__name__, "p": module.p, "channels": module.channels}
+    return {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "layers": layers,
+        "dropout": dropout,
+        "folded": folded(model),
+        "surgery": getattr(model, "surgery", None) or {},
+        "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
+        "ties": ties,
+        "versions": {"svdcompress": __version__, "torch": torch.__version__},
+        "extra": extra,
+    }

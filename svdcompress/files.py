@@ -1,0 +1,128 @@
+"""Files that appear whole or not at all, bounded JSON, and sizes that are looked at before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from svdcompress.errors import OutputError
+
+TEMPORARY = ".svdc-tmp"
+"""How the names of files end that are being written; a kill may leave one behind, which `sweep` removes."""
+
+DEEPEST = 64
+"""Levels to which the JSON and YAML that are read may nest; our own has fewer than twenty."""
+
+INFLATES = 1032
+"""How many bytes one byte of deflated data can become at most."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Call `write(temporary path)` and move the result to `path`: readers see the old file or the new, never a part.
+
+    The file gets the mode that the umask leaves to a new one, whatever `write` made it with. Raises OutputError when there is
+    no space or no permission.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        write(temporary)
+        temporary.chmod(0o666 & ~umask())
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError | RuntimeError) or type(error).__name__ == "SafetensorError":
+            raise OutputError(f"{path}: cannot be written ({error}); free some space or choose another place") from error
+        raise
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file in one step: a reader, or a crash, sees the old file or the new one. Raises OutputError."""
+    write_atomically(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return Path(path)
+
+
+def umask() -> int:
+    """The process's umask."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file (or folder) is one that was being written when its process was killed."""
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder."""
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        if is_temporary(path):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """The value of a JSON text. Raises ValueError for whatever is none, for deep nesting, and for NaN and infinity (unless
+    `finite` is False).
+
+    A key that occurs twice in one object is an error too: which of the two was meant cannot be known.
+    """
+    strict: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite} if finite else {}
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(text, object_pairs_hook=_once, **strict)
+    except RecursionError as error:
+        raise ValueError(f"nested more than {DEEPEST} deep") from error
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError for lists and mappings that nest more than DEEPEST deep."""
+    waiting = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
+        inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        waiting += [(part, depth + 1) for part in inner if isinstance(part, dict | list)]
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is beyond what a number can be")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} occurs twice")
+    return found
+
+
+def memory() -> int:
+    """Bytes that this machine could still give (all it has, where that is not known; 16 GiB where nothing is)."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+        return found["MemAvailable"]
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 16 * 2**30

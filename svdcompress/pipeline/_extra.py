@@ -1,0 +1,57 @@
+"""What a run's files say beside tensors and figures, as schemas: checked once, where they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Length = Annotated[int, Field(ge=1, lt=2**31)]
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Part(BaseModel):
+    """Values are of their own types; further keys may be there."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class Preprocessing(_Part):
+    """How inputs are read and prepared, as in `Data.preprocessing`."""
+
+    transform: list[str | dict[str, Any]] = []
+    columns: list[str] | None = None
+    categories: dict[str, list[str]] = {}
+    target: str | list[str] | None = None
+    tokenizer: str | None = None
+    text: str | None = None
+    max_length: Length | None = None
+    image_size: Annotated[list[Length], Field(min_length=2, max_length=2)] | None = None
+    target_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    input_shape: list[Index] | None = None
+
+
+class Selected(_Part):
+    """Which inputs a pruned model still reads, and along which dimension."""
+
+    inputs_kept: list[Index] | None = None
+    inputs_dim: Index | None = None
+
+
+class Extra(_Part):
+    """`extra` of the manifest of a run's model."""
+
+    preprocessing: Preprocessing | None = None
+    classes: list[str] | None = None
+    tau: float | None = None
+    inputs: Selected | None = None
+
+
+class Facts(_Part):
+    """`state/run.json`."""
+
+    seconds: dict[str, float] = {}
+    pruning: Selected | None = None
+    torch_threads: Length | None = None
+    finished: bool = False

@@ -1,0 +1,97 @@
+"""YAML that says one thing only and stays small: no key twice, no aliases that multiply, no depth without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from svdcompress.errors import shortened
+from svdcompress.files import DEEPEST
+
+LONGEST = 2**20
+"""Characters of a YAML text; recipes have some thousand."""
+
+MOST = 100_000
+"""Values in a YAML text, each alias counted as what it stands for."""
+
+
+class TooLarge(yaml.YAMLError):
+    """A text that is longer, deeper or, its aliases followed, larger than any recipe. problem: which of them."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, refusing a key that occurs twice: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float | bool | None):
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {shortened(str(key), 60)!r} occurs twice", key_node.start_mark
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text, with `safe_load`'s types. Raises yaml.YAMLError for anything else.
+
+    An alias may stand for a value, but all of them together not for more than MOST values.
+    """
+    if len(text) > LONGEST:
+        raise TooLarge(f"{len(text):,} characters; at most {LONGEST:,} are read")
+    _check_events(text)
+    try:
+        return yaml.load(text, _Loader)
+    except (ValueError, OverflowError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
+        # numbers of thousands of digits, dates that do not exist, values of tags that do not fit them
+        raise TooLarge(f"a value that cannot be read ({shortened(str(error))})") from error
+
+
+def _check_events(text: str) -> None:
+    """Depth, and size with aliases followed, from the parser's events alone: nothing is built."""
+    sizes: dict[str, int] = {}
+    stack: list[tuple[str | None, int]] = []  # of each open collection: its anchor, and its size so far
+    total = 0
+
+    def add(size: int) -> None:
+        nonlocal total
+        if stack:
+            anchor, own = stack[-1]
+            stack[-1] = (anchor, own + size)
+            size = own + size
+        else:
+            total += size
+        if size > MOST or total > MOST:
+            raise TooLarge(f"more than {MOST:,} values, its aliases followed")
+
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                if any(anchor == event.anchor for anchor, _ in stack):
+                    raise TooLarge("a value that holds itself")
+                add(sizes.get(event.anchor, 1))
+            elif isinstance(event, yaml.ScalarEvent):
+                if event.anchor:
+                    sizes[event.anchor] = 1
+                add(1)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                stack.append((event.anchor, 1))
+                if len(stack) > DEEPEST:
+                    raise TooLarge(f"nested more than {DEEPEST} deep")
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, size = stack.pop()
+                if anchor:
+                    sizes[anchor] = size
+                add(size)
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise TooLarge(f"what cannot be read ({shortened(str(error))})") from error

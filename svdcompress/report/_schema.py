@@ -1,0 +1,148 @@
+"""What `report.json` may hold, as far as the table and the page read it: checked when a file is read, further keys allowed."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+Number = float | None
+Count = Annotated[int, Field(ge=0)]
+Shape = list[Count] | None
+
+
+def _beside(name: str) -> str:
+    """A file of the run's folder itself, and a picture: a report takes in what it names."""
+    if PurePath(name).name != name or "\\" in name or PurePath(name).suffix not in (".png", ".svg", ".jpg", ".jpeg"):
+        raise ValueError("a PNG, SVG or JPEG file of the folder itself is needed")
+    return name
+
+
+class _Part(BaseModel):
+    """Values are of their own types: no text for a number."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class Side(_Part):
+    """`dense` and `sparse`."""
+
+    metrics: dict[str, Number] | None = None
+    validation: dict[str, Number] | None = None
+    parameters: Count | None = None
+    nonzero: Count | None = None
+    weights: Count | None = None
+    weights_nonzero: Count | None = None
+    bytes: Count | None = None
+    macs: Count | None = None
+    latency_ms: dict[str, Number] | None = None
+
+
+class Layer(_Part):
+    """One of `layers`."""
+
+    name: str
+    shape_before: Shape = None
+    shape_after: Shape = None
+    sparsity: Number = None
+    inputs_before: Count | None = None
+    inputs: Count | None = None
+    outputs_before: Count | None = None
+    outputs: Count | None = None
+
+
+class Group(_Part):
+    """One of `pruning.groups`."""
+
+    name: str
+    removed: Count | None = None
+    kept: Count
+    units: Count | None = None
+    kept_unrounded: Count | None = None
+    reason: str | None = None
+
+
+class Pruning(_Part):
+    """`pruning`."""
+
+    groups: list[Group] | None = None
+    max_error: Number = None
+    seconds: Number = None
+    inputs_kept: list[Count] | None = None
+    inputs_gathered: bool | None = None
+    round_to: Count | None = None
+    rounded: bool | None = None
+    parameters_after: Count | None = None
+    parameters_unrounded: Count | None = None
+    notes: list[str] | None = None
+
+
+class Histogram(_Part):
+    """One of `log_alpha`."""
+
+    edges: Annotated[list[float], Field(min_length=2)]
+    counts: Annotated[list[float], Field(min_length=1)]
+    threshold: Number = None
+    share: str | None = None
+
+
+class Epoch(_Part):
+    """One of `history`."""
+
+    stage: str
+    epoch: float
+    loss: Number = None
+    nll: Number = None
+    kl: Number = None
+    beta: Number = None
+    sparsity: Number = None
+    lr: Number = None
+    val_error: Number = None
+
+
+class Picture(_Part):
+    """One of `pictures`."""
+
+    file: Annotated[str, AfterValidator(_beside)]
+    title: str | None = None
+    caption: str | None = None
+
+
+class Filters(_Part):
+    """One of `filters`."""
+
+    before: list[Any]
+    after: list[Any]
+
+
+class Results(_Part):
+    """All of it."""
+
+    name: str | None = None
+    description: str | None = None
+    created: str | None = None
+    task: str | None = None
+    experiment: str | None = None
+    recipe: str | None = None
+    seed: int | None = None
+    device: str | None = None
+    processes: Count | None = None
+    threads: Count | None = None
+    torch_threads: Count | None = None
+    versions: dict[str, str | None] | None = None
+    seconds: dict[str, float] | None = None
+    warnings: list[str] | None = None
+    examples: dict[str, Count] | None = None
+    dense: Side | None = None
+    sparse: Side | None = None
+    compression: dict[str, float | dict[str, Number] | None] | None = None
+    layers: list[Layer] | None = None
+    parity: dict[str, Number] | None = None
+    history: list[Epoch] | None = None
+    log_alpha: dict[str, Histogram] | None = None
+    threshold_curve: list[dict[str, Any]] | None = None
+    calibration: dict[str, dict[str, Any] | None] | None = None
+    pruning: Pruning | None = None
+    filters: dict[str, Filters] | None = None
+    pictures: list[Picture] | None = None

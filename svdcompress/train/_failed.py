@@ -1,0 +1,53 @@
+"""What a user's own model, loss or machine can make of a training step, said in the user's terms."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from pathlib import Path
+
+import torch
+
+from svdcompress.errors import ModelError, SvdcError, TrainingError, shortened
+
+_LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left, on the processor or an accelerator."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
+
+
+def explained_failure(error: Exception, stage: str, batch_size: int, kept: str) -> SvdcError | None:
+    """The error in the user's terms, or None where it can only be the package's own. kept: what is left of the training."""
+    reason = f"{type(error).__name__}: {shortened(str(error).strip().partition(chr(10))[0])}"
+    frames = traceback.extract_tb(error.__traceback__)
+    kind: type[SvdcError] = TrainingError
+    if out_of_memory(error):
+        text = (
+            f"out of memory in a batch of {batch_size}: lower {stage}.batch_size, with {stage}.accumulate as many times higher "
+            "for steps of the same size"
+        )
+    elif "Expected more than 1 value per channel" in str(error):
+        text = (
+            f"batch normalisation needs two examples in a batch, and one had a single one: set {stage}.batch_size to 2 or more, "
+            f"and see that there is more than one training example ({reason})"
+        )
+    elif (own := [f for f in frames if _of_user(f.filename)]) and not frames[-1].filename.startswith(_PACKAGE):
+        kind, text = ModelError, f"{own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {reason}"
+    elif any(frame.name == "_call_impl" for frame in frames) and not frames[-1].filename.startswith(_PACKAGE):
+        kind, text = ModelError, f"the model failed on a batch: {reason}"
+    else:
+        return None
+    found = kind(f"{stage}: {text}. {kept}")
+    found.resumable = True
+    return found
+
+
+def _of_user(file: str) -> bool:
+    return not file.startswith((_PACKAGE, "<")) and not any(part in file for part in _LIBRARIES)
