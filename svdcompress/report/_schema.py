@@ -136,7 +136,7 @@ class Results(_Part):
     examples: dict[str, Count] | None = None
     dense: Side | None = None
     sparse: Side | None = None
-    compression: dict[str, float | None | dict[str, Number]] | None = None
+    compression: dict[str, float | dict[str, Number] | None] | None = None
     layers: list[Layer] | None = None
     parity: dict[str, Number] | None = None
     history: list[Epoch] | None = None

@@ -23,7 +23,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
 """What Pillow may take a file for, whatever its name: others run programs (EPS), or are seldom used and seldom tested."""
 
 MOST_PIXELS = 2**26
-"""Pixels of one image; a small file can promise any number of them."""
+"""Pixels of one image; a small file can promise any number."""
 
 IN_MEMORY_BYTES = 2**30
 """Folders whose decoded images are larger than this are read anew in each epoch, by loader processes."""
@@ -42,7 +42,9 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
             with image_module.open(source, formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > MOST_PIXELS:
-                    raise DataError(f"data: {origin}: {width:,} x {height:,}; images of at most {MOST_PIXELS:,} pixels are read")
+                    raise DataError(
+                        f"data: {origin}: {width:,} x {height:,}; images of at most {MOST_PIXELS:,} pixels are read"
+                    )
                 return pixels(image, size)
     except DataError:
         raise

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,7 +34,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="make this mutation alone, and let its error through")
     parser.add_argument("--no-results", action="store_true", help="write no files")
     given = parser.parse_args()
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="svdc-fuzz-") as name:
         folder = Path(name)
         known = formats(folder)
@@ -68,20 +69,22 @@ def line(name: str, count: Count) -> str:
     return f"| {name} | {count.tried:,} | {count.refused:,} | {count.right:,} | {len(count.faults):,} |"
 
 
-def write(found: dict[str, dict[str, object]], given: argparse.Namespace) -> None:
+def write(found: dict[str, dict[str, Any]], given: argparse.Namespace) -> None:
     """The table into reliability.md, between marks of its own, and everything into reliability_fuzz.json."""
     path, kept = RESULTS / "reliability.md", RESULTS / "reliability_fuzz.json"
     before = json.loads(kept.read_text()) if kept.is_file() else {}
     found = {name: {**before, **found}[name] for name in NAMES if name in {**before, **found}}
     kept.write_text(json.dumps(found, indent=1) + "\n")
-    rows = [line(name, Count(**{key: entry[key] for key in ("tried", "refused", "right", "faults")})) for name, entry in found.items()]  # type: ignore[arg-type]
+    counts = {name: Count(*(entry[key] for key in ("tried", "refused", "right", "faults"))) for name, entry in found.items()}
+    rows = [line(name, count) for name, count in counts.items()]
     text = "\n".join([
         BEGIN,
         "## Damaged and hostile files",
         "",
-        f"`make fuzz` (`python tests/fuzz/fuzz.py --count {given.count} --seed {given.seed}`): mutations of good files, of bytes and of",
-        "values. Refused: an error of a kind of its own. Right: read, and looked at. A fault is anything else: an error of the program",
-        "itself, more than 10 s or 1 GiB, a wrong result, or a model changed by a file that was refused.",
+        f"`make fuzz` (`python tests/fuzz/fuzz.py`, last with `--count {given.count} --seed {given.seed}`): mutations of good",
+        "files, of bytes and of values. Refused: an error of a kind of its own. Right: read, and looked at. A fault is anything",
+        "else: an error of the program itself, more than 10 s of the processor or 1 GiB, a wrong result, or a model changed by a",
+        "refused file.",
         "",
         "| format | tried | refused clearly | right | faults |",
         "|---|---|---|---|---|",

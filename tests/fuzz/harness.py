@@ -1,6 +1,6 @@
 """Mutations of files, and what may come of reading one: a typed error or a right result, quickly, the caller's model untouched.
 
-A format is a folder of good files, and a function that reads it. Every mutation is told by its format, seed and number alone, so
+A format is a folder of good files, and a function that reads it. A mutation follows from its format, seed and number alone, so
 that a fault is made again by `python tests/fuzz/fuzz.py FORMAT --only NUMBER`.
 """
 
@@ -30,19 +30,24 @@ LONGEST_MESSAGE = 4000
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 255, 2**31, 2**63, 10**20, -(10**20), 0.5, -0.0, 1e300, float("nan"), float("inf")),
-    *("", "x", "0", "nan", "../../etc/passwd", "/dev/zero", "torch:save", "./evil.py:f", "subprocess:call", "é\u202e\x00", "x" * 5000),
+    *("", "x", "0", "nan", "../../etc/passwd", "/dev/zero", "torch:save", "./evil.py:f", "subprocess:call"),
+    *("é\u202e\x00", "x" * 5000),
     *([], {}, [[]], [None], {"": ""}, [1, "two"], {"class": "Linear"}, [0] * 2000),
 )  # fmt: skip
 """Values in place of others."""
 
-WORDS = (b"\xff" * 4, b"\0" * 8, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\xff" * 8, b"\0\0\0\x01", b"{", b"]", b'"', b",", b"\n", b"inf", b"1e999")
+WORDS = (
+    *(b"\xff" * 4, b"\0" * 8, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\xff" * 8, b"\0\0\0\x01"),
+    *(b"{", b"]", b'"', b",", b"\n", b"inf", b"1e999"),
+)
+"""Bytes in place of others, or between them."""
 
 
 @dataclass
 class Format:
     """A kind of file. make: writes good files into a folder. read: reads them and raises Wrong for a result that is not right.
 
-    files: names of those that are mutated. structured: {name: (to a value, from a value)} for those that can be mutated as values.
+    files: names of those that are mutated. structured: {name: (to a value, from a value)} of those mutated as values, too.
     """
 
     name: str
@@ -102,7 +107,9 @@ def one(form: Format, good: Path, place: Path, seed: int, number: int, found: Co
         raise
     except BaseException as error:  # panics of extensions too
         where = traceback.extract_tb(error.__traceback__)[-1]
-        found.faults.append((number, f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"))
+        found.faults.append(
+            (number, f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})")
+        )
 
 
 def mutate(form: Format, place: Path, rng: random.Random) -> None:
@@ -187,21 +194,21 @@ def _at(value: Any, where: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Slow is raised within it after so long (in the main thread only)."""
+    """Slow is raised within it after so much of the processor's time (in the main thread only): other work does not count."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise Slow(f"more than {seconds:g} s")
+        raise Slow(f"more than {seconds:g} s of the processor's time")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @contextmanager

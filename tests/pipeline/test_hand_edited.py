@@ -284,7 +284,7 @@ def test_numbers_of_samples(tmp_path, samples):
     from svdcompress.errors import UsageError
     from svdcompress.predict import predict_run
 
-    with pytest.raises(UsageError, match="samples: .*; a whole number from 1 to"):
+    with pytest.raises(UsageError, match=r"samples: .*; a whole number from 1 to"):
         predict_run(tmp_path, "x.npy", samples=samples)
 
 
