@@ -13,12 +13,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint format bench docs dist clean
+.PHONY: help demo test test-slow fuzz lint format bench docs dist clean
 
 help:
 	@echo "make demo       install, then svdc sparsify recipes/digits.yaml into a new folder under runs/"
 	@echo "make test       install with the test tools, then the quick tests"
 	@echo "make test-slow  all tests, the slow ones too"
+	@echo "make fuzz       10,000 mutations of each format that is read; counts go to benchmarks/results/reliability.md"
 	@echo "make lint       ruff and pyright"
 	@echo "make format     ruff's formatter and its safe fixes"
 	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
@@ -57,6 +58,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
+
+fuzz: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

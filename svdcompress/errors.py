@@ -109,10 +109,10 @@ def shortened(text: str, length: int = 200) -> str:
 def explained(error: Any, most: int = 3) -> str:
     """The first complaints of a pydantic ValidationError in one line: field, what is wrong, what was there."""
     problems = error.errors(include_url=False, include_context=False)
-    lines = [
-        f"{shortened('.'.join(map(str, each['loc'])), 80) or 'all of it'}: {each['msg']} (got {shortened(repr(each['input']), 60)})"
-        for each in problems[:most]
-    ]
+    lines = []
+    for each in problems[:most]:
+        field = shortened(".".join(map(str, each["loc"])), 80) or "all of it"
+        lines.append(f"{field}: {shortened(each['msg'])} (got {shortened(repr(each['input']), 60)})")
     return "; ".join(lines) + (f" (and {len(problems) - most} more)" if len(problems) > most else "")
 
 

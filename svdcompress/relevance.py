@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
-from svdcompress.errors import CheckpointError, OutputError, PruneError, UsageError
+from svdcompress.errors import CheckpointError, PruneError, UsageError
+from svdcompress.files import write_atomically
 from svdcompress.layers import Threshold
 
 
@@ -70,10 +71,7 @@ class Masks(Mapping[str, Tensor]):
     def save(self, path: str | Path) -> None:
         """Write the masks as safetensors. Raises OutputError where that fails."""
         masks = {name: mask.contiguous().cpu() for name, mask in self.items()}
-        try:
-            save_file(masks, str(path), {"format": "svdcompress-masks"})
-        except (OSError, SafetensorError) as error:
-            raise OutputError(f"{path}: cannot be written ({error})") from error
+        write_atomically(Path(path), lambda temporary: save_file(masks, str(temporary), {"format": "svdcompress-masks"}))
 
     @staticmethod
     def load(path: str | Path, model: nn.Module) -> Masks:

@@ -120,8 +120,8 @@ def untrusted(folder: Path, code: Mapping[str, str]) -> str:
     name = code.get("model.name")
     again = f"; or name the model again yourself: --model {shlex.quote(name)}" if name and len(code) == 1 else ""
     return (
-        f"{folder} names Python code, which would run here: {named}. A file alone does not make it run. If you know the code and "
-        f"trust it, add --trust-code to the command (in Python: trust_code=True){again}"
+        f"{folder} names Python code, which would run here: {named}. A file alone does not make it run. If you know the code "
+        f"and trust it, add --trust-code to the command (in Python: trust_code=True){again}"
     )
 
 

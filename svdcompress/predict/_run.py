@@ -139,14 +139,18 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
         except Exception as error:  # whatever the model raises
             if out_of_memory(error):
                 raise ModelError("out of memory: take fewer samples, or a device with more memory") from error
-            shapes: list[tuple[int, ...]] = []
-            map_tensors(batch, lambda tensor: shapes.append(tuple(tensor.shape[1:])))
-            sizes = " and ".join(map(str, shapes))
             raise DataError(
-                f"the model of {opened.folder} fails on inputs of the shape {sizes}: {type(error).__name__}: "
+                f"the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: {type(error).__name__}: "
                 f"{shortened(str(error).strip().partition(chr(10))[0])}"
             ) from error
         yield found.numpy()
+
+
+def _shapes(batch: Any) -> str:
+    """Of one input, or of each part of it."""
+    found: list[str] = []
+    map_tensors(batch, lambda tensor: found.append(str(tuple(tensor.shape[1:]))))
+    return " and ".join(found)
 
 
 def _by_onnx(

@@ -23,7 +23,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
 """What Pillow may take a file for, whatever its name: others run programs (EPS), or are seldom used and seldom tested."""
 
 MOST_PIXELS = 2**26
-"""Pixels of one image; a small file can promise any number of them."""
+"""Pixels of one image; a small file can promise any number."""
 
 IN_MEMORY_BYTES = 2**30
 """Folders whose decoded images are larger than this are read anew in each epoch, by loader processes."""

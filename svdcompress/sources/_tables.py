@@ -183,7 +183,7 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
     if huge.any():
         row = int(huge.argmax())
         raise DataError(
-            f"{field}: {place}: column {series.name!r}: {values[row]} in row {row} is infinite as float32, which networks compute in"
+            f"{field}: {place}: column {series.name!r}: {values[row]} in row {row} is infinite as float32, which networks take"
         )
     return torch.from_numpy(values)
 

@@ -211,7 +211,7 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
         if tensor.layout is not torch.strided or tensor.is_quantized or not _same_kind(tensor.dtype, own[name].dtype):
             kind = f"{tensor.dtype}" if tensor.layout is torch.strided else f"{tensor.layout}"
             raise CheckpointError(
-                f"weights: {path}: {name} is of {kind}, the model's of {own[name].dtype}; save the weights as they were trained "
+                f"weights: {path}: {name} is of {kind}, the model's of {own[name].dtype}; save them as they were trained "
                 f"({', '.join(map(str, FLOATS))})"
             )
         if not finite_as(tensor, own[name]):

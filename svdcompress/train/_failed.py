@@ -35,7 +35,7 @@ def explained_failure(error: Exception, stage: str, batch_size: int, kept: str) 
         )
     elif "Expected more than 1 value per channel" in str(error):
         text = (
-            f"batch normalisation needs two examples in a batch, and one had a single one: set {stage}.batch_size to 2 or more, "
+            f"batch normalisation needs two examples in a batch, and one had one: set {stage}.batch_size to 2 or more, "
             f"and see that there is more than one training example ({reason})"
         )
     elif (own := [f for f in frames if _of_user(f.filename)]) and not frames[-1].filename.startswith(_PACKAGE):
