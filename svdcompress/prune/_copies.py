@@ -59,6 +59,14 @@ def full_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module
     return copy.deepcopy(model, memo)
 
 
+def forget(model: nn.Module) -> None:
+    """Have a model drop what it derived from its weights in `eval()` and keeps: modules do so when training begins."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    for module, mode in modes:
+        module.training = mode
+
+
 def sharing_copy(model: nn.Module) -> nn.Module:
     """A deep copy whose parameters are its own but lie in the model's memory: they may be replaced, not written to."""
     memo: dict[int, Any] = {}

@@ -15,7 +15,7 @@ from svdcompress.errors import PruneError, UsageError
 from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer
 from svdcompress.prune._attempt import Attempt
 from svdcompress.prune._choice import Analysis
-from svdcompress.prune._copies import is_low, plain_copy, torn
+from svdcompress.prune._copies import forget, is_low, plain_copy, torn
 from svdcompress.prune._groups import tell_groups
 from svdcompress.prune._look import look
 from svdcompress.prune._report import PruneReport
@@ -200,6 +200,7 @@ def _analyse(
     deadline = time.thread_time() + seconds
 
     def watch(case: Any) -> Trace:
+        forget(plain)  # a value kept from an earlier pass would be no parameter's
         trace = Trace(plain, alive, noisy, names, deadline)
         trace.run(case, remove_inputs)
         return trace

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from svdcompress.layers import VariationalLayer
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
+from svdcompress.prune._copies import forget
 from svdcompress.prune._padding import cut_padding
 from svdcompress.prune._trace import Use
 from svdcompress.prune._units import Parameter
@@ -64,6 +65,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
     cut_padding(model, analysis, choice)
     for name, attribute, value in adapted(model, analysis, choice, adapt):
         setattr(model.get_submodule(name), attribute, value)
+    forget(model)
 
 
 def holders(model: nn.Module, parameter: Parameter) -> Iterator[tuple[nn.Module, str]]:
@@ -257,16 +259,29 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         of_torch = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase)
         if of_torch and (module._parameters.get("weight") is not None or any(True for _ in module.buffers())):
             continue  # told by the shapes of their own tensors
-        lengths, totals = _lengths(removed, view.sizes)
+        lengths, totals = _lengths(removed, view.sizes, analysis.root[view.labels.numpy()])
+        heads = {value for attribute, value in vars(module).items() if type(value) is int and _counts_heads(attribute)}
+        plain = {before: after for before, after in lengths.items() if before not in heads}
         for attribute, value in vars(module).items():
             parts = set(attribute.split("_"))
-            size_of_head = "head" in parts and not parts.isdisjoint(("dim", "size")) and "all" not in parts
             if adapt != "every" and not parts.isdisjoint(NO_LENGTH):
                 continue
-            shorter = _shorter(value, totals if size_of_head and adapt != "every" else {**totals, **lengths})
-            if shorter != value and (adapt != "heads" or ("head" in attribute and not size_of_head)):
+            own = lengths if adapt == "every" or _counts_heads(attribute) else {} if _sizes_head(attribute) else plain
+            shorter = _shorter(value, {**totals, **own})
+            if shorter != value and (adapt != "heads" or _counts_heads(attribute)):
                 changes[view.module, attribute] = shorter
     return [(name, attribute, value) for (name, attribute), value in changes.items()]
+
+
+def _sizes_head(attribute: str) -> bool:
+    """Whether an attribute's name is that of one head's length."""
+    parts = set(attribute.split("_"))
+    return "head" in parts and not parts.isdisjoint(("dim", "size")) and "all" not in parts
+
+
+def _counts_heads(attribute: str) -> bool:
+    """Whether an attribute's name is that of a number of heads; others of the same value are lengths of something else."""
+    return "head" in attribute and not _sizes_head(attribute)
 
 
 def _shorter(value: Any, lengths: dict[int, int]) -> Any:
@@ -279,12 +294,18 @@ def _shorter(value: Any, lengths: dict[int, int]) -> Any:
     return value
 
 
-def _lengths(removed: np.ndarray, sizes: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
-    """{length before: after} of the dimensions from which whole indices go, and that of their product."""
+def _lengths(removed: np.ndarray, sizes: tuple[int, ...], roots: np.ndarray) -> tuple[dict[int, int], dict[int, int]]:
+    """{length before: after} of the dimensions from which whole indices go, and that of their product.
+
+    Not of one along which units come again: heads that a matrix product has laid out with the batch are a length of its own.
+    """
     changed, before, after = {}, 1, 1
     for d in range(removed.ndim):
         left = removed.shape[d] - int(removed.all(axis=tuple(i for i in range(removed.ndim) if i != d)).sum())
         if left != removed.shape[d] and removed.shape[d] == sizes[d]:
+            lines = np.moveaxis(roots, d, 0).reshape(removed.shape[d], -1)
+            if len(np.unique(lines, axis=0)) < len(lines) and bool((lines[0] == lines[len(lines) // 2]).all()):
+                return {}, {}
             changed[sizes[d]] = left
         if removed.shape[d] > 1:
             before, after = before * removed.shape[d], after * left
