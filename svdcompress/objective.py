@@ -151,7 +151,7 @@ class ELBO(nn.Module):
             raise UsageError(f"nll: returned shape {tuple(nll.shape)}; it must average over the batch and return one number")
         if not self._checked and not torch.compiler.is_compiling():
             self._check_average(nll, args, kwargs)
-        if not self._heard and nll.requires_grad:
+        if not self._heard and nll.requires_grad and not torch.compiler.is_compiling():
             self._heard = True
             self._tell_unheard(nll)
         if self.beta == 0:
@@ -189,8 +189,6 @@ class ELBO(nn.Module):
 
     def _tell_unheard(self, nll: Tensor) -> None:
         """Warn of layers whose weight the loss depends on, but not its variance: somebody reads the weight past the layer."""
-        if torch.compiler.is_compiling():
-            return
         heard = _leaves(nll)
         names = [
             name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,6 +14,7 @@ from svdcompress.convert import as_it_was, variational_layers
 from svdcompress.errors import PruneError, UsageError
 from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer
 from svdcompress.prune._attempt import Attempt
+from svdcompress.prune._branches import take_branches
 from svdcompress.prune._choice import Analysis
 from svdcompress.prune._copies import forget, is_low, plain_copy, torn
 from svdcompress.prune._groups import tell_groups
@@ -116,16 +117,6 @@ def analyse(model: nn.Module, example_inputs: Any) -> Analysis | None:
     return _analyse(plain, model, everything, inputs, (), False, PruneReport(), training=training)
 
 
-def _with_branches(trace: Trace, trained: Callable[[], Trace], report: PruneReport) -> None:
-    try:
-        trace.absorb(trained())
-    except OutOfTime:
-        raise
-    except Exception as error:  # what then no longer runs in train() is told when it is tried
-        what = f"{type(error).__name__}: {error}"
-        report.notes.append(f"branches that run only in training could not be followed ({what}): what they read may stay")
-
-
 def _known(model: nn.Module, protect: Sequence[str]) -> None:
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in protect:
@@ -212,7 +203,7 @@ def _analyse(
     try:
         trace = watch(inputs)
         if training is not None:
-            _with_branches(trace, trained, report)
+            report.notes += take_branches(trace, trained)
         trace.leave_idle()
         analysis = Analysis(trace, lambda use: foldable(plain, use), watch)
     except OutOfTime:

@@ -230,7 +230,7 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
         module.out_channels, module.in_channels = (second, first) if module.transposed else (first, second)
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         module.num_features = shape[0]
-    elif type(module).__name__ in ("Conv1D", "VariationalHFConv1D") and key == "weight" and hasattr(module, "nx"):
+    elif any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and key == "weight" and hasattr(module, "nx"):
         module.nx, module.nf = shape
     elif isinstance(module, nn.Embedding):
         module.num_embeddings, module.embedding_dim = shape

@@ -217,25 +217,6 @@ class Trace(TorchDispatchMode):
             torch.backends.mha.set_fastpath_enabled(fast)
         return output
 
-    def absorb(self, other: Trace) -> None:
-        """Take in what a trace of the same model and kind of inputs saw in `train()`: units go only where both let them."""
-        mine, theirs = self.units, other.units
-        if mine.count != theirs.count:
-            raise ValueError("the two passes take other units")
-        mine.edges += theirs.edges
-        mine.pins += theirs.pins
-        mine.producers += theirs.producers
-        self.views += other.views
-        self.splits += other.splits
-        self.touched |= other.touched
-        self.entered |= other.entered
-        number = {id(parameter): i for i, parameter in enumerate(theirs.parameters)}
-        for use in other.uses:
-            same = mine.parameters[number[id(use.parameter)]]
-            known = (own for own in self.uses if own.parameter is same)
-            if not any(torch.equal(own.ins, use.ins) and torch.equal(own.outs, use.outs) for own in known):
-                self.branches.append(dataclasses.replace(use, parameter=same))
-
     def leave_idle(self) -> None:
         """Converted layers that had no part in the pass stay as they are: their outputs are units that cannot go."""
         biases = {name: parameter for parameter in self.units.parameters for name in parameter.names}

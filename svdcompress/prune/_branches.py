@@ -1,0 +1,45 @@
+"""Branches that run only in `train()`: what a trace of them adds to that of `eval()`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from svdcompress.prune._trace import OutOfTime, Trace
+
+
+def take_branches(trace: Trace, trained: Callable[[], Trace]) -> list[str]:
+    """Take into a trace what another one of the same model and kind of inputs saw in `train()`; returns what to tell the user.
+
+    trained: makes that trace. What then no longer runs in `train()`, as it could not be followed, is found when it is tried.
+    """
+    try:
+        _absorb(trace, trained())
+        return []
+    except OutOfTime:
+        raise
+    except Exception as error:  # whatever a forward pass may do
+        what = f"{type(error).__name__}: {error}"
+        return [f"branches that run only in training could not be followed ({what}): what they read may stay"]
+
+
+def _absorb(trace: Trace, other: Trace) -> None:
+    """Units go only where both passes let them. Slots have the same numbers in both, as they are given out before the run."""
+    mine, theirs = trace.units, other.units
+    if mine.count != theirs.count:
+        raise ValueError("the two passes have other units")
+    mine.edges += theirs.edges
+    mine.pins += theirs.pins
+    mine.producers += theirs.producers
+    trace.views += other.views
+    trace.splits += other.splits
+    trace.touched |= other.touched
+    trace.entered |= other.entered
+    number = {id(parameter): i for i, parameter in enumerate(theirs.parameters)}
+    for use in other.uses:
+        same = mine.parameters[number[id(use.parameter)]]
+        known = (own for own in trace.uses if own.parameter is same)
+        if not any(torch.equal(own.ins, use.ins) and torch.equal(own.outs, use.outs) for own in known):
+            trace.branches.append(dataclasses.replace(use, parameter=same))
