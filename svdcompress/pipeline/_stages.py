@@ -24,6 +24,7 @@ from svdcompress.export import export_onnx
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._export import export_model, file_metadata
@@ -235,6 +236,8 @@ class Stages:
             with _figures.there(self.place.device, model):
                 metrics, validation = _figures.test_metrics(model, data), self._validate(model)
             results[name] = {"metrics": metrics, "validation": validation, **cost.measure(model, self.inputs).to_dict()}
+        with _figures.there(self.place.device, self.dense, self.small):
+            results["changes"] = changes(self.dense, self.small, data, self.place.device)
         results["layers"] = _figures.layer_rows(self.shapes, self.masks, bare(self.small))
         results["filters"] = report.first_filters(self.dense, self._masked())
         if samples := self.recipe.uncertainty.samples:

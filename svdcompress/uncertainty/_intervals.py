@@ -23,15 +23,30 @@ def wilson(count: float, total: int) -> tuple[float, float]:
 def paired_shares(before: Tensor, after: Tensor) -> tuple[float, float]:
     """The interval of the change of a share, after - before, on the same examples; both (N,) of yes or no.
 
-    Only the examples on which the two differ count, as in McNemar's test: the normal interval with half an example more in each
-    cell of the 2x2 table (Agresti & Min 2005), which holds for few differences, and for none, too.
+    Only the examples on which the two differ count: the score interval of Tango (1998), the changes that McNemar's test would
+    not reject. It holds for few differences, and for none, too.
     """
     before, after = before.flatten().bool(), after.flatten().bool()
-    gained, lost = (float((a & ~b).sum()) + 0.5 for a, b in ((after, before), (before, after)))
-    total = len(before) + 2
-    change = (gained - lost) / total
-    half = Z95 * math.sqrt(max(gained + lost - (gained - lost) ** 2 / total, 0.0)) / total
-    return change - half, change + half
+    gained, lost, total = int((after & ~before).sum()), int((before & ~after).sum()), len(before)
+    if not total:
+        return -1.0, 1.0
+    middle = (gained - lost) / total
+    return _edge(gained, lost, total, -1.0, middle), _edge(gained, lost, total, 1.0, middle)
+
+
+def _edge(gained: int, lost: int, total: int, outside: float, inside: float) -> float:
+    """The change between one that is rejected and one that is not, by bisection."""
+    for _ in range(60):
+        change = (outside + inside) / 2
+        b = (2 * total - gained + lost) * change - gained - lost
+        root = math.sqrt(max(b * b + 8 * total * lost * change * (1 - change), 0.0))
+        left = (root - b) / (4 * total)  # the likeliest chance of a loss, were the change that
+        variance = total * (2 * left + change * (1 - change))
+        if (gained - lost - total * change) ** 2 > Z95**2 * variance:
+            outside = change
+        else:
+            inside = change
+    return (outside + inside) / 2
 
 
 def paired_means(difference: Tensor) -> tuple[float, float]:
