@@ -195,7 +195,8 @@ def table(results: dict[str, Any]) -> str:
         heads = ["net", "weights", "test error %", "validation error %", "change by seed", *(f"AUROC {name}" for name in sets)]
         lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         rows = {"sparse": "sparse (`svdc sparsify`)", "dense start": "its dense start"}
-        rows |= {name: f"{label} ({name.split(', ')[1]})" for kind, label in KINDS.items() if (name := chosen(runs, kind))}
+        known = results["chosen"][recipe]
+        rows |= {known[kind]: f"{label} ({known[kind].split(', ')[1]})" for kind, label in KINDS.items() if known[kind]}
         for name, label in rows.items():
             nets = [run["nets"][name] for run in runs]
             cells = [label, f"{mean(net['weights'] for net in nets):,.0f}"]
@@ -234,6 +235,8 @@ def main() -> None:
                 continue
             found = compared(folder, seed, out, options.kind or list(KINDS), options.cifar)
             results["recipes"].setdefault(recipe, {})[str(seed)] = found
+            runs = list(results["recipes"][recipe].values())
+            results.setdefault("chosen", {})[recipe] = {kind: chosen(runs, kind) for kind in KINDS}
             results["machine"] = {"cpu": cpu(), "torch": torch.__version__}
             path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             path.with_suffix(".md").write_text(table(results), encoding="utf-8")
