@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from svdcompress.pipeline import open_run
 from svdcompress.recipe import DataSection
-from svdcompress.sources import Examples, open_data
+from svdcompress.sources import Examples, call, main_output, open_data
 from svdcompress.train import LrFactor
 from svdcompress.uncertainty import auroc, images_like, mean_predict, outside, paired_shares, wilson
 
@@ -58,7 +58,7 @@ def train(model: nn.Module, data: Examples, stages: list[tuple[Any, int]], prune
                 for group in optimizer.param_groups:
                     group["lr"] = settings.lr * factor(epoch + index / batches)
                 optimizer.zero_grad(set_to_none=True)
-                nn.functional.cross_entropy(model(x), y).backward()
+                nn.functional.cross_entropy(main_output(call(model, x)), y).backward()
                 optimizer.step()
                 prune(first + epoch + index / batches) if step % PRUNE_EVERY == 0 else prune(-1.0)
                 step += 1
