@@ -3,8 +3,8 @@
     python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10]
 
 Each RUN is the folder of a finished run (those of benchmarks/mnist.py); nothing is trained. Results are kept by the run's name,
-so runs may be added later, or evaluated again by a newer version: benchmarks/results/evaluate.json and evaluate.md. With --cifar,
-its pictures (grey, of the run's size) are data from elsewhere too, for runs on images. benchmarks/mnist.py takes its figures of
+so runs may be added later, or evaluated again by a newer version: benchmarks/results/evaluate.json and evaluate.md. With
+--cifar, its pictures (grey, of the size of the run) are data from elsewhere too. benchmarks/mnist.py takes its figures of
 samples from here, benchmarks/readme.py the table of README.md.
 """
 

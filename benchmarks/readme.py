@@ -24,7 +24,7 @@ def mnist(results: Path) -> list[str]:
     """One row for each recipe: means over its seeds, the controls of the same budget, and the published figure."""
     found, controls = read(results / "mnist.json").get("runs", {}), read(results / "controls.json")
     heads = ["recipe", "seeds", "error % (least to largest)", "dense start", "dense, trained as long"]
-    heads += ["magnitude, as many weights", "fewer non-zeros", "fewer parameters", "published"]
+    heads += ["magnitude, as many weights", "fewer non-zeros", "fewer parameters", "published, digits not moved"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for recipe in (name for name in RECIPES if found.get(name)):
         rows = found[recipe]
