@@ -336,32 +336,38 @@ EXPLANATION = (
 
 def markdown(results: dict[str, Any]) -> str:
     """The table for people."""
-    where = results["machine"]
     columns = ["ours", "ours: the KL alone", "ours, masked", "dense, compiled", "ours, compiled"]
     columns += [name for peer in PEERS for name in (peer, peer + COMPILED)]
     lines = [
         "# A training step over a dense step",
         "",
-        f"{where['cpu']}, {where['cores']} cores, one thread, {'with' if where['fast_bfloat16'] else 'without'} bfloat16 "
-        f"instructions; torch {where['versions']['torch']}. Median ratios to the dense step in the same rounds, "
-        "of the thread's CPU time (CUDA: of events). The variance path is in bfloat16 where that is fast, else in float32: "
-        "then 2.0 is the floor of matrix products.",
+        "One thread. Median ratios to the dense step in the same rounds, of the thread's CPU time (CUDA: of events). The "
+        "variance path is in bfloat16 where that is fast, else in float32: then 2.0 is the floor of matrix products. Rows of "
+        "different machines are not to be compared. Compiled peers have the same parts compiled as ours.",
         "",
-        "| work | goal | dense, ms | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 3) + "|",
+        "| work | goal | dense, ms | " + " | ".join(columns) + " | on |",
+        "|---" * (len(columns) + 4) + "|",
     ]
     notes = []
     for name, row in ROWS.items():
         found = results["rows"].get(name)
         if found is None:
-            lines.append(f"| {name} | {row.goal} |" + " |" * (len(columns) + 1))
+            lines.append(f"| {name} | {row.goal} |" + " |" * (len(columns) + 2))
             continue
         cells = [found["contestants"].get(column) for column in columns]
         values = [f"{cell['ratio']:.2f}" if cell else "" for cell in cells]
-        lines.append(f"| {name} | {row.goal} | {found['contestants']['dense']['ms']:.1f} | " + " | ".join(values) + " |")
+        lines.append(
+            f"| {name} | {row.goal} | {found['contestants']['dense']['ms']:.1f} | " + " | ".join([*values, _on(found)]) + " |"
+        )
         notes += [f"- {name}, {peer}: {reason}" for peer, reason in found["absent"].items()]
     lines += ["", EXPLANATION]
     return "\n".join([*lines, "", *(["Not measured:", ""] if notes else []), *notes]).rstrip() + "\n"
+
+
+def _on(found: dict[str, Any]) -> str:
+    where = found["machine"]
+    bfloat16 = f"{'with' if where['fast_bfloat16'] else 'without'} bfloat16 instructions"
+    return f"{where['cpu']}, {bfloat16}, torch {where['versions']['torch']}"
 
 
 def main() -> None:
@@ -376,14 +382,13 @@ def main() -> None:
     keep_freed_memory()
     path = options.results / "speed.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
-    results["machine"] = machine()
     for name in options.only or ROWS:
         row = ROWS[name]
         if (row.device == "cuda" and not torch.cuda.is_available()) or (name in results["rows"] and not options.again):
             continue
         if row.device == "cuda":
             torch.set_float32_matmul_precision("high")
-        results["rows"][name] = measure(row, options.rounds, options.skip)
+        results["rows"][name] = {**measure(row, options.rounds, options.skip), "machine": machine()}
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
         print(name, {key: round(value["ratio"], 2) for key, value in results["rows"][name]["contestants"].items()}, flush=True)
