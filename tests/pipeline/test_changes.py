@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from svdcompress.pipeline import open_run
 from svdcompress.pipeline._changes import changes
 from svdcompress.sources import InMemory
 from svdcompress.train import evaluate, losses
@@ -83,3 +84,21 @@ def test_losses_of_the_examples_add_up_to_the_metrics():
     metrics = evaluate(model, examples("classification"), "classification")
     assert metrics["error"] == pytest.approx(100 * float(wrong.sum() / count.sum()))
     assert metrics["nll"] == pytest.approx(float(nll.sum() / count.sum()), rel=1e-6)
+
+
+def test_a_runs_report_has_them_as_its_files_say(tiny_run):
+    """From onnxruntime's answers to the test data, by the dense file and by the sparse one."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder, results = tiny_run
+    x, y = next(open_run(folder).data.test.batches(10**6))
+    wrong = []
+    for name in ("dense.onnx", "model.onnx"):
+        answers = onnxruntime.InferenceSession(str(folder / name)).run(None, {"input": x.numpy()})[0].argmax(1)
+        wrong.append(torch.from_numpy(answers) != y)
+    low, high = (results["changes"]["error"][bound] for bound in ("low", "high"))
+    change = results["sparse"]["metrics"]["error"] - results["dense"]["metrics"]["error"]
+    assert low < change < high
+    gained, lost = int((wrong[1] & ~wrong[0]).sum()), int((wrong[0] & ~wrong[1]).sum())
+    assert (high - low) / 2 == pytest.approx(100 * 1.96 * math.sqrt(gained + lost) / len(y), rel=0.25)
+    span = results["changes"]["nll"]
+    assert span["low"] < results["sparse"]["metrics"]["nll"] - results["dense"]["metrics"]["nll"] < span["high"]
