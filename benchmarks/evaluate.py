@@ -2,9 +2,10 @@
 
     python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10]
 
-Each RUN is the folder of a finished run (those of benchmarks/mnist.py, or of the digits). Results are kept by the run's name,
-so runs may be added later, and go to benchmarks/results/evaluate.json and evaluate.md. With --cifar, its pictures (grey, of the
-run's size) are data from elsewhere too, for runs on images.
+Each RUN is the folder of a finished run (those of benchmarks/mnist.py); nothing is trained. Results are kept by the run's name,
+so runs may be added later, or evaluated again by a newer version: benchmarks/results/evaluate.json and evaluate.md. With
+--cifar, its pictures (grey, of the size of the run) are data from elsewhere too. benchmarks/mnist.py takes its figures of
+samples from here, benchmarks/readme.py the table of README.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from svdcompress.pipeline import versions
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METRICS = {"error": ("error %", ".2f"), "nll": ("NLL", ".4f"), "brier": ("Brier", ".4f"), "ece": ("ECE", ".4f")}
@@ -29,7 +32,7 @@ def evaluate(run: Path, cifar: str | None) -> dict[str, Any]:
         sys.exit(f"{run}: {done.stderr.strip()}")
     found = json.loads(done.stdout)
     report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    found["compression"], found["versions"] = report["compression"], report["versions"]
+    found["compression"], found["versions"] = report["compression"], versions()
     for row in found["contenders"]:
         row.pop("reliability", None)
         row.pop("rejection", None)
@@ -63,21 +66,22 @@ def table(results: dict[str, dict[str, Any]]) -> str:
                 found = [areas.get(score) for score in ("softmax", "entropy", "mutual_information")]
                 cells.append(", ".join("-" if area is None else f"{area:.3f}" for area in found))
             lines.append(f"| {row['name'].replace('samples', str(result['samples']) + ' samples')} | {' | '.join(cells)} |")
-    versions = next(iter(results.values()))["versions"]
-    return "\n".join([*lines, "", ", ".join(f"{name} {version}" for name, version in versions.items()) + ".", ""])
+    made = dict.fromkeys(", ".join(f"{name} {number}" for name, number in one["versions"].items()) for one in results.values())
+    return "\n".join([*lines, "", *(f"{line}." for line in made), ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--cifar")
+    parser.add_argument("--cifar", help="folder of CIFAR-10")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of evaluate.json and evaluate.md")
     options = parser.parse_args()
-    path = RESULTS / "evaluate.json"
+    path = options.results / "evaluate.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for run in options.runs:
         results[run.name] = evaluate(run, options.cifar)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / "evaluate.md").write_text(table(results), encoding="utf-8")
+        path.with_suffix(".md").write_text(table(results), encoding="utf-8")
         print(run.name, flush=True)
 
 

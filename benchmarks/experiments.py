@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from svdcompress.experiments._rotated_digit import surest_mistake
+
 HERE = Path(__file__).resolve().parent
 NAMES = ("bayes-linear", "leak", "vae", "rotated-digit", "co2")
 DIGITS = ("vae", "rotated-digit")
@@ -99,6 +101,12 @@ def rotated_digit(report: dict[str, Any]) -> list[str]:
     lines.append("| dense, confidence | " + " | ".join(f"{turned['dense']['confidence'][place]:.3f}" for place in shown) + " |")
     for name in ("dense", "MC dropout", "sparse variational"):
         lines.append(f"| {name}, digit seen | " + " | ".join(str(turned[name]["label"][place]) for place in shown) + " |")
+    mistakes = []
+    for name in ("dense", "MC dropout", "sparse variational"):
+        found = surest_mistake(turned[name], degrees)
+        if found:
+            mistakes.append(f"{name} a {found['label']} at {found['degrees']:.0f}° ({found['confidence']:.2f} sure)")
+    lines += ["", f"Surest and wrong: {', '.join(mistakes)}."] if mistakes else []
     lines += [
         "",
         f"Sparse net: {report['sparsity']['kept']:,} of {report['sparsity']['weights']:,} weights. On the test digits:",
@@ -107,12 +115,16 @@ def rotated_digit(report: dict[str, Any]) -> list[str]:
 
 
 def co2(report: dict[str, Any]) -> list[str]:
-    lines = ["| net | RMSE, known months | held back | band, known months | held back | beyond the record |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    lines = [
+        "| net | RMSE, known months | held back | band, known months | held back | beyond the record | coverage, held back |"
+    ]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
     for name, net in report["nets"].items():
         keys = ("rmse_known_ppm", "rmse_held_back_ppm", "band_known_ppm", "band_held_back_ppm", "band_beyond_ppm")
-        lines.append(f"| {name} | " + " | ".join(f"{net[key]:.2f}" for key in keys) + " |")
-    text = f"In ppm; a band is the net's standard deviation. Sparse net: {report['sparsity']['kept']:,} of "
+        cells = [*(f"{net[key]:.2f}" for key in keys), f"{100 * net['coverage_held_back']:.0f}%"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    text = "In ppm; a band is the net's standard deviation. Coverage: the months held back that lie within the 95% intervals, "
+    text += f"noise included; 95% would be right. Sparse net: {report['sparsity']['kept']:,} of "
     return [*lines, "", text + f"{report['sparsity']['weights']:,} weights."]
 
 

@@ -1,9 +1,11 @@
 """The MNIST figures: each recipe over several seeds through the command line, as a table beside the published ones.
 
-    python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES [--recipe mnist-lenet300 --recipe ...] [--seeds 0 1 2]
+    python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES [--recipe mnist-lenet300 ...] [--seeds 0 1 2] [--finished]
 
 A run that is finished is not repeated, one that was stopped goes on; results are written after each run to
-benchmarks/results/mnist.json and mnist.md. Test data are looked at once, at the end of each run, by the run itself.
+benchmarks/results/mnist.json and mnist.md, where rows of other seeds and recipes stay. With --finished nothing is run: the
+folders that are finished are read. Test data are looked at once, at the end of each run, by the run itself.
+benchmarks/controls.py has what the same budget gives without us.
 """
 
 from __future__ import annotations
@@ -19,21 +21,38 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+import yaml
+
+from svdcompress.layers._precision import fast_bfloat16
+from svdcompress.uncertainty import wilson
+
 HERE = Path(__file__).resolve().parent
-RECIPES = ("mnist-lenet300", "mnist-lenet5", "mnist-lenet300-units", "mnist-lenet5-units")
+STILL = "-still"
+"""Ends the name of a recipe whose digits are not moved, as the published ones' were not."""
+
+RECIPES = (
+    "digits",
+    "mnist-lenet300",
+    "mnist-lenet300-still",
+    "mnist-lenet5",
+    "mnist-lenet300-units",
+    "mnist-lenet5-units",
+)
 PUBLISHED = {
     "mnist-lenet300": {"method": "Sparse VD", "error": 1.92, "sparsity": [98.9, 97.2, 62.0], "nonzero": 68},
+    "mnist-lenet300-still": {"method": "Sparse VD", "error": 1.92, "sparsity": [98.9, 97.2, 62.0], "nonzero": 68},
     "mnist-lenet5": {"method": "Sparse VD", "error": 0.75, "sparsity": [67, 98, 99.8, 95], "nonzero": 280},
     "mnist-lenet300-units": {"method": "VIBNet", "error": 1.6, "kept": "97-71-33", "parameters": 27.8},
     "mnist-lenet5-units": {"method": "BC-GHS", "error": 1.0, "kept": "5-10-76-16", "parameters": 156},
 }
-"""Weight-level: Molchanov et al. 2017; units: Dai et al. 2018, and Louizos et al. 2017 as cited there."""
-
+"""Weight-level: Molchanov et al. 2017; units: Dai et al. 2018, and Louizos et al. 2017 as cited there; no digits were moved."""
 
 COLUMNS = (
     "recipe",
     "seed",
-    "error %",
+    "error %, its 95% interval",
+    "validation error %",
     "non-zeros",
     "parameters",
     "units left",
@@ -42,35 +61,81 @@ COLUMNS = (
     "latency in ms, batch 1 (dense)",
     "batch 128 (dense)",
     "wall-clock",
+    "variances",
+    "machine",
 )
 
 
 def run(
-    recipe: str, seed: int, data: str, runs: Path, name: str | None = None, options: Sequence[str] = ()
+    recipe: str, seed: int, data: str | None, runs: Path, name: str | None = None, options: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """The report of one run, from its folder (of a name) if it is there already; None if it failed. options: of the command."""
+    """The report of one run, from its folder (of a name) if it is there already; None if it failed, or without data if it is
+    not there. options: of the command."""
     out = runs / (name or f"{recipe}-{seed}")
     if not (out / "report.json").is_file():
+        if data is None:
+            return None
         command = [sys.executable, "-m", "svdcompress", "sparsify"]
         if (out / "recipe.yaml").is_file():
             command += ["--resume", "--out", str(out)]
         else:
-            command += [str(HERE.parent / "recipes" / f"{recipe}.yaml"), "--out", str(out)]
-            command += ["--data", f"mnist:{data}", "--seed", str(seed), *options]
+            command += [str(HERE.parent / "recipes" / f"{recipe.removesuffix(STILL)}.yaml"), "--out", str(out)]
+            command += ["--seed", str(seed), *(["--data", f"mnist:{data}"] if recipe.startswith("mnist") else []), *options]
+            command += ["--set", "data.augment=[]"] if recipe.endswith(STILL) else []
         if subprocess.run(command, cwd=HERE.parent).returncode:
             return None
-    return json.loads((out / "report.json").read_text(encoding="utf-8"))
+        write(out / "machine.json", machine())
+    return json.loads((out / "report.json").read_text(encoding="utf-8")) | {"machine": read(out / "machine.json")}
 
 
-def figures(report: dict[str, Any]) -> dict[str, Any]:
-    """What the table needs of one run's report; all of the test data."""
-    dense, sparse, layers = report["dense"], report["sparse"], report["layers"]
+def machine() -> dict[str, Any]:
+    """What a run's times and its variance dtype depend on."""
+    return {"cpu": cpu(), "cores": os.cpu_count(), "fast_bfloat16": fast_bfloat16(torch.device("cpu"))}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A JSON file, or {} where there is none."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def write(file: Path, content: Any) -> None:
+    """As JSON."""
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def setting(report: dict[str, Any]) -> dict[str, Any]:
+    """How a run's figures were got, of the recipe that it ran by: start, epochs, augmentation, dtype of the variances."""
+    recipe = yaml.safe_load(report["recipe"])
+    stages = {name: recipe.get(name) or {} for name in ("dense", "train", "recover")}
+    asked = (recipe.get("convert") or {}).get("variance_dtype", "auto")
+    auto = "bfloat16 where it pays" if report["machine"].get("fast_bfloat16") else "float32"
+    weights = (recipe.get("weights") or {}).get("file")
+    return {
+        "start": f"weights from {Path(weights).name}" if weights else "dense, trained by the run",
+        "epochs": {name: stage.get("epochs") for name, stage in stages.items()},
+        "augment": (recipe.get("data") or {}).get("augment") or [],
+        "variances": asked if asked != "auto" else auto,
+    }
+
+
+def figures(report: dict[str, Any], evaluation: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the table needs of one run's report; all of the test data. evaluation: of evaluate.json, newer than the report."""
+    dense, sparse, layers, tests = report["dense"], report["sparse"], report["layers"], report["examples"]["test"]
     sampled = next((row for name, row in (report.get("uncertainty") or {}).items() if name.endswith("samples")), {})
+    newer = [row["metrics"] for row in (evaluation or {}).get("contenders", ()) if row["name"] == "sparse, samples"]
+    sampled = newer[0] if newer else sampled
     return {
         "seed": report["seed"],
+        **setting(report),
+        "machine": report["machine"],
+        "versions": report["versions"],
         "error": sparse["metrics"]["error"],
+        "interval": [100 * bound for bound in wilson(sparse["metrics"]["error"] / 100 * tests, tests)],
+        "validation_error": sparse["validation"]["error"],
         "nll": sparse["metrics"]["nll"],
         "dense_error": dense["metrics"]["error"],
+        "dense_validation_error": dense["validation"]["error"],
+        "changes": report.get("changes"),
         "sampled": {name: sampled.get(name) for name in ("error", "nll", "ece")},
         "compression": report["compression"],
         "nonzero": sparse["nonzero"],
@@ -112,32 +177,60 @@ def average(rows: list[dict[str, Any]]) -> dict[str, float]:
     return found | {"weights_compression": mean(row["weights_compression"] for row in rows)}
 
 
-def table(found: dict[str, list[dict[str, Any]]], facts: dict[str, Any]) -> str:
-    """Markdown: a table of means, a table of runs, and on what they were measured."""
+def errors(controls: dict[str, Any], recipe: str, kind: str) -> list[float]:
+    """Test errors of a recipe's control over the seeds, [] where it has none. controls: what controls.json holds."""
+    runs, name = controls.get("recipes", {}).get(recipe, {}), controls.get("chosen", {}).get(recipe, {}).get(kind)
+    return [runs[seed]["nets"][name]["test_error"] for seed in sorted(runs, key=int) if name in runs[seed]["nets"]]
+
+
+def table(found: dict[str, list[dict[str, Any]]], controls: dict[str, Any]) -> str:
+    """Markdown: a table of means, a table of how they were got, and a table of runs. controls: what controls.json holds."""
     lines = [
-        "# MNIST",
+        "# MNIST, and scikit-learn's digits",
         "",
-        "Written by `benchmarks/mnist.py`. Non-zeros count biases; parameters count zeros, after removal of dead units.",
+        "Written by `benchmarks/mnist.py`. Non-zeros count biases; parameters count zeros, after removal of dead units. Errors",
+        'are those of the test data: means over the seeds, in brackets the least and the largest. "As long": the dense start',
+        "trained on for as many epochs as the run's fine-tuning and recovery (`controls.md`).",
         "",
+        "| recipe | seeds | error % | dense start | dense, as long | non-zeros | weights only | parameters | published |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += ["| recipe | seeds | error % (mean) | dense error % | non-zeros | weights only | parameters | published |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
     for recipe, rows in found.items():
         means = average(rows)
         seeds = ", ".join(str(row["seed"]) for row in rows)
         lines.append(
-            f"| {recipe} | {seeds} | {means['error']:.2f} | {means['dense_error']:.2f} | {means['nonzero_compression']:.0f}x | "
+            f"| {recipe} | {seeds} | {span([row['error'] for row in rows])} | {span([row['dense_error'] for row in rows])} | "
+            f"{span(errors(controls, recipe, 'dense'))} | {means['nonzero_compression']:.0f}x | "
             f"{means['weights_compression']:.0f}x | {means['parameters_compression']:.1f}x | {published(recipe)} |"
         )
+    lines += ["", "## How they were got", "", "| recipe | start | epochs: dense, fine-tuning, recovery | training digits |"]
+    lines.append("|---|---|---|---|")
+    for recipe, rows in found.items():
+        known = rows[0]
+        epochs = ", ".join("?" if count is None else str(count) for count in known["epochs"].values())
+        moved = "moved by up to a pixel, in all stages" if known["augment"] else "as they are"
+        lines.append(f"| {recipe} | {known['start']} | {epochs} | {moved} |")
+    lines += ["", "The published nets had the digits as they are."]
     lines += ["", "## Each run", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [_row(recipe, row) for recipe, rows in found.items() for row in rows]
     lines += [
         "",
-        f"{facts['cpu']}, {facts['cores']} cores, one thread. "
-        "Other work ran on the machine meanwhile: take times as upper bounds.",
+        "The interval is Wilson's, of the test digits alone. One thread; other work ran on the machines meanwhile: take times "
+        "as upper bounds.",
     ]
-    lines += [", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".", ""]
-    return "\n".join(lines)
+    versions = list(dict.fromkeys(_versions(row) for rows in found.values() for row in rows))
+    return "\n".join([*lines, *versions, ""])
+
+
+def span(values: list[float]) -> str:
+    """The mean, and from where to where."""
+    if not values:
+        return ""
+    return f"{mean(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
+
+
+def _versions(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in row["versions"].items()) + "."
 
 
 def published(recipe: str) -> str:
@@ -159,51 +252,64 @@ def _row(recipe: str, row: dict[str, Any]) -> str:
         for batch in ("batch_1", "batch_128")
     ]
     compression, minutes = row["compression"], row["total_seconds"] / 60
+    low, high = row["interval"]
+    known = row["validation_error"]
     entries = [
         recipe,
         row["seed"],
-        f"{row['error']:.2f}",
+        f"{row['error']:.2f}, {low:.2f} to {high:.2f}",
+        "" if known is None else f"{known:.2f}",
         f"{compression['nonzero']:.0f}x",
         f"{compression['parameters']:.1f}x",
+        row["kept"],
+        "-".join(f"{value:.1f}" for value in row["sparsity"]),
     ]
-    entries += [row["kept"], "-".join(f"{value:.1f}" for value in row["sparsity"]), samples, *cells, f"{minutes:.0f} min"]
+    machine = f"{row['machine'].get('cpu', '?')}, {row['machine'].get('cores', '?')} cores"
+    entries += [samples, *cells, f"{minutes:.0f} min" if minutes > 2 else f"{60 * minutes:.0f} s", row["variances"], machine]
     return f"| {' | '.join(map(str, entries))} |"
 
 
 def arguments(description: str | None) -> argparse.Namespace:
     """What the command line asks for; its folders are there."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of MNIST's four IDX files")
+    parser.add_argument("--data", help="folder of MNIST's four IDX files")
     parser.add_argument("--recipe", action="append", choices=RECIPES, help="may be given several times; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--finished", action="store_true", help="run nothing: read the folders of finished runs")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks", help="where the runs' folders go")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where the tables go, as JSON and Markdown")
     options = parser.parse_args()
+    if options.data is None and not options.finished:
+        parser.error("--data is needed, or --finished")
     for folder in (options.runs, options.results):
         folder.mkdir(parents=True, exist_ok=True)
     return options
 
 
+def store(found: dict[str, list[dict[str, Any]]], results: Path) -> None:
+    """mnist.json and mnist.md, with what controls.json knows."""
+    ordered = {recipe: sorted(found[recipe], key=lambda row: row["seed"]) for recipe in RECIPES if found.get(recipe)}
+    means = {name: average(rows) for name, rows in ordered.items()}
+    write(results / "mnist.json", {"published": PUBLISHED, "means": means, "runs": ordered})
+    (results / "mnist.md").write_text(table(ordered, read(results / "controls.json")), encoding="utf-8")
+
+
 def main() -> None:
     options = arguments(__doc__)
-    wanted = set(options.recipe or RECIPES)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found = read(options.results / "mnist.json").get("runs", {})
+    evaluated = read(options.results / "evaluate.json")
     failed = []
-    for recipe in RECIPES:
+    for recipe in options.recipe or RECIPES:
         for seed in options.seeds:
-            here = recipe in wanted or (options.runs / f"{recipe}-{seed}" / "report.json").is_file()
-            report = run(recipe, seed, options.data, options.runs) if here else None
+            report = run(recipe, seed, None if options.finished else options.data, options.runs)
             if report is None:
-                failed += [f"{recipe}, seed {seed}"] * here
+                failed += [f"{recipe}, seed {seed}"]
                 continue
-            found.setdefault(recipe, []).append(figures(report))
-            facts = {"cpu": cpu(), "cores": os.cpu_count(), "versions": report["versions"]}
-            means = {name: average(rows) for name, rows in found.items()}
-            content = {"machine": facts, "published": PUBLISHED, "means": means, "runs": found}
-            (options.results / "mnist.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            (options.results / "mnist.md").write_text(table(found, facts), encoding="utf-8")
+            others = [row for row in found.get(recipe, []) if row["seed"] != seed]
+            found[recipe] = [*others, figures(report, evaluated.get(f"{recipe}-{seed}"))]
+            store(found, options.results)
     if failed:
-        sys.exit(f"failed: {'; '.join(failed)}")
+        sys.exit(f"{'not finished' if options.finished else 'failed'}: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

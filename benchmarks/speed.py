@@ -1,12 +1,20 @@
 """What a variational training step costs over a dense one: ours and other libraries', on the same shapes.
 
-    python benchmarks/speed.py [--only NAME ...] [--skip CONTESTANT ...] [--rounds 15] [--again]
+    python benchmarks/speed.py [--only NAME ...] [--skip CONTESTANT ...] [--rounds 15] [--again] [--results FOLDER]
 
 Everything of a row runs in one process on one thread, turn by turn in each round after a warm-up: forward, backward with the
 KL, fused Adam. Medians over the rounds; on a CPU of the thread's own CPU time, which other work on the machine disturbs less
 than wall-clock (that is stored too), on CUDA by events. The ratio is to the dense step of the same row. Rows are written to
 benchmarks/results/speed.json and speed.md as they come; a row that is there is not measured again without --again. CUDA rows
-are measured where CUDA is; a library that is not installed is left out with the reason.
+are measured where CUDA is; a library that is not installed is left out with the reason. Compiled contestants have the whole of
+loss and KL compiled, ours and the others' alike; a peer that torch.compile does not take is left out with its error.
+
+The peers go into an environment of their own that sees this one, so that their pins change nothing here:
+
+    python -m venv peers && echo "$(.venv/bin/python -c 'import site; print(*site.getsitepackages())')" \\
+        > peers/lib/python3.11/site-packages/ours.pth
+    peers/bin/pip install --no-deps cplxmodule==2022.6 pytorch-ard==0.2.4 bayesian-torch==0.5.0
+    peers/bin/python benchmarks/speed.py --again
 """
 
 from __future__ import annotations
@@ -188,6 +196,9 @@ CONTESTANTS: dict[str, Callable[[nn.Module], Made]] = {
     "cplxmodule": cplxmodule,
     "pytorch-ard": pytorch_ard,
     "bayesian-torch": bayesian_torch,
+    "cplxmodule, compiled": cplxmodule,
+    "pytorch-ard, compiled": pytorch_ard,
+    "bayesian-torch, compiled": bayesian_torch,
 }
 
 
@@ -325,31 +336,38 @@ EXPLANATION = (
 
 def markdown(results: dict[str, Any]) -> str:
     """The table for people."""
-    where = results["machine"]
-    columns = ["ours", "ours: the KL alone", "ours, masked", "dense, compiled", "ours, compiled", *PEERS]
+    columns = ["ours", "ours: the KL alone", "ours, masked", "dense, compiled", "ours, compiled"]
+    columns += [name for peer in PEERS for name in (peer, peer + COMPILED)]
     lines = [
         "# A training step over a dense step",
         "",
-        f"{where['cpu']}, {where['cores']} cores, one thread, {'with' if where['fast_bfloat16'] else 'without'} bfloat16 "
-        f"instructions; torch {where['versions']['torch']}. Median ratios to the dense step in the same rounds, "
-        "of the thread's CPU time (CUDA: of events). The variance path is in bfloat16 where that is fast, else in float32: "
-        "then 2.0 is the floor of matrix products.",
+        "One thread. Median ratios to the dense step in the same rounds, of the thread's CPU time (CUDA: of events). The "
+        "variance path is in bfloat16 where that is fast, else in float32: then 2.0 is the floor of matrix products. Rows of "
+        "different machines are not to be compared. Compiled peers have the same parts compiled as ours.",
         "",
-        "| work | goal | dense, ms | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 3) + "|",
+        "| work | goal | dense, ms | " + " | ".join(columns) + " | on |",
+        "|---" * (len(columns) + 4) + "|",
     ]
     notes = []
     for name, row in ROWS.items():
         found = results["rows"].get(name)
         if found is None:
-            lines.append(f"| {name} | {row.goal} |" + " |" * (len(columns) + 1))
+            lines.append(f"| {name} | {row.goal} |" + " |" * (len(columns) + 2))
             continue
         cells = [found["contestants"].get(column) for column in columns]
         values = [f"{cell['ratio']:.2f}" if cell else "" for cell in cells]
-        lines.append(f"| {name} | {row.goal} | {found['contestants']['dense']['ms']:.1f} | " + " | ".join(values) + " |")
+        lines.append(
+            f"| {name} | {row.goal} | {found['contestants']['dense']['ms']:.1f} | " + " | ".join([*values, _on(found)]) + " |"
+        )
         notes += [f"- {name}, {peer}: {reason}" for peer, reason in found["absent"].items()]
     lines += ["", EXPLANATION]
     return "\n".join([*lines, "", *(["Not measured:", ""] if notes else []), *notes]).rstrip() + "\n"
+
+
+def _on(found: dict[str, Any]) -> str:
+    where = found["machine"]
+    bfloat16 = f"{'with' if where['fast_bfloat16'] else 'without'} bfloat16 instructions"
+    return f"{where['cpu']}, {bfloat16}, torch {where['versions']['torch']}"
 
 
 def main() -> None:
@@ -357,22 +375,22 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(ROWS), help="measure this row; may be repeated")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--skip", action="append", default=[], choices=list(CONTESTANTS), help="leave this contestant out")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of speed.json and speed.md")
     parser.add_argument("--again", action="store_true", help="measure rows again that are there already")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    path = RESULTS / "speed.json"
+    path = options.results / "speed.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
-    results["machine"] = machine()
     for name in options.only or ROWS:
         row = ROWS[name]
         if (row.device == "cuda" and not torch.cuda.is_available()) or (name in results["rows"] and not options.again):
             continue
         if row.device == "cuda":
             torch.set_float32_matmul_precision("high")
-        results["rows"][name] = measure(row, options.rounds, options.skip)
+        results["rows"][name] = {**measure(row, options.rounds, options.skip), "machine": machine()}
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / "speed.md").write_text(markdown(results), encoding="utf-8")
+        path.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
         print(name, {key: round(value["ratio"], 2) for key, value in results["rows"][name]["contestants"].items()}, flush=True)
 
 

@@ -176,7 +176,8 @@ def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, tau: float, settings: Set
 
 def judge(prediction: Prediction, series: Series) -> dict[str, float]:
     """Error on the training months, and the mean width of the bands (standard deviation of the net, in ppm) within these, in
-    the months after them, and beyond the record. The noise is that of the months held out amid the training ones."""
+    the months after them, and beyond the record. Coverage: the share of months within the central 95% of what the net says,
+    noise included; 0.95 if it is right about itself. The noise is that of the months held out amid the training ones."""
     known, count = series.known, len(series.t)
     std = prediction.epistemic_std[:, 0] * series.std
     held, trained = series.held, series.trained
@@ -186,6 +187,7 @@ def judge(prediction: Prediction, series: Series) -> dict[str, float]:
     return {
         "rmse_known_ppm": inside["rmse"] * series.std,
         "rmse_held_back_ppm": after["rmse"] * series.std,
+        "coverage_known": inside["coverage"],
         "coverage_held_back": after["coverage"],
         "band_known_ppm": float(std[trained].mean()),
         "band_held_back_ppm": float(std[known:count].mean()),
@@ -219,7 +221,8 @@ def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         axis.plot(years[series.known : count], measured[series.known :], color="#dc2626", linewidth=1, linestyle=":")
         axis.axvline(years[series.known], color="#6b7280", linewidth=0.8, linestyle="--")
         extra = f", {figures['sparsity']['compression']:.0f}x fewer weights" if name.startswith("sparse") else ""
-        axis.set_title(name + extra, fontsize=10)
+        covered = figures["nets"][name]["coverage_held_back"]
+        axis.set_title(f"{name}{extra}\n95% intervals hold {100 * covered:.0f}% of the months held back", fontsize=9)
     low, high = measured.min(), measured.max()
     axes[0, 0].set_ylim(low - (high - low), high + 2 * (high - low))
     for axis in axes[:, 0]:
@@ -228,6 +231,7 @@ def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         axis.set_xlabel("year")
     caption = (
         "Mean and bands of one and two standard deviations. Red: the record up to where training ends (the dashed line); from "
-        "there on the nets are on their own, at first beside the record, then beyond its end."
+        "there on the nets are on their own, at first beside the record, then beyond its end. Above each: how many of "
+        "the months held back lie within the net's 95% intervals, its noise included; 95% would be right."
     )
     return save(drawing, context.out / "co2.png", "Mauna Loa CO2, carried on", caption)

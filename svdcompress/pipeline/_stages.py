@@ -23,6 +23,7 @@ from svdcompress.errors import Interrupted, OutputError
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._folder import RunState, Stop
@@ -278,6 +279,7 @@ class Stages:
             results[name] = {}
             self._try(f"the {name} model on the test data", partial(self._metrics, name, model))
             self._try(f"the {name} model's size", partial(self._count, name, model))
+        self._try("the intervals of the changes", self._changes)
         rows = partial(_figures.layer_rows, self.shapes, self.masks, bare(self.small))
         self._try("layers", lambda: self._keep("layers", rows()))
         self._try("filters", lambda: self._keep("filters", report.first_filters(self.dense, hold(self.model, self.masks))))
@@ -286,6 +288,10 @@ class Stages:
         with _figures.there(self.place.device, model):
             self.results[name]["validation"] = self._validate(model)
             self.results[name]["metrics"] = _figures.test_metrics(model, self.data)
+
+    def _changes(self) -> None:
+        with _figures.there(self.place.device, self.dense, self.small):
+            self.results["changes"] = changes(self.dense, self.small, self.data, self.place.device)
 
     def _count(self, name: str, model: nn.Module) -> None:
         self.results[name].update(cost.measure(model, self.inputs).to_dict())

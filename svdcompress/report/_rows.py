@@ -18,7 +18,8 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: label, dense and sparse as text, the change, and whether it is for the better (None: neither)."""
+    """One line of the table: label, dense and sparse as text, the change, and whether it is for the better (None: neither, or
+    it may be chance)."""
 
     label: str
     dense: str
@@ -30,7 +31,11 @@ class Row:
 def rows(results: Mapping[str, Any]) -> list[Row]:
     """Dense beside sparse: metrics, sizes, latency; only what at least one of the two has."""
     dense, sparse = results.get("dense") or {}, results.get("sparse") or {}
-    return [*_metric_rows(dense, sparse), *_size_rows(dense, sparse), *_latency_rows(dense, sparse)]
+    return [
+        *_metric_rows(dense, sparse, results.get("changes") or {}),
+        *_size_rows(dense, sparse),
+        *_latency_rows(dense, sparse),
+    ]
 
 
 def rounding(results: Mapping[str, Any]) -> str:
@@ -55,7 +60,15 @@ def rounding(results: Mapping[str, Any]) -> str:
 _FORMS = ("rounded", "unrounded")
 
 
-def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Row]:
+def chance(results: Mapping[str, Any]) -> str:
+    """One sentence on the intervals in the rows; "" where there are none."""
+    count = (results.get("examples") or {}).get("test")
+    data = f"the {count:,} test examples" if count else "the test data"
+    text = f"In brackets: the 95% interval of the change, from {data} alone; a change without colour may be chance."
+    return text if results.get("changes") else ""
+
+
+def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Row]:
     before, after = dense.get("metrics") or {}, sparse.get("metrics") or {}
     known = [name for name in _METRICS if name in before or name in after]
     found = []
@@ -65,8 +78,13 @@ def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[Ro
             continue
         change, better = "", None
         if a is not None and b is not None:
-            change = f"{b - a:+.2f} points" if name == "error" else f"{b - a:+.4f}"
-            better = None if b == a else b < a
+            form, unit = ("+.2f", " points") if name == "error" else ("+.4f", "")
+            change = f"{b - a:{form}}{unit}"
+            span = changes.get(name) or {}
+            low, high = span.get("low"), span.get("high")
+            if low is not None and high is not None:
+                change += f" ({low:{form}} to {high:{form}})"
+                better = None if low <= 0 <= high else b < a
         found.append(Row(_METRICS[name], metric(name, a), metric(name, b), change, better))
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.report import _plots
-from svdcompress.report._rows import count, duration, rounding, rows, times
+from svdcompress.report._rows import chance, count, duration, rounding, rows, times
 
 SINGLE_HISTOGRAMS = 9
 """Up to so many layers have a histogram each; more of them share one map."""
@@ -39,7 +39,8 @@ def summary(results: Mapping[str, Any], folder: Path | None) -> str:
     for row in lines:
         kind = {True: "good", False: "poor", None: ""}[row.better]
         body.append([row.label, _right(row.dense), _right(f"<b>{row.sparse}</b>"), _tag("td", escape(row.change), kind)])
-    return f'<div class="tiles">{tiles}</div>' + _table(["", ">dense", ">sparse", "change"], body, "narrow")
+    table = _table(["", ">dense", ">sparse", "change"], body, "narrow")
+    return f'<div class="tiles">{tiles}</div>{table}{_paragraph(chance(results))}'
 
 
 def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from svdcompress.train._device import Place, agree, find_place, leave, make_acce
 from svdcompress.train._failed import out_of_memory
 from svdcompress.train._fit import fit
 from svdcompress.train._loop import Fit
-from svdcompress.train._metrics import evaluate, score
+from svdcompress.train._metrics import evaluate, losses, score
 from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
@@ -28,6 +28,7 @@ __all__ = [
     "find_place",
     "fit",
     "leave",
+    "losses",
     "make_accelerator",
     "make_optimizer",
     "mix",

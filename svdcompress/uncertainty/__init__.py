@@ -2,6 +2,7 @@
 
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._compare import Batches, compare, gather
+from svdcompress.uncertainty._intervals import paired_means, paired_rmse, paired_shares, wilson
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import draw
 from svdcompress.uncertainty._predict import mc_predict, mean_predict
@@ -22,8 +23,12 @@ __all__ = [
     "mc_predict",
     "mean_predict",
     "outside",
+    "paired_means",
+    "paired_rmse",
+    "paired_shares",
     "quality",
     "regression_quality",
     "rejection",
     "reliability",
+    "wilson",
 ]

@@ -54,7 +54,7 @@ def test_the_variational_posterior_is_the_exact_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_bands_widen_away_from_the_data(tmp_path):
+def test_bands_at_this_size_are_wider_beyond_the_record_and_coverage_is_told(tmp_path):
     pytest.importorskip("statsmodels")
     settings = {"width": 64, "layers": 2, "epochs": 500, "sparse_epochs": 800, "years": 6, "scale": 5.0, "batch_size": 128}
     results = ran("co2", settings, tmp_path)
@@ -63,6 +63,32 @@ def test_bands_widen_away_from_the_data(tmp_path):
     for name in ("MC dropout 0.1, ReLU", "MC dropout 0.2, ReLU", "sparse variational, ReLU"):
         assert nets[name]["band_beyond_ppm"] > 2 * nets[name]["band_known_ppm"] > 0, name
     assert results["sparsity"]["compression"] > 3
+    for net in nets.values():
+        assert 0 <= net["coverage_held_back"] <= 1 and 0 <= net["coverage_known"] <= 1
+    assert nets["sparse variational, ReLU"]["coverage_known"] > 0.8
+
+
+def test_coverage_of_the_months_held_back_is_counted():
+    """By hand: a net that is right on average, with bands of its own for each month, beside noise fitted on the months amid."""
+    count, known = 48, 36
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(2 * count, 1, generator=generator)
+    times = torch.arange(count)[:, None].float()
+    series = co2.Series(times, y[:count], known, times, 0.0, 1.0, (0.0, 0.0), 2.0)
+    epistemic = torch.rand(2 * count, 1, generator=generator)
+    zero = torch.zeros_like(y)
+    prediction = Prediction("regression", 10, zero, epistemic, zero, epistemic)
+    found = co2.judge(prediction, series)
+    noise = (found["noise_ppm"] / series.std) ** 2
+    for name, months in (("held_back", range(known, count)), ("known", series.trained.tolist())):
+        inside = [abs(float(y[m])) <= 1.959964 * (float(epistemic[m]) + noise) ** 0.5 for m in months]
+        assert found[f"coverage_{name}"] == pytest.approx(sum(inside) / len(inside))
+
+
+def test_the_surest_mistake_is_the_one_of_most_confidence():
+    track = {"label": [1, 7, 7, 2, 1], "confidence": [1.0, 0.5, 0.92, 0.6, 0.99]}
+    assert rotated.surest_mistake(track, [0, 35, 70, 90, 180]) == {"degrees": 70, "label": 7, "confidence": 0.92}
+    assert rotated.surest_mistake({"label": [1], "confidence": [0.4]}, [0]) == {}
 
 
 @pytest.mark.slow

@@ -61,6 +61,8 @@ def sample_results(layers: int = 3) -> dict[str, Any]:
             "macs": 10.3,
             "latency": {"batch_1": 3.65, "batch_128": 6.96},
         },
+        "changes": {"error": {"low": 0.05, "high": 0.33}, "nll": {"low": -0.0049, "high": 0.0007}},
+        "examples": {"train": 55_000, "validation": 5000, "test": 10_000},
         "layers": [
             {"name": name, "shape_before": [300, 784], "shape_after": [32, 611], "sparsity": 0.988 - 0.03 * k}
             for k, name in enumerate(names)

@@ -152,8 +152,9 @@ def test_many_layers_share_one_map(results):
 
 def test_rows_say_what_changed_and_whether_it_is_better(results):
     found = {row.label: row for row in report.rows(results)}
-    assert found["Error"].change == "+0.19 points" and found["Error"].better is False
-    assert found["NLL"].better is True
+    assert found["Error"].change == "+0.19 points (+0.05 to +0.33)" and found["Error"].better is False
+    assert found["NLL"].change == "-0.0021 (-0.0049 to +0.0007)" and found["NLL"].better is None  # it may be chance
+    assert found["ECE"].change == "-0.0039" and found["ECE"].better is None  # nobody knows
     assert found["Non-zeros"].change == "80.5x fewer" and found["ONNX file"].change == "10.1x smaller"
     assert found["Latency, batch 128"].change == "7.0x faster"
     results["sparse"]["latency_ms"]["batch_1"] = 0.0664
@@ -161,6 +162,24 @@ def test_rows_say_what_changed_and_whether_it_is_better(results):
     found = {row.label: row for row in report.rows(results)}
     assert found["Latency, batch 1"].change == "2.0x slower" and found["Latency, batch 1"].better is False
     assert found["MACs"].change == "the same" and found["MACs"].better is None
+
+
+def test_only_what_is_more_than_chance_has_a_colour(results):
+    results["changes"] = {"error": {"low": -0.4, "high": -0.1}, "nll": {"low": -0.1, "high": 0.1}}
+    results["sparse"]["metrics"]["error"] = 1.40
+    stream = io.StringIO()
+    report.table(results, Console(file=stream, width=200, color_system="standard", force_terminal=True))
+    lines = {line.split()[0]: line for line in stream.getvalue().splitlines() if line.split()}
+    green, yellow = "\x1b[32m", "\x1b[33m"
+    assert green in lines["Error"] and green not in lines["NLL"] and yellow not in lines["NLL"]
+    assert "a change without colour may be chance" in stream.getvalue()
+    cells = dict(
+        re.findall(r"<td>(Error|NLL)</td>.*?(<td[^>]*>[^<]*points[^<]*|<td[^>]*>[-+][^<]*)</td></tr>", report.render(results))
+    )
+    assert 'class="good"' in cells["Error"] and "class" not in cells["NLL"]
+    del results["changes"]  # a report of before: nothing is claimed of its metrics
+    assert all(row.better is None for row in report.rows(results) if row.label in ("Error", "NLL", "ECE"))
+    assert "In brackets" not in report.render(results)
 
 
 def test_regression_has_rmse_and_no_error(results):

@@ -1,0 +1,22 @@
+"""README's tables are those of the stored results."""
+
+import importlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_tables_are_what_the_stored_results_say(monkeypatch):
+    """Else: python benchmarks/readme.py"""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    names = ("mnist", "readme")
+    known = {name: sys.modules.pop(name, None) for name in names}
+    try:
+        readme = importlib.import_module("readme")
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        assert readme.filled(text, ROOT / "benchmarks" / "results") == text
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update({name: module for name, module in known.items() if module is not None})

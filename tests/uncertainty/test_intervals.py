@@ -1,0 +1,90 @@
+"""Intervals against explicit samples of the data, exact sums of the binomial, and bootstraps."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Binomial
+
+from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares, regression_quality, wilson
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_coverage_is_that_of_the_central_95_percent():
+    """Targets a hair inside and outside 1.96 standard deviations; the quantile from the normal's inverse, not from the code."""
+    edge = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.975, dtype=torch.float64)))
+    target = torch.tensor([edge - 1e-3, -edge + 1e-3, edge + 1e-3, -edge - 1e-3, 1.7, 0.0], dtype=torch.float64)
+    mean, variance = torch.full_like(target, 3.0), torch.full_like(target, 4.0)
+    assert regression_quality(mean, variance, 3 + 2 * target)["coverage"] == pytest.approx(4 / 6)
+    noise = torch.randn(200_000, generator=seeded(), dtype=torch.float64)
+    got = regression_quality(torch.zeros_like(noise), torch.ones_like(noise), noise)["coverage"]
+    assert got == pytest.approx(0.95, abs=0.002)
+
+
+@pytest.mark.parametrize(("share", "total"), [(0.02, 400), (0.1, 50), (0.5, 30), (0.0166, 10_000)])
+def test_wilson_holds_the_true_share_in_about_95_of_100(share, total):
+    """By the exact sum over all counts."""
+    p = Binomial(total, torch.tensor(share, dtype=torch.float64)).log_prob(torch.arange(total + 1)).exp()
+    inside = torch.tensor([low <= share <= high for low, high in (wilson(k, total) for k in range(total + 1))])
+    assert 0.93 < float(p[inside].sum()) < 0.98
+
+
+def test_wilson_is_the_published_formula_and_stays_within_0_and_1():
+    low, high = wilson(166, 10_000)
+    assert low == pytest.approx(0.014272, abs=1e-5) and high == pytest.approx(0.019301, abs=1e-5)  # Wilson 1927, by hand
+    assert wilson(0, 100)[0] == 0 and wilson(100, 100)[1] == 1 and 0.03 < wilson(0, 100)[1] < 0.04
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "cells", [(0.9, 0.03, 0.05, 0.02), (0.95, 0.01, 0.0, 0.04), (0.97, 0.01, 0.01, 0.01), (0.95, 0.0, 0.03, 0.02)]
+)
+def test_paired_shares_hold_the_true_change(cells):
+    """Many test sets of 400 examples drawn from known chances of (both right, first wrong, second wrong, both wrong)."""
+    truth = cells[2] - cells[1]
+    draws = torch.multinomial(torch.tensor(cells), 400 * 1500, replacement=True, generator=seeded()).view(1500, 400)
+    spans = [paired_shares((draw == 1) | (draw == 3), (draw == 2) | (draw == 3)) for draw in draws]
+    assert 0.915 < sum(low <= truth <= high for low, high in spans) / 1500 < 0.995
+
+
+def test_one_example_of_359_is_no_change_and_many_are():
+    """2.51% to 2.23% of 359 digits: the README once said that compression had done that."""
+    before, after = torch.zeros(359).bool(), torch.zeros(359).bool()
+    before[:9], after[:8] = True, True
+    low, high = paired_shares(before, after)
+    assert low < 0 < high
+    before[:40], after[:10] = True, True
+    low, high = paired_shares(before, after)
+    assert low < -30 / 359 < high < 0
+    first, second = torch.zeros(200).bool(), torch.zeros(200).bool()  # 0 is out where McNemar's chi-square is above 3.84
+    for lost, gained in ((30, 12), (12, 30), (30, 25), (7, 1), (4, 0), (3, 0)):
+        first[:], second[:] = False, False
+        first[:lost], second[lost : lost + gained] = True, True
+        low, high = paired_shares(first, second)
+        assert (low <= 0 <= high) == ((gained - lost) ** 2 / (gained + lost) < 3.8415)
+    low, high = paired_shares(after, after)  # no example at all on which they differ
+    assert low < 0 < high < 0.015
+
+
+def test_paired_means_are_the_bootstraps():
+    difference = torch.randn(500, generator=seeded()).square() - 1.2
+    again = difference[torch.randint(500, (4000, 500), generator=seeded(1))].mean(1)
+    low, high = paired_means(difference)
+    assert low == pytest.approx(float(again.quantile(0.025)), abs=0.03)
+    assert high == pytest.approx(float(again.quantile(0.975)), abs=0.03)
+    assert paired_means(torch.ones(1)) == (-math.inf, math.inf)
+
+
+def test_paired_rmse_is_the_bootstraps():
+    before = torch.randn(400, generator=seeded())
+    after = 0.6 * before + 0.9 * torch.randn(400, generator=seeded(1))
+    picks = torch.randint(400, (4000, 400), generator=seeded(2))
+    again = after.square()[picks].mean(1).sqrt() - before.square()[picks].mean(1).sqrt()
+    low, high = paired_rmse(before.square(), after.square())
+    assert low == pytest.approx(float(again.quantile(0.025)), abs=0.015)
+    assert high == pytest.approx(float(again.quantile(0.975)), abs=0.015)
+    low, high = paired_rmse(torch.zeros(5), torch.zeros(5))
+    assert low == high == 0
