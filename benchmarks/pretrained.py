@@ -26,8 +26,8 @@ from torch import nn
 
 HERE = Path(__file__).resolve().parent
 NORMALIZE = "{normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}}"
-PLAIN = ["uncertainty.samples=0", "report.latency=false", "export.monte_carlo=false"]
-BERT = ["train.batch_size=50", "recover.epochs=2", "recover.lr=1e-4"]
+PLAIN = ["uncertainty.samples=0", "report.latency=false", "export.monte_carlo=false", "recover.epochs=2"]
+BERT = ["train.batch_size=25", "recover.batch_size=25", "recover.lr=1e-4"]
 CASES: dict[str, tuple[str, list[str]]] = {
     "resnet20-weight": ("ResNet-20, share weight", ["convert.share=weight"]),
     "resnet20-output": ("ResNet-20, share output", ["convert.share=output"]),
@@ -42,7 +42,7 @@ def arguments(name: str, settings: list[str], options: argparse.Namespace) -> li
     """The command's arguments for one case."""
     if name.startswith("bert"):
         made = ["--model", str(HERE / "models" / "tokens.py:bert"), "--data", str(HERE / "models" / "tokens.py:data")]
-        made += ["--data-arg", "train=3000", "--weights", str(bert(options.runs))]
+        made += ["--data-arg", "train=1500", "--weights", str(bert(options.runs))]
     else:
         data = ["--data-arg", f"folder={options.cifar}", "--data-arg", f"cache={options.runs / 'cifar.npz'}"]
         made = ["--model", str(HERE / "models" / "resnet_cifar.py:resnet20"), "--weights", str(options.resnet)]

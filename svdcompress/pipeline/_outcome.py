@@ -46,7 +46,7 @@ def _more(recipe: Recipe, results: Mapping[str, Any], history: Sequence[Mapping[
     """What to set so that more goes."""
     cures = []
     if (results.get("reach") or {}).get("within", 1.0) < SPARSE:
-        cures.append("train longer or with a larger train.lr_log_sigma2: most weights could not get to the threshold")
+        cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
     if beta is not None:
         cures.append(f"push harder: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
