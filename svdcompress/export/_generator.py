@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from svdcompress.export._build import Builder, replace
-from svdcompress.export._draw import SAMPLES, SEED
+from svdcompress.export._draw import SEED
 from svdcompress.export._trace import OWN
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def draw_inside(model: ir.Model, rounds: Rounds, required: bool) -> None:
     """
     graph = model.graph
     graph.inputs.pop()
-    (samples,) = (value for value in graph.inputs if value.name == SAMPLES)
     op = Builder(graph, stem="outer_")
     draws = op("Mul", rounds.sizes, rounds.copies)  # numbers of each call in a round
     count = op("ReduceSum", draws, keepdims=0)
@@ -54,10 +53,10 @@ def draw_inside(model: ir.Model, rounds: Rounds, required: bool) -> None:
     lanes = op("Mul", half, op.constant(2))
     spare = op("Sub", op("Mul", lanes, op.constant(COLUMNS)), count)
     sizes = op("Concat", draws, op("Reshape", spare, op.constant([1])), axis=0)
-    hashed = _odd_numbers(op, _key(op, _seed(graph, op, required), samples), op("Add", lanes, op.constant(COLUMNS + 1)))
+    hashed = _odd_numbers(op, _key(op, _seed(graph, op, required)), op("Add", lanes, op.constant(COLUMNS + 1)))
     down, across, first = op.many("Split", 3, hashed, op.shape(lanes, COLUMNS, 1), axis=0)
     down = op("Reshape", down, op.constant([-1, 1]))
-    loop, state = _carry(rounds, op("Reshape", first, op.constant([])), op)
+    loop, state = _carry(rounds, first, op)
     rounds.loop = loop
 
     inner = Builder(rounds.body, constants=graph, stem="drawn_")
@@ -79,10 +78,10 @@ def _carry(rounds: Rounds, first: ir.Value, op: Builder) -> tuple[ir.Node, ir.Va
     old, body = rounds.loop, rounds.body
     assert old is not None
     kind = ir.TensorType(ir.DataType.INT64)
-    state = ir.Value(name=f"{OWN}stream", shape=ir.Shape([]), type=kind)
+    state = ir.Value(name=f"{OWN}stream", shape=ir.Shape([1]), type=kind)
     body.inputs.append(state)
     following = Builder(body, constants=op.graph, stem="stream_")("Mul", state, op.constant(_signed(STEP)))
-    following.type, following.shape = kind, ir.Shape([])
+    following.type, following.shape = kind, ir.Shape([1])
     body.outputs.append(following)
     inputs, outputs = list(old.inputs), list(old.outputs)
     new = op.many("Loop", len(outputs) + 1, *inputs, first, body=body)
@@ -106,23 +105,18 @@ def _seed(graph: ir.Graph, op: Builder, required: bool) -> ir.Value:
     return op("Reshape", seed, op.constant([]), name="seed_must_be_one_number")
 
 
-def _key(op: Builder, seed: ir.Value, samples: ir.Value) -> ir.Value:
+def _key(op: Builder, seed: ir.Value) -> ir.Value:
     """The seed, or a fresh one in its place.
 
     onnxruntime's generators start from the time at which its library was loaded, and those of each session's nodes anew from
     there. Dropout alone takes its seeds from a counter of the whole process, so that no two calls have the same, of whatever
-    session and thread; its mask tells that seed. Uniform numbers, whose generator starts from other digits of the clock, keep
-    apart processes whose counters happen to meet.
+    session and thread; its mask tells that seed. The uniform numbers that it drops, whose generator starts from other digits of
+    the clock, keep apart processes whose counters happen to meet.
     """
-    bits = 62
-    some = op("Expand", op("Cast", samples, to=1), op.constant([bits]))  # of an input: else it would be folded into a constant
-    _, mask = op.many("Dropout", 2, some, op.constant(0.5, np.float32), op.constant(True))
-    powers = op.constant([1 << place for place in range(bits)])
-    counter = op("ReduceSum", op("Mul", op("Cast", mask, to=7), powers), keepdims=0)
-    uniform = op("RandomUniformLike", some, dtype=1)
-    places = op.constant([2.0**place for place in range(bits)], np.float32)
-    clock = op("Cast", op("ReduceSum", op("Mul", uniform, places), keepdims=0), to=7)
-    fresh = op("BitwiseXor", counter, op("Mul", clock, op.constant(_signed(KEY))))
+    bits = 61
+    uniform = op("RandomUniform", dtype=11, shape=[bits])
+    some, _ = op.many("Dropout", 2, uniform, op.constant(0.5, np.float32), op.constant(True))
+    fresh = op("Cast", op("MatMul", some, op.constant([2.0**place for place in range(bits)], np.float64)), to=7)
     return op("Where", op("Less", seed, op.constant(0)), fresh, seed)
 
 

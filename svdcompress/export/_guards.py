@@ -26,22 +26,19 @@ def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) ->
     """`samples` as a scalar, once it is in order and the floating inputs are finite."""
     scalar = op("Reshape", samples, op.constant([]), name="samples_must_be_one_number")
     scalar = at_least(op, scalar, op.constant(1), "samples_must_be_1_or_more")
-    scalar = op(
-        "Add", scalar, _zero_unless(op, op("Greater", scalar, op.constant(MOST_SAMPLES)), "samples_must_be_below_2_to_the_31")
-    )
+    too_many = op("Div", scalar, op.constant(MOST_SAMPLES + 1))
+    scalar = op("Add", scalar, op("Gather", op.constant([0]), too_many, name="samples_must_be_below_2_to_the_31"))
     for value in data:
         if value.dtype is not None and value.dtype.is_floating_point():
             # Maximum pooling, for one, would hide a NaN and leave a sure prediction.
-            scalar = op("Add", scalar, _zero_unless(op, _not_finite(op, [value]), f"{value.name}_must_be_finite"))
+            scalar = op("Add", scalar, _zero_unless(op, _not_finite(op, value), f"{value.name}_must_be_finite"))
     return scalar
 
 
 def checked_outputs(op: Builder, outputs: Sequence[ir.Value]) -> list[ir.Value]:
     """The file's outputs once mean and variance are finite: a draw that is not makes the mean of its row NaN or infinite."""
-    import onnx_ir as ir
-
-    watched = [value for value in outputs if value.name in ("mean", "variance")]
-    zero = _zero_unless(op, _not_finite(op, watched), "outputs_must_be_finite", np.float32)
+    mean, variance = (next(value for value in outputs if value.name == name) for name in ("mean", "variance"))
+    zero = _zero_unless(op, _not_finite(op, op("Add", mean, variance)), "outputs_must_be_finite", np.float32)
     checked = []
     for value in outputs:
         name = value.name
@@ -49,16 +46,11 @@ def checked_outputs(op: Builder, outputs: Sequence[ir.Value]) -> list[ir.Value]:
         result = op("Add", value, zero)
         result.name, result.type, result.shape = name, value.type, value.shape
         checked.append(result)
-    assert all(isinstance(value, ir.Value) for value in checked)
     return checked
 
 
-def _not_finite(op: Builder, values: Sequence[ir.Value]) -> ir.Value:
-    zeros = [op("ReduceSum", op("Mul", value, op.constant(0, np.float32)), keepdims=0) for value in values]  # 0, or NaN
-    total = zeros[0]
-    for zero in zeros[1:]:
-        total = op("Add", total, zero)
-    return op("IsNaN", total)
+def _not_finite(op: Builder, value: ir.Value) -> ir.Value:
+    return op("IsNaN", op("ReduceSum", op("Mul", value, op.constant(0, np.float32)), keepdims=0))  # of the sum of 0, or NaN
 
 
 def _zero_unless(op: Builder, wrong: ir.Value, name: str, dtype: type = np.int64) -> ir.Value:

@@ -126,14 +126,13 @@ def draws(
         chunks = list(zip(layout, row.split(sizes), strict=True))
         replay = Replay(torch.cat([chunk for part, chunk in chunks if part["of"] == "output"]))
         whole = {part["layer"] for part, _ in chunks if part["of"] != "output"}
-        with svdc.sampling(twin):
-            for name, module in twin.named_modules():
-                if isinstance(module, StochasticLayer):
-                    module.sampler = None if name in (*quiet, *whole) else replay
-            for part, chunk in chunks:
-                _draw_whole(twin.get_submodule(part["layer"]), part, chunk)
-            outputs.append(call(twin, inputs))
-            assert replay.used == len(replay.noise)
+        for name, module in twin.named_modules():
+            if isinstance(module, StochasticLayer):
+                module.sampler = None if name in (*quiet, *whole) else replay
+        for part, chunk in chunks:
+            _draw_whole(twin.get_submodule(part["layer"]), part, chunk)
+        outputs.append(call(twin, inputs))
+        assert replay.used == len(replay.noise)
     return outputs
 
 

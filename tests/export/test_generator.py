@@ -167,8 +167,10 @@ def test_another_runtime(tmp_path):
 
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Conv1d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(9, 2)), log_sigma2=-2.0).eval()
-    path = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 2, 4), monte_carlo=True, verify=False).path
+    options = {"monte_carlo": True, "noise": "seed", "verify": False}
+    path = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 2, 4), **options).path
     feeds = {"input": np.ones((2, 2, 4), np.float32), "samples": np.array(6), "seed": np.array(3)}
+    assert [value.name for value in session(path).get_inputs()] == list(feeds)  # here it has to be given
     with np.errstate(all="ignore"):
         theirs = ReferenceEvaluator(str(path)).run(None, feeds)
     for ours, other in zip(session(path).run(None, feeds), theirs, strict=True):
