@@ -10,7 +10,7 @@ from svdcompress.convert import variational_layers
 from svdcompress.pipeline import estimate, open_run, run
 from svdcompress.recipe import load_recipe
 
-MODEL = '''
+MODEL = """
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 make = Net
-'''
+"""
 
 SETTINGS = [
     *("data.limit=200", "dense.epochs=2", "dense.lr=0.01", "train.epochs=3", "train.lr=0.01", "recover.epochs=1"),
