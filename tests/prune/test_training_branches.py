@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
+from svdcompress.convert import variational_layers, watch
 
 
 class Auxiliary(nn.Module):
@@ -187,3 +187,30 @@ def test_a_branch_that_was_never_followed_is_told():
 def test_layers_of_a_branch_are_not_idle():
     report = svdc.groups(Inception().eval(), torch.randn(IMAGES))
     assert "aux.fc1" in {group.name for group in report.groups if not group.reason}
+
+
+def test_a_pass_in_training_puts_statistics_back():
+    torch.manual_seed(0)
+    model = Inception(norm=True).eval()
+    state = copy.deepcopy(model.state_dict())
+    watch(model, torch.randn(IMAGES), (), train=True)
+    assert not model.norm.training and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_a_constant_that_dropout_makes_random_for_a_branch_stays():
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head, self.aux = nn.Linear(5, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor):
+            x = torch.relu(self.first(x) + 1)
+            return (self.head(x), self.aux(F.dropout(x, 0.5))) if self.training else self.head(x)
+
+    torch.manual_seed(0)
+    model, x = svdc.convert(Dropped()).eval(), torch.randn(ROWS)
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    masks["first"][:2] = False
+    assert svdc.prune(model, x, masks=masks).first.out_features == 8
+    masks["aux"][:, :2] = False  # now no branch reads them
+    assert svdc.prune(model, x, masks=masks).first.out_features == 6
