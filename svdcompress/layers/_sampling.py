@@ -100,7 +100,8 @@ class StochasticLayer(nn.Module):
     def sampler(self) -> Sampler | None:
         """What the next call draws with: that of the context, else the layer's own; None draws in `train()` alone.
 
-        Setting it gives the layer one of its own, for every thread: only for a copy that nobody else calls.
+        Setting it within `drawing` (or `sampling`) of the layer lasts as long as that and is seen by no other thread.
+        Elsewhere it gives the layer one of its own, for every thread: only for a copy that nobody else calls.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._own
@@ -108,7 +109,11 @@ class StochasticLayer(nn.Module):
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:
-        self._own = sampler
+        current = _SAMPLERS.get()
+        if self in current:
+            _SAMPLERS.set({**current, self: sampler})
+        else:
+            self._own = sampler
 
     @property
     def draws(self) -> bool:

@@ -9,7 +9,7 @@ from layer_cases import CASES, layer_draws, weight_draws
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.layers import VariationalLinear, canonical
+from svdcompress.layers import Sampler, VariationalLinear, canonical, drawing
 
 DRAWS = 3000
 
@@ -277,6 +277,24 @@ def test_nested_sampling_contexts_restore_the_outer_one():
         assert model[0].sampler is outer
     assert model[0].sampler is None and torch.equal(model(x), model(x))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_sampler_that_is_set_lasts_as_long_as_the_context_or_is_the_layers_own():
+    layer, x, given = VariationalLinear(3, 2, log_sigma2=-1.0).eval(), torch.randn(5, 3), Sampler()
+    layer.mask = torch.ones_like(layer.weight, dtype=torch.bool)
+    with svdc.sampling(layer):
+        layer.sampler = given
+        assert layer.sampler is given
+        layer.sampler = None
+        assert torch.equal(layer(x), layer(x))
+    assert layer.sampler is None and "_own" not in vars(layer)
+    layer.sampler = given
+    assert layer.sampler is given and not torch.equal(layer(x), layer(x))
+    with drawing([layer], None):
+        assert torch.equal(layer(x), layer(x))
+    with svdc.sampling(layer) as inner:
+        assert layer.sampler is inner
+    assert layer.sampler is given and not hasattr(layer.to_dense(), "_own")
 
 
 def test_canonical_view_of_each_layout():

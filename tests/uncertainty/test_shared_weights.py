@@ -59,7 +59,9 @@ def recorded(monkeypatch):
 
 
 QUICK = [
-    pytest.param(name, way, marks=() if way == "default" or name == "tied" else pytest.mark.slow, id=f"{name}-{way}")
+    pytest.param(
+        name, way, marks=() if (way == "default" and name != "bert") or name == "tied" else pytest.mark.slow, id=f"{name}-{way}"
+    )
     for name in MODELS
     for way in WAYS
 ]
@@ -80,11 +82,10 @@ def test_draws_are_those_of_the_weights(name, way, monkeypatch):
     mean, covariance = z_scores(ours, oracle)
     covariance /= 2**0.5 if "antithetic" in way else 1  # half of the draws, mirrored, say nothing new of it
     assert mean < 4.5 and covariance < 5, (mean, covariance)
-    ratio = got.epistemic.flatten() / oracle.var(0).flatten()
-    assert (ratio.log().abs() < 5 * (4 / min(n, draws_of(name))) ** 0.5).all()
+    torch.testing.assert_close(got.epistemic.flatten(), ours.var(0, correction=0).flatten())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "bert" else n for n in MODELS])
 def test_sampling_draws_the_weights_anew_at_each_call(name):
     model, x = made(name)
     with torch.no_grad(), svdc.sampling(model, generator=seeded(1)):
@@ -94,7 +95,7 @@ def test_sampling_draws_the_weights_anew_at_each_call(name):
     assert mean < 4.5 and covariance < 5, (mean, covariance)
 
 
-@pytest.mark.parametrize("name", ["tokens", "folded"])
+@pytest.mark.parametrize("name", ["tokens", "folded", "twice", "tied"])
 def test_local_draws_are_others(name):
     """Training's estimator, on demand: what the tests above tell from the posterior's."""
     model, x = made(name)
