@@ -115,7 +115,9 @@ def _key(op: Builder, seed: ir.Value) -> ir.Value:
     """
     bits = 61
     uniform = op("RandomUniform", dtype=11, shape=[bits])
-    some, _ = op.many("Dropout", 2, uniform, op.constant(0.5, np.float32), op.constant(True))
+    # A Dropout whose mask nobody reads is taken for one of inference, and taken out.
+    _, mask = op.many("Dropout", 2, uniform, op.constant(0.5, np.float32), op.constant(True))
+    some = op("Where", mask, uniform, op.constant(0, np.float64))
     fresh = op("Cast", op("MatMul", some, op.constant([2.0**place for place in range(bits)], np.float64)), to=7)
     return op("Where", op("Less", seed, op.constant(0)), fresh, seed)
 
