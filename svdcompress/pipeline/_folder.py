@@ -131,7 +131,8 @@ def discard(out: Path) -> None:
 
 def _free(out: Path) -> bool:
     """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote its recipe."""
-    left = {path.relative_to(out).as_posix() for path in out.rglob("*") if not is_temporary(path)}
+    inside = [path.relative_to(out) for path in out.rglob("*")]
+    left = {path.as_posix() for path in inside if not any(is_temporary(part) for part in (path, *path.parents))}
     return left <= {STATE, f"{STATE}/run.json", LOCK}
 
 
@@ -197,6 +198,8 @@ class RunState:
             return
         self.put(finished=True)
         sweep(self.out)
+        for path in self.out.glob("*.all-inputs.onnx*"):  # of a comparison that was killed
+            path.unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
             if path.name not in ("run.json", "lock"):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
