@@ -85,11 +85,18 @@ def locked(out: Path) -> Iterator[None]:
     if fcntl is None or not (out / STATE).is_dir():
         yield
         return
-    with (out / LOCK).open("a") as file:
+    finished = OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+    try:
+        file = (out / LOCK).open("a")
+    except FileNotFoundError:  # it has finished this moment
+        raise finished from None
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    with file:
         if not _held(file):
             raise OutputError(f"{out}: another process is at work on this run; wait until it is done")
-        if not (out / LOCK).exists():  # it has finished meanwhile
-            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+        if not (out / LOCK).exists():
+            raise finished
         yield
 
 
@@ -107,8 +114,11 @@ def _held(file: Any) -> bool:
 def _underway(out: Path) -> bool:
     if fcntl is None or not (out / LOCK).is_file():
         return False
-    with (out / LOCK).open("a") as file:
-        return not _held(file)
+    try:
+        with (out / LOCK).open("a") as file:
+            return not _held(file)
+    except OSError:  # which is said where it is written to
+        return False
 
 
 def _finished(out: Path) -> bool:
