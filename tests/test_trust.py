@@ -133,6 +133,9 @@ def test_resuming_a_folder_runs_no_code_of_its_own(foreign):
     with_recipe(foreign, model__name="./evil.py:make")
     said = svdc("sparsify", "--resume", "--out", "run", code=12).output
     assert "./evil.py:make (model.name)" in said and not (foreign.parent / "mark").exists()
+    with_recipe(foreign, model__name="mlp", data__transform=["evil:step"])
+    said = svdc("sparsify", "--resume", "--out", "run", "--data", "digits", code=12).output  # is no word for the transform
+    assert "evil:step (data.transform.0)" in said and not (foreign.parent / "mark").exists()
 
 
 def test_what_the_package_knows_needs_no_word(foreign):

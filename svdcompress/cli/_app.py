@@ -49,9 +49,11 @@ it is.
 
 [bold]What came of it:[/] open runs/photos/report.html; then
 
-  svdc evaluate runs/photos        dense and sparse, with and without uncertainty
+  svdc evaluate runs/photos --trust-code        dense and sparse, with and without uncertainty
 
-  svdc predict runs/photos --input x.npy
+  svdc predict runs/photos --input x.npy --model ./model.py:make
+
+(the folder names your Python code, and a folder can come from anybody: your word is needed to run it)
 
 [bold]Recipes[/] are YAML files that hold all settings: `svdc recipes list`, `svdc recipes copy digits`. Each field can
 be set with --set, as in --set train.beta.final=0.1.

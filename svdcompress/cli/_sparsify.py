@@ -110,8 +110,8 @@ def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) 
     from svdcompress.pipeline import untrusted
     from svdcompress.sources import code_in
 
-    code = code_in(made)
-    named = {field: name for field, name in code.items() if not any(f"{field}.".startswith(f"{own}.") for own in given)}
+    own = [f"{name}.name" if name in ("model", "data", "loss") else name for name in given]  # --data leaves the transforms
+    named = {field: name for field, name in code_in(made).items() if not any(f"{field}.".startswith(f"{o}.") for o in own)}
     if named and not trust_code:
         raise TrustError(untrusted(folder, named))
     announce_code(folder, named)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from svdcompress.errors import ExportError, OutputError
+from svdcompress.files import TEMPORARY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +31,7 @@ def write(model: ir.Model, path: Path, verify: Callable[[Path], None]) -> int:
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist")
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
         try:
             files = _save(model, folder / path.name)
             _check(files[-1])

@@ -85,11 +85,18 @@ def locked(out: Path) -> Iterator[None]:
     if fcntl is None or not (out / STATE).is_dir():
         yield
         return
-    with (out / LOCK).open("a") as file:
+    finished = OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+    try:
+        file = (out / LOCK).open("a")
+    except FileNotFoundError:  # it has finished this moment
+        raise finished from None
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    with file:
         if not _held(file):
             raise OutputError(f"{out}: another process is at work on this run; wait until it is done")
-        if not (out / LOCK).exists():  # it has finished meanwhile
-            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+        if not (out / LOCK).exists():
+            raise finished
         yield
 
 
@@ -107,8 +114,11 @@ def _held(file: Any) -> bool:
 def _underway(out: Path) -> bool:
     if fcntl is None or not (out / LOCK).is_file():
         return False
-    with (out / LOCK).open("a") as file:
-        return not _held(file)
+    try:
+        with (out / LOCK).open("a") as file:
+            return not _held(file)
+    except OSError:  # which is said where it is written to
+        return False
 
 
 def _finished(out: Path) -> bool:
@@ -131,7 +141,8 @@ def discard(out: Path) -> None:
 
 def _free(out: Path) -> bool:
     """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote its recipe."""
-    left = {path.relative_to(out).as_posix() for path in out.rglob("*") if not is_temporary(path)}
+    inside = [path.relative_to(out) for path in out.rglob("*")]
+    left = {path.as_posix() for path in inside if not any(is_temporary(part) for part in (path, *path.parents))}
     return left <= {STATE, f"{STATE}/run.json", LOCK}
 
 
@@ -197,6 +208,8 @@ class RunState:
             return
         self.put(finished=True)
         sweep(self.out)
+        for path in self.out.glob("*.all-inputs.onnx*"):  # of a comparison that was killed
+            path.unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
             if path.name not in ("run.json", "lock"):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

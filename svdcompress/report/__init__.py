@@ -10,7 +10,8 @@ where its data are, so a run stopped early still has a report. Besides what the 
 
 it knows these keys, all optional:
 
-    name, description, created, seed, device, versions, seconds: {stage: s}, threads (of the latency), warnings: [text]
+    name, description, created, seed, device, versions, seconds: {stage: s}, threads (of the latency),
+        torch_threads (PyTorch's, throughout the run), warnings: [text]
     notes: [text], what the run did unasked; failed: {figures that could not be made: why}
     threshold: the limit on log alpha that was used
     layers: [{name, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs}] (units that are left)

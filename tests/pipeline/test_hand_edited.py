@@ -67,9 +67,23 @@ def test_a_finished_folder_holds_no_temporary_files_and_one_mode(tiny_run, tmp_p
     assert {path.stat().st_mode & 0o777 for path in tiny_run[0].iterdir() if path.is_file()} == {0o666 & ~mask}
     recipe, out = user_run(tmp_path, monkeypatch, "def make():\n    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))\n")
     out.mkdir()
-    (out / f".model.onnx.7{TEMPORARY}").write_text("half")
+    (out / f".model.onnx.7{TEMPORARY}").mkdir()
+    (out / f".model.onnx.7{TEMPORARY}" / "model.onnx").write_text("half")
+    state = out / "state"
+    state.mkdir()
+    (state / "run.json").write_text("{}")
     run(recipe, out)
     assert not [path.name for path in out.rglob(".*")] and (out / "report.json").is_file()
+
+
+def test_what_a_killed_export_leaves_is_known_as_temporary(tmp_path, monkeypatch):
+    from svdcompress.export import _write, export_onnx
+    from svdcompress.files import is_temporary
+
+    seen = []
+    monkeypatch.setattr(_write, "_check", lambda path: seen.extend(tmp_path.iterdir()))
+    export_onnx(torch.nn.Linear(3, 2).eval(), tmp_path / "model.onnx", torch.zeros(2, 3))
+    assert seen and all(map(is_temporary, seen))
 
 
 # The lock
