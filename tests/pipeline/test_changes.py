@@ -25,7 +25,7 @@ def examples(task, n=300):
 
 def data(task, scale=None):
     kind = "classification" if task == "pixels" else task
-    return SimpleNamespace(task=kind, test=examples(task), validation=examples(task), target_scale=scale)
+    return SimpleNamespace(task=kind, test=examples(task), validation=examples(task), target_scale=scale, dim=1)
 
 
 def two(outputs):

@@ -278,7 +278,7 @@ def test_places_and_numbers_that_do_not_do(images, tmp_path, monkeypatch):
     for onnx in (False, True):
         with pytest.raises(UsageError, match="samples"):
             predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=0, onnx=onnx)
-    with pytest.raises(UsageError, match="from 1 to 2147483647"):
+    with pytest.raises(UsageError, match="from 1 to 1,000,000"):
         predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=10**20, onnx=True)
     monkeypatch.setattr(_run, "open_run", lambda folder: opened(tmp_path, images.model))
     with pytest.raises(ExportError, match=r"no such file; write it with: svdc export .* --monte-carlo --out .*model_mc.onnx"):
