@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.layers import keep_channels, kept_channels
-from svdcompress.prune._shadow import Shadow, compact, small, varying
+from svdcompress.prune._shadow import Shadow, small, varying
 
 if TYPE_CHECKING:
     from svdcompress.prune._choice import Analysis, Choice
