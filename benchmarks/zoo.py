@@ -2,15 +2,15 @@
 
     python benchmarks/zoo.py [--only PATTERN ...] [--again] [--seconds 120] [--gigabytes 6]
 
-Each architecture is built without pretrained weights (zoo_nets.py says which, and at what size of image) and runs in a process of
-its own, on one thread, within the given CPU time and memory. It is converted, and pruned with two kinds of masks (zoo_oracle.py):
-`random`, half of all single weights, where hardly anything can go, and `aligned`, whole units. The result is compared with a
-plain copy of the dense network whose weights were multiplied by the masks, on fresh inputs of two batch sizes: `exact` is a
-difference of at most 1e-5 of the outputs' spread in single precision, or in double precision where a deep network rounds more
-than that; `masked` is exact with nothing removed. What could go is found without the package's code.
+Each architecture is built without pretrained weights (zoo_nets.py says which, and at what size of image) and runs in a process
+of its own, on one thread, within the given CPU time and memory. It is converted, and pruned with two kinds of masks
+(zoo_oracle.py): `random`, half of all single weights, where hardly anything can go, and `aligned`, whole units. The result is
+compared with a plain copy of the dense network whose weights were multiplied by the masks, on fresh inputs of two batch sizes:
+`exact` is a difference of at most 1e-5 of the outputs' spread in single precision, or in double precision where a deep network
+rounds more than that; `masked` is exact with nothing removed. What could go is found without the package's code.
 
-Rows are written to benchmarks/results/zoo.json as they come, with the commit that they are of, and a row that is there is not run
-again without --again; zoo.md is the table.
+Rows are written to benchmarks/results/zoo.json as they come, with the commit that they are of, and a row that is there is not
+run again without --again; zoo.md is the table.
 """
 
 from __future__ import annotations
@@ -221,18 +221,19 @@ def table(rows: list[dict[str, Any]], command: str) -> str:
     lines = [
         "# Architectures, pruned and compared",
         "",
-        f"`{command}`: {len(ran)} architectures with two kinds of masks each: {told}. Median share removed of what could go (aligned "
-        f"masks): {statistics.median(shares) if shares else float('nan'):.3f}; at least 0.9 in "
+        f"`{command}`: {len(ran)} architectures with two kinds of masks each: {told}. Median share removed of what could go "
+        f"(aligned masks): {statistics.median(shares) if shares else float('nan'):.3f}; at least 0.9 in "
         f"{sum(share >= 0.9 for share in shares)} of {len(shares)}.",
         "",
-        f"{where['cpu']}, one thread, seed {SEED}; {versions}; commits of the package: {commits}. How it is measured stands in "
-        "benchmarks/zoo.py, what `could go` means in benchmarks/zoo_oracle.py: an upper bound, as it knows nothing of shapes.",
+        f"{where['cpu']}, one thread, seed {SEED}; {versions}; commits of the package: {commits}. How it is measured stands "
+        "in benchmarks/zoo.py, what `could go` means in benchmarks/zoo_oracle.py: an upper bound.",
         "",
-        "`error`: the largest difference from the masked dense network, as a share of the outputs' spread (in double precision where "
-        "it is marked d). `left`: parameters left. `share`: removed of what could go. Seconds are CPU time of `svdc.prune`; memory "
-        "is its peak above what was resident before.",
+        "`error`: the largest difference from the masked dense network, as a share of the outputs' spread (in double "
+        "precision where it is marked d). `left`: parameters left. `share`: removed of what could go. Seconds are CPU time of `svdc.prune`; "
+        "memory is its peak above what was resident before.",
         "",
-        "| architecture | input | parameters | random | error | aligned | error | left | could be left | share | s | GB | what stays, and why |",
+        "| architecture | input | parameters | random | error | aligned | error | left | could be left | share | s | GB | "
+        "what stays, and why |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [line(row) for row in rows if any(kind in row for kind in KINDS)]
@@ -260,9 +261,10 @@ def line(row: dict[str, Any]) -> str:
     why = aligned.get("reason") or "; ".join([*aligned.get("notes", []), *aligned.get("reasons", [])[:1]])
     memory = f"{aligned['added_bytes'] / 1e9:.2f}" if "added_bytes" in aligned else ""
     seconds = f"{aligned['seconds']:.1f}" if "seconds" in aligned else ""
+    costs = f"{seconds} | {memory}"
     return (
-        f"| {row['name']} | {'x'.join(map(str, row['input']))} | {size / 1e6:.2f} M | {random.get('verdict', '')} | {wrong(random)} | "
-        f"{aligned.get('verdict', '')} | {wrong(aligned)} | {left} | {could} | {share} | {seconds} | {memory} | {why} |"
+        f"| {row['name']} | {'x'.join(map(str, row['input']))} | {size / 1e6:.2f} M | {random.get('verdict', '')} | "
+        f"{wrong(random)} | {aligned.get('verdict', '')} | {wrong(aligned)} | {left} | {could} | {share} | {costs} | {why} |"
     )
 
 

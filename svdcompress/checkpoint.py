@@ -202,8 +202,8 @@ def _problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, 
             yield f"{name or 'the model'}: lacks one of the attributes {sorted(attributes)}"
         elif any(not _like(getattr(modules[name], key), value) for key, value in attributes.items()):
             yield f"{name or 'the model'}: attributes {attributes} are no lengths as the model has them"
-    for name, kept in manifest["surgery"].get("kept", {}).items():
-        if name not in modules or type(kept["dim"]) is not int or not all(type(i) is int and i >= 0 for i in kept["kept"]):
+    for name, cut in manifest["surgery"].get("kept", {}).items():
+        if name not in modules or type(cut["dim"]) is not int or not all(type(i) is int and i >= 0 for i in cut["kept"]):
             yield f"{name}: no module of the model, or no list of channels that are kept of what it returns"
     state = model.state_dict(keep_vars=True)
     yield from _name_problems(state, manifest, tensors, shapes)
