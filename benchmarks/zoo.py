@@ -229,8 +229,8 @@ def table(rows: list[dict[str, Any]], command: str) -> str:
         "in benchmarks/zoo.py, what `could go` means in benchmarks/zoo_oracle.py: an upper bound.",
         "",
         "`error`: the largest difference from the masked dense network, as a share of the outputs' spread (in double "
-        "precision where it is marked d). `left`: parameters left. `share`: removed of what could go. Seconds are CPU time of `svdc.prune`; "
-        "memory is its peak above what was resident before.",
+        "precision where it is marked d). `left`: parameters left. `share`: removed of what could go. Seconds "
+        "are CPU time of `svdc.prune`; memory is its peak above what was resident before.",
         "",
         "| architecture | input | parameters | random | error | aligned | error | left | could be left | share | s | GB | "
         "what stays, and why |",
