@@ -230,7 +230,7 @@ def _ratio(values: np.ndarray, j: int, c: int) -> float | None:
         return None
     top = int(np.abs(carrier).argmax())
     ratio = float(moved[top] / carrier[top])
-    if abs(ratio) > 1e4 or np.abs(moved - ratio * carrier).max() > 1e-6 * np.abs(moved).max():
+    if abs(ratio) > 1e4 or np.abs(moved - ratio * carrier).max() > 1e-7 * np.abs(moved).max():
         return None
     return ratio
 
