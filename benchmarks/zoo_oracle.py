@@ -11,7 +11,8 @@ layers (sums, concatenations, norms, splits, attention) shows which output chann
 
 Removable are the weights in such rows and columns, and the biases of such rows. Its limits: norms and other parameters are
 not counted; it knows nothing of shapes, so a view, split or grouped convolution that needs equally many of several parts, or a
-layer that would lose its last channel, makes what it finds an upper bound; a layer whose weight is read past it is not cut.
+layer that would lose its last channel, makes what it finds too much; nor of values, so a gate that is a constant 0 makes it too
+little (a share above 1); a layer whose weight is read past it is not cut.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def kept_channels(module: nn.Module) -> KeptChannels | None:
 
 def keep_channels(module: nn.Module, dim: int, kept: Sequence[int]) -> None:
     """Let a module return these places of a dimension only; in the place of what was kept before."""
-    for key, hook in list(module._forward_hooks.items()):
+    hooks: Any = module._forward_hooks
+    for key, hook in list(hooks.items()):
         if isinstance(hook, KeptChannels):
-            del module._forward_hooks[key]
-    handle = module.register_forward_hook(KeptChannels(dim, kept))
-    module._forward_hooks.move_to_end(handle.id, last=False)  # other hooks see what the network goes on with
+            del hooks[key]
+    module.register_forward_hook(KeptChannels(dim, kept), prepend=True)  # other hooks see what the network goes on with

@@ -125,18 +125,17 @@ class Analysis:
         return choice
 
     def _unneeded(self, free: np.ndarray) -> np.ndarray:
-        """Units that only zeros of surviving outputs read; to a fixpoint."""
-        gone = np.zeros(self.count, bool)
+        """Units that only zeros, or outputs that go themselves, read: the largest such set, so that those which read only
+        themselves (a channel's own depthwise convolution) or each other are in it."""
+        gone = free.copy()
         while True:
-            read = np.zeros(self.count, bool)
-            for consumer in self.consumers:
+            before = gone.copy()
+            for consumer in reversed(self.consumers):  # what is read decides what is read before it
                 live = ~gone[self.root[consumer.outs]]
                 used = consumer.read if live.all() else (consumer.alive & live[:, :, None]).any(1)
-                read[self.root[consumer.ins[used]]] = True
-            after = free & ~read
-            if np.array_equal(after, gone):
+                gone[self.root[consumer.ins[used]]] = False
+            if np.array_equal(before, gone):
                 return gone
-            gone = after
 
     def _constant(self, candidates: np.ndarray, choice: Choice) -> np.ndarray:
         """Units that the input doesn't reach at any consumer, and whose values can go elsewhere."""

@@ -115,7 +115,7 @@ def cut(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     if dim in varying(shadow.labels) and width < x.shape[dim]:
         if even and varying(shadow.labels) == [dim]:
             note_pieces(trace, small(shadow.labels).reshape(-1, width), width)
-        else:
+        elif name != "split_with_sizes" or not note_lengths(trace, shadow.labels, dim, [part.shape[dim] for part in out]):
             trace.fix(shadow.labels, [dim], "cut into pieces of unequal, fixed size")
     _all(trace, shadow, _bound(trace, name, args, kwargs), out)
 
@@ -126,6 +126,19 @@ def note_pieces(trace: Trace, pieces: Tensor, width: int) -> None:
 
     trace.splits.append(pieces)
     trace.views.append(View(pieces[:1], (1, width), trace.stack[-1]))
+
+
+def note_lengths(trace: Trace, labels: Any, dim: int, lengths: list[int]) -> bool:
+    """Whether the lengths of pieces are those of a tuple that the module holds, which can follow them; remembers it."""
+    from svdcompress.prune._trace import Pieces
+
+    if varying(labels) != [dim] or not trace.stack[-1]:
+        return False
+    for attribute, value in vars(trace.model.get_submodule(trace.stack[-1])).items():
+        if isinstance(value, tuple | list) and list(value) == lengths:
+            trace.pieces.append(Pieces(small(labels).reshape(-1), tuple(lengths), trace.stack[-1], attribute))
+            return True
+    return False
 
 
 def join(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Channels of zeros that code pads with (the shortcuts of CIFAR's ResNets): what a module pads is cut behind it."""
+"""Channels of zeros that a module adds by a number in its code (padded shortcuts): what it returns is cut behind it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NO_LENGTH = frozenset(
     (
         *("classes", "labels", "vocab", "idx", "index", "id", "step", "steps", "epoch", "seed", "layer", "layers", "depth"),
         *("stride", "kernel", "padding", "dilation", "groups", "position", "positions", "length", "len", "max", "min"),
-        *("version", "patch", "window", "image", "rank"),
+        *("version", "patch", "window", "image", "rank", "resolution"),
     )
 )
 """Parts of attributes' names that tell that an integer which happens to equal a number of units is something else."""
@@ -47,6 +47,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
     adapt: which integer attributes follow where code holds lengths as numbers: "names" (all whose name does not speak of a
     head's own size), "heads", "every" or "none".
     """
+    numbers = adapted(model, analysis, choice, adapt)  # while they are what the trace saw
     made: list[tuple[nn.Module, np.ndarray]] = []  # modules that got a bias, and which of its entries stay
     with torch.no_grad():
         for number, consumer in enumerate(analysis.consumers):
@@ -63,7 +64,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
                 if isinstance(tensor, Tensor):
                     tensor.data = tensor.data[torch.from_numpy(part).to(tensor.device)]
     cut_padding(model, analysis, choice)
-    for name, attribute, value in adapted(model, analysis, choice, adapt):
+    for name, attribute, value in numbers:
         setattr(model.get_submodule(name), attribute, value)
     forget(model)
 
@@ -238,9 +239,10 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
         module.num_parameters = shape[0]
     elif not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         for size, part in zip(parameter.sizes, keep, strict=True):
-            for attribute, value in list(vars(module).items()):
-                if type(value) is int and value == size and not part.all() and NO_LENGTH.isdisjoint(attribute.split("_")):
-                    setattr(module, attribute, int(part.sum()))
+            named = [k for k, v in vars(module).items() if type(v) is int and v == size and NO_LENGTH.isdisjoint(k.split("_"))]
+            heads = [attribute for attribute in named if _counts_heads(attribute)]
+            for attribute in (heads or named) if not part.all() else ():
+                setattr(module, attribute, int(part.sum()))
 
 
 # Numbers in code
@@ -267,9 +269,14 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
             if adapt != "every" and not parts.isdisjoint(NO_LENGTH):
                 continue
             own = lengths if adapt == "every" or _counts_heads(attribute) else {} if _sizes_head(attribute) else plain
-            shorter = _shorter(value, {**totals, **own})
+            whole = isinstance(value, tuple | list) and tuple(value) == view.sizes
+            shorter = _resized(value, removed) if whole else _shorter(value, {**totals, **own})
             if shorter != value and (adapt != "heads" or _counts_heads(attribute)):
                 changes[view.module, attribute] = shorter
+    for pieces in analysis.trace.pieces:
+        parts = np.split(~choice.removed[pieces.labels.numpy()], np.cumsum(pieces.lengths)[:-1])
+        old = getattr(model.get_submodule(pieces.module), pieces.attribute)
+        changes[pieces.module, pieces.attribute] = type(old)(int(part.sum()) for part in parts)
     return [(name, attribute, value) for (name, attribute), value in changes.items()]
 
 
@@ -292,6 +299,15 @@ def _shorter(value: Any, lengths: dict[int, int]) -> Any:
         parts = [lengths.get(part, part) for part in value]
         return type(value)(parts) if type(value) in (list, tuple, torch.Size) else value
     return value
+
+
+def _resized(value: Any, removed: np.ndarray) -> Any:
+    """A tuple or list that is a view's shape, without the indices that go: each length by its place, whatever it equals."""
+    if type(value) not in (tuple, list, torch.Size):
+        return value
+    axes = range(removed.ndim)
+    gone = [int(removed.all(axis=tuple(i for i in axes if i != d)).sum()) if removed.shape[d] > 1 else 0 for d in axes]
+    return type(value)(length - less for length, less in zip(value, gone, strict=True))
 
 
 def _lengths(removed: np.ndarray, sizes: tuple[int, ...], roots: np.ndarray) -> tuple[dict[int, int], dict[int, int]]:

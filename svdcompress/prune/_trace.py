@@ -72,6 +72,16 @@ class View:
     module: str | None
 
 
+@dataclasses.dataclass
+class Pieces:
+    """A split into lengths that a module holds as a tuple: labels, (n,), the lengths, and where they stand."""
+
+    labels: Tensor
+    lengths: tuple[int, ...]
+    module: str
+    attribute: str
+
+
 class OutOfTime(Exception):
     """Following the model took longer than it may."""
 
@@ -95,6 +105,7 @@ class Trace(TorchDispatchMode):
         self.branches: list[Use] = []  # of train() alone
         self.views: list[View] = []
         self.paddings: list[Padding] = []
+        self.pieces: list[Pieces] = []
         self.splits: list[Tensor] = []  # each (pieces, width): labels of pieces that stay of equal size
         self.inputs: dict[str, Tensor] = {}  # labels of each raw input, without the batch
         self.stack: list[str] = [""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import torch
@@ -106,3 +107,19 @@ def test_rounded_chains(chain: tuple[nn.Module, tuple[int, ...]], seed: int, mul
     for (name, module), (_, other) in zip(model.named_modules(), small.named_modules(), strict=True):
         before, after = getattr(module, "out_channels", 0), getattr(other, "out_channels", 0)
         assert after == before or after % multiple == 0, name
+
+
+def test_a_channel_that_only_its_own_depthwise_convolution_reads_goes() -> None:
+    """Nothing reads what the depthwise convolution makes of it; that it reads the channel itself keeps nobody."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    masks = {name: torch.ones_like(dense.get_submodule(name).weight, dtype=torch.bool) for name in ("0", "2", "4")}
+    masks["4"][:, [1, 6]] = False
+    oracle = copy.deepcopy(dense).eval()
+    with torch.no_grad():
+        oracle[4].weight.mul_(masks["4"])
+    small = prune(convert(dense), torch.randn(2, 3, 5, 5), masks=masks).eval()
+    assert small[0].out_channels == small[2].groups == small[4].in_channels == 6
+    x = torch.randn(3, 3, 7, 7)
+    with torch.no_grad():
+        assert torch.allclose(small(x), oracle(x), atol=1e-6)
