@@ -96,6 +96,7 @@ def convert(
         raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
     # One log_sigma2 for each weight, so that tied weights keep one posterior.
     shared: dict[int, Any] = {id(layer.weight): layer.log_sigma2 for _, layer in variational_layers(model)}
+    module: Any
     for _, module in chosen:
         start = shared.get(id(module.weight), log_sigma2 if log_alpha is None else start_at(module.weight, log_alpha))
         layer = VARIATIONAL_CLASSES[type(module)].from_dense(
