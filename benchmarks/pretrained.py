@@ -27,11 +27,13 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 NORMALIZE = "{normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}}"
 PLAIN = ["uncertainty.samples=0", "report.latency=false", "export.monte_carlo=false", "recover.epochs=2"]
-BERT = ["train.batch_size=25", "recover.batch_size=25", "recover.lr=1e-4"]
+MIX = "convert.share={weight: 0.8, input: 0.1, output: 0.1}"
+BERT = [MIX, "train.batch_size=25", "recover.batch_size=25", "recover.lr=1e-4"]
 CASES: dict[str, tuple[str, list[str]]] = {
     "resnet20-weight": ("ResNet-20, share weight", ["convert.share=weight"]),
     "resnet20-output": ("ResNet-20, share output", ["convert.share=output"]),
-    "resnet20-default": ("ResNet-20, the default", []),
+    "resnet20-mix": ("ResNet-20, 0.8 weight, 0.1 input, 0.1 output", [MIX]),
+    "resnet20-default": ("ResNet-20, the default (0.8 weight, 0.2 input)", []),
     "bert-2e-5": ("BERT, lr 2e-5", [*BERT, "train.lr=2e-5"]),
     "bert-2e-5-threshold": ("BERT, lr 2e-5, threshold 0", [*BERT, "train.lr=2e-5", "convert.threshold=0"]),
     "bert-2e-4": ("BERT, lr 2e-4", [*BERT, "train.lr=2e-4"]),

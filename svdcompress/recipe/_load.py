@@ -16,7 +16,7 @@ from svdcompress.recipe._find import find_recipe
 from svdcompress.recipe._schema import Recipe
 from svdcompress.recipe._yaml import LONGEST, parse_yaml
 
-WITHOUT_RECIPE = {"convert.share": {"weight": 0.8, "input": 0.1, "output": 0.1}}
+WITHOUT_RECIPE = {"convert.share": {"weight": 0.8, "input": 0.2}}
 """Where a command names a model and no recipe, it goes for smaller shapes; the defaults of a recipe go for zeros."""
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from svdcompress import convert
 from svdcompress.cli import app
 from svdcompress.convert import variational_layers
-from svdcompress.pipeline import converted, estimate, out_of_reach, rate_of_variances, reach_of, run
+from svdcompress.pipeline import _stages, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
 from svdcompress.sources import save_weights
@@ -135,6 +135,26 @@ def test_a_run_in_which_nothing_shrinks_says_so(tiny_recipe, tmp_path):
     written = json.loads((tmp_path / "run" / "report.json").read_text())
     assert line in written["warnings"] and written["reach"]["steps"] == found["reach"]["steps"]
     assert "the shapes are the same" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_learning_rate_that_is_told_is_the_one_that_trains(tiny_recipe, tmp_path, monkeypatch):
+    seen = {}
+
+    def watched(*args, **more):
+        seen[more["stage"]] = more.get("lr_log_sigma2")
+        return _stages_fit(*args, **more)
+
+    _stages_fit = _stages.fit
+    monkeypatch.setattr(_stages, "fit", watched)
+    recipe = tiny_recipe.model_copy(deep=True)
+    recipe.train.lr_log_sigma2 = "auto"
+    recipe.dense.epochs = recipe.train.epochs = recipe.recover.epochs = 1
+    recipe.train.beta.stop = 0.0
+    recipe.export.onnx, recipe.report.html, recipe.report.latency, recipe.uncertainty.samples = False, False, False, 0
+    found = run(recipe, tmp_path / "run")
+    assert seen["train"] == found["reach"]["lr_log_sigma2"] == 0.1  # the most, for three steps
+    assert seen["recover"] is None
+    assert load_recipe(tmp_path / "run").train.lr_log_sigma2 == "auto"
 
 
 @pytest.mark.slow
