@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from svdcompress.convert._derived import MARK, fold_all
-from svdcompress.convert._plan import entries
+from svdcompress.convert._plan import ALREADY, Filter, entries
 from svdcompress.errors import ModelError
 from svdcompress.layers import (
     DEFAULT_LOG_SIGMA2,
@@ -35,6 +35,7 @@ def convert(
     share: Share = "weight",
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
+    filter_fn: Filter | None = None,
     log_sigma2: float = DEFAULT_LOG_SIGMA2,
     log_alpha: float | None = None,
     threshold: Threshold = DEFAULT_THRESHOLD,
@@ -51,6 +52,7 @@ def convert(
     share: who shares a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
         `exclude` matches it (any of its names, where a module has several).
+    filter_fn: takes a module and its dotted name; False leaves it, beside what the patterns leave.
     log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
     log_alpha: where log alpha of a layer's root-mean-square weight starts, in place of `log_sigma2`: each layer has noise in
         proportion to its weights, at -6 of 5% of them, whatever their scale.
@@ -65,17 +67,19 @@ def convert(
         since neither masks nor noise would be seen there. Without it they are converted; `ELBO` and `prune` say so later.
 
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
-    convert, for an unknown prior or share, or if the model cannot run on the example inputs; the model is then as it was.
+    convert, for an unknown prior or share, if the model cannot run on the example inputs, or if a layer that is meant is
+    variational already, with other settings; the model is then as it was.
     """
     check_prior(prior)
     check_variance_dtype(variance_dtype)
     share, threshold = parse_share(share), parse_threshold(threshold)
-    found = entries(model, include, exclude, derived, example_inputs)
+    found = entries(model, include, exclude, derived, example_inputs, filter_fn)
     chosen: list[Any] = [module for entry, module in found if entry.converted]
     if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in found[:8]) or "it has no layers"
         raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
     settings: dict[str, Any] = {"prior": prior, "share": share, "threshold": threshold, "variance_dtype": variance_dtype}
+    _check_same((entry.name, module, settings) for entry, module in found if entry.reason == ALREADY)
     # One log_sigma2 for each weight, so that tied weights keep one posterior.
     shared: dict[int, Any] = {id(layer.weight): layer.log_sigma2 for _, layer in variational_layers(model)}
     fold_all(module for entry, module in found if entry.converted and entry.note)
@@ -86,6 +90,18 @@ def convert(
         shared[id(layer.weight)] = layer.log_sigma2
     leave_fused_paths(model)
     return model
+
+
+def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
+    """A second conversion changes nothing, so it may not ask for anything else than the first did."""
+    for name, layer, settings in layers:
+        for key, wanted in settings.items():
+            if getattr(layer, key) != wanted:
+                raise ModelError(
+                    f"{name or type(layer).__name__} is variational already, with {key}={getattr(layer, key)!r}; convert would "
+                    f"not make it {wanted!r}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
+                    "svdcompress.to_dense(model)"
+                )
 
 
 def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -22,6 +22,12 @@ DERIVED = ("keep", "fold")
 
 
 FOLD = "derived='fold' (convert.derived: fold) computes it once and makes a plain layer of it, exact in eval()"
+
+
+ALREADY = "already converted"
+
+Filter = Callable[[nn.Module, str], bool]
+"""Whether a module of a dotted name is to be converted."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ def plan(
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
     *,
+    filter_fn: Filter | None = None,
     derived: str = "keep",
     example_inputs: Any = None,
 ) -> list[PlanEntry]:
@@ -53,11 +60,16 @@ def plan(
     Arguments as those of `convert`; the model is left as it was. Raises ModelError for a pattern that matches no module, and
     if the model cannot run on the example inputs.
     """
-    return [entry for entry, _ in entries(model, include, exclude, derived, example_inputs)]
+    return [entry for entry, _ in entries(model, include, exclude, derived, example_inputs, filter_fn)]
 
 
 def entries(
-    model: nn.Module, include: str | Sequence[str], exclude: str | Sequence[str], derived: str, example_inputs: Any
+    model: nn.Module,
+    include: str | Sequence[str],
+    exclude: str | Sequence[str],
+    derived: str,
+    example_inputs: Any,
+    filter_fn: Filter | None = None,
 ) -> list[tuple[PlanEntry, nn.Module]]:
     """The plan, each entry with its module."""
     if derived not in DERIVED:
@@ -66,7 +78,7 @@ def entries(
     aliases: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         aliases.setdefault(module, []).append(name)
-    rules = _Rules(model, _patterns(include), _patterns(exclude), derived)
+    rules = _Rules(model, _patterns(include), _patterns(exclude), derived, filter_fn)
     reasons = {module: rules.why_not(names, module) for module, names in aliases.items() if _own_parameters(module)}
     chosen = {module for module, reason in reasons.items() if not reason}
     if example_inputs is not None and chosen:
@@ -135,8 +147,10 @@ class _Rules:
     """Why a module is skipped, by its own nature and names. folded: {module: how its weight is derived} of those that are to
     be made plain, if they are converted at all."""
 
-    def __init__(self, model: nn.Module, include: list[str], exclude: list[str], derived: str) -> None:
-        self.include, self.exclude, self.fold = include, exclude, derived == "fold"
+    def __init__(
+        self, model: nn.Module, include: list[str], exclude: list[str], derived: str, filter_fn: Filter | None
+    ) -> None:
+        self.include, self.exclude, self.fold, self.filter_fn = include, exclude, derived == "fold", filter_fn
         self.folded: dict[nn.Module, str] = {}
         names = [name for name, _ in model.named_modules(remove_duplicate=False)]
         for field, patterns in (("include", include), ("exclude", exclude)):
@@ -149,7 +163,7 @@ class _Rules:
     def why_not(self, names: list[str], module: nn.Module) -> str:
         """The reason; "" if it is to be converted."""
         if isinstance(module, VariationalLayer):
-            return "already converted"
+            return self._excluded(names, module) or ALREADY
         inside = next((p for p in self.attention for n in names if n != p and n.startswith(f"{p}." if p else "")), None)
         if inside is not None:
             return f"inside MultiheadAttention {inside!r}, which reads its weights past its layers"
@@ -157,7 +171,7 @@ class _Rules:
             return "lazy: run the model once first"
         if isinstance(module, parametrize.ParametrizationList):
             return f"the tensors that the weight of a parametrised layer comes from: {type(module).__name__}"
-        reason = self._nature(module) or self._excluded(names)
+        reason = self._nature(module) or self._excluded(names, module)
         if reason:
             self.folded.pop(module, None)
         return reason
@@ -189,9 +203,11 @@ class _Rules:
             return "its forward was replaced on the object itself, where nothing else would be called"
         return ""
 
-    def _excluded(self, names: list[str]) -> str:
+    def _excluded(self, names: list[str], module: nn.Module) -> str:
         if not any(fnmatchcase(name, pattern) for pattern in self.include for name in names):
             return "excluded: no include pattern matches"
         if any(fnmatchcase(name, pattern) for pattern in self.exclude for name in names):
             return "excluded"
+        if self.filter_fn is not None and not any(self.filter_fn(module, name) for name in names):
+            return "excluded by filter_fn"
         return ""

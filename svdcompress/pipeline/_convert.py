@@ -10,7 +10,7 @@ from torch import nn
 
 from svdcompress.convert import PlanEntry, convert, plan
 from svdcompress.errors import PruneError
-from svdcompress.layers import parse_threshold
+from svdcompress.layers import VariationalLayer, parse_threshold
 from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
 from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
@@ -31,6 +31,7 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
     base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "log_alpha", "threshold")}
     for_all: dict[str, Any] = {name: getattr(settings, name) for name in ("exclude", "variance_dtype", "derived")}
     for_all["example_inputs"] = inputs
+    for_all["filter_fn"] = lambda module, name: not isinstance(module, VariationalLayer)  # the first rule that matches counts
     for rule in settings.layers:
         own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
         if rule.log_sigma2 is not None:
