@@ -97,9 +97,10 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
     for name, layer, settings in layers:
         for key, wanted in settings.items():
             if getattr(layer, key) != wanted:
+                found = f"{key}={getattr(layer, key)!r}"
                 raise ModelError(
-                    f"{name or type(layer).__name__} is variational already, with {key}={getattr(layer, key)!r}; convert would "
-                    f"not make it {wanted!r}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
+                    f"{name or type(layer).__name__} is variational already, with {found}; a second conversion would not make it "
+                    f"{wanted!r}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
                     "svdcompress.to_dense(model)"
                 )
 
