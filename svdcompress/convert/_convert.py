@@ -99,7 +99,7 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
             if getattr(layer, key) != wanted:
                 found = f"{key}={getattr(layer, key)!r}"
                 raise ModelError(
-                    f"{name or type(layer).__name__} is variational already, with {found}; a second conversion would not make it "
+                    f"{name or type(layer).__name__} is variational already, with {found}; another conversion does not make it "
                     f"{wanted!r}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
                     "svdcompress.to_dense(model)"
                 )
