@@ -34,6 +34,9 @@ from svdcompress.train import LrFactor
 from svdcompress.uncertainty import auroc, images_like, mean_predict, outside, paired_shares, wilson
 
 BATCH = 500
+OUTSIDE = 2000
+"""Pictures of other data that are looked at."""
+
 PRUNE_EVERY = 100
 """Steps between two looks at the magnitudes."""
 
@@ -140,7 +143,9 @@ def compared(folder: Path, seed: int, out: Path, kinds: list[str], cifar: str | 
     others = {}
     if cifar is not None:
         pictures = open_data(DataSection(name="cifar10", root=cifar), "classification", strict=False).test
-        others["cifar10"] = images_like(lambda: pictures.batches(BATCH), opened.data.preprocessing)
+        if len(pictures) > OUTSIDE:  # from all over, as they may be sorted by class; those of `svdc evaluate`
+            pictures = pictures.subset(torch.linspace(0, len(pictures) - 1, OUTSIDE).long())
+        others["cifar10"] = images_like(lambda: pictures.batches(BATCH), opened.data.preprocessing, OUTSIDE)
     found = {}
     sparse, wrong = judged(opened.model, opened, others)
     found["sparse"] = {**sparse, "weights": sum(layer["weights"] for layer in opened.results["layers"])}

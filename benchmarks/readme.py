@@ -31,7 +31,11 @@ def mnist(results: Path) -> list[str]:
         name = f"`{recipe.removesuffix(STILL)}.yaml`" + (", digits not moved" if recipe.endswith(STILL) else "")
         ratios = [f"{mean(row['compression'][key] for row in rows):.{digits}f}x" for key, digits in _ratios(rows)]
         cells = [name, ", ".join(str(row["seed"]) for row in rows), f"**{span([row['error'] for row in rows])}**"]
-        cells += [span([row["dense_error"] for row in rows]), *(span(errors(controls, recipe, kind)) for kind in CONTROLS)]
+        cells.append(span([row["dense_error"] for row in rows]))
+        for kind in CONTROLS:
+            known = errors(controls, recipe, kind)
+            few = f", of {len(known)} seed{'s' * (len(known) > 1)}" if 0 < len(known) < len(rows) else ""
+            cells.append(span(known) + few)
         lines.append(f"| {' | '.join([*cells, *ratios, published(recipe)])} |")
     return lines
 
