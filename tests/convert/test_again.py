@@ -1,0 +1,42 @@
+"""A second conversion, and filters beside the patterns."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import ModelError
+
+
+def pair() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    "other", [{"prior": "log-uniform"}, {"share": "input"}, {"threshold": 2.0}, {"variance_dtype": "float32"}]
+)
+def test_a_second_conversion_with_other_settings_is_an_error(other):
+    model = svdc.convert(pair(), include=["0"])
+    with pytest.raises(ModelError, match=rf"0 is variational already, with {next(iter(other))}="):
+        svdc.convert(model, **other)
+    assert type(model[2]) is nn.Linear
+    svdc.convert(model, exclude=["0"], **other)  # not meant
+    svdc.convert(model[0], threshold=3.0)  # the same again
+    assert model[0].prior == "ard" and hasattr(model[2], "log_sigma2")
+
+
+def test_a_filter_decides_beside_the_patterns():
+    seen = []
+
+    def small(module, name):
+        seen.append((type(module), name))
+        return module.weight.numel() < 10
+
+    entries = {entry.name: entry for entry in svdc.plan(pair(), filter_fn=small)}
+    assert not entries["0"].converted and entries["0"].reason == "excluded by filter_fn" and entries["2"].converted
+    assert seen == [(nn.Linear, "0"), (nn.Linear, "2")]
+    model = svdc.convert(pair(), filter_fn=small)
+    assert type(model[0]) is nn.Linear and hasattr(model[2], "log_sigma2")
+    with pytest.raises(ModelError, match="nothing to convert"):
+        svdc.convert(pair(), exclude=["2"], filter_fn=small)
