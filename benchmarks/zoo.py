@@ -7,8 +7,8 @@ of its own, on one thread, within the given CPU time and memory. It is converted
 (zoo_oracle.py): `random`, half of all single weights, where hardly anything can go, and `aligned`, whole units. The result is
 compared with a plain copy of the dense network whose weights were multiplied by the masks, on fresh inputs of two batch sizes:
 `exact` is a difference of at most 1e-5 of the outputs' spread; where it is more, the same pruning is done in double precision:
-the difference has to be as small there, and the shapes the same (`rounding` is what single precision makes of the masked network
-itself). `masked` is exact with nothing removed. What could go is found without the package's code.
+the difference has to be as small there, and the shapes the same (`rounding` is what single precision makes of the masked
+network itself). `masked` is exact with nothing removed. What could go is found without the package's code.
 
 Rows are written to benchmarks/results/zoo.json as they come, with the commit that they are of, and a row that is there is not
 run again without --again; zoo.md is the table.
