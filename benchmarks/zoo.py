@@ -8,7 +8,7 @@ of its own, on one thread, within the given CPU time and memory. It is converted
 compared with a plain copy of the dense network whose weights were multiplied by the masks, on fresh inputs of two batch sizes:
 `exact` is a difference of at most 1e-5 of the outputs' spread. Where it is more, either both networks, cast to double
 precision, differ by no more, or they do when the pruning itself is done in double precision and leads to the same shapes: what
-is left then is the rounding of constants that were folded into single precision (`rounding` is that of the masked network itself).
+is left then is the rounding of constants that were folded into single precision (`rounding` is the masked network's own).
 `masked` is exact with nothing removed. What could go is found without the package's code.
 
 Rows are written to benchmarks/results/zoo.json as they come, with the commit that they are of, and a row that is there is not
