@@ -66,7 +66,7 @@ def test_the_plan_says_what_is_done_with_each(recipe):
 def test_a_run_comes_to_its_end_and_opens_again(recipe, tmp_path):
     results = run(recipe, tmp_path / "run", quiet=True)
     assert max(results["parity"].values()) < 1e-4 and results["pruning"]["notes"] == []
-    opened = open_run(tmp_path / "run")
+    opened = open_run(tmp_path / "run", trust_code=True)
     assert {name for name, _ in variational_layers(opened.model)} == {"first", "hidden", "head", "aux"}
     x = torch.randn(4, 64)
     assert opened.model(x).shape == (4, 10) and opened.dense(x).shape == (4, 10)
