@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.sources import gaussian_heads, main_output, map_tensors
+from svdcompress.likelihoods import Gaussian, gaussian_heads
+from svdcompress.sources import main_output, map_tensors
 
 
 class InUnits(nn.Module):
@@ -87,4 +88,4 @@ def baked(preprocessing: Mapping[str, Any], task: str, dim: int = 1) -> Baked:
         left["target_scale"] = None
     if columns is not None:
         left["transform"] = []
-    return Baked(columns, tuple(scale) if scale else None, task == "gaussian", dim, left)
+    return Baked(columns, tuple(scale) if scale else None, task == Gaussian.name, dim, left)

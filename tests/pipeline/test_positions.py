@@ -193,8 +193,8 @@ def test_targets_in_another_order_are_refused():
 
 
 def test_a_batch_of_ignored_positions_alone_has_no_loss():
+    from svdcompress.likelihoods import make_loss
     from svdcompress.recipe import LossSection
-    from svdcompress.sources import make_loss
 
     logits = torch.randn(2, 3, 4, requires_grad=True)
     loss = make_loss(LossSection())(logits, torch.full((2, 4), -100))
