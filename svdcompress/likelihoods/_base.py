@@ -116,6 +116,10 @@ class Likelihood:
         values = targets.double()
         return {"rmse": scale * float((values - values.mean(0)).square().mean().sqrt())}
 
+    def in_units(self, output: Any, shift: float, scale: float) -> Any:
+        """An output for standardised targets as one for the targets as they were, in the form that the model has it."""
+        return self.heads(output) * scale + shift
+
     # Draws
 
     def sums(self, size: int, full: bool = False) -> Sums:

@@ -48,6 +48,12 @@ class Gaussian(Likelihood):
         nll = 0.5 * (log_variance.double() + square * torch.exp(-log_variance.double()) + math.log(2 * math.pi))
         return square, nll, torch.ones_like(square)
 
+    def in_units(self, output: Any, shift: float, scale: float) -> Any:
+        """Means and log variances of the targets as they were."""
+        mean, log_variance = self.heads(output)
+        mean, log_variance = mean * scale + shift, log_variance + 2 * math.log(scale)
+        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
+
     def sums(self, size: int, full: bool = False) -> Sums:
         """Of means and variances, for `mc_predict`."""
         return GaussianSums(self, size, full)
