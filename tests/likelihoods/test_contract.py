@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -160,14 +162,14 @@ def test_a_model_keeps_its_likelihood_through_copies_pruning_and_files(likelihoo
     def make():
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
 
-    model = svdc.set_likelihood(svdc.convert(make()).eval(), likelihood)
+    model: Any = svdc.set_likelihood(svdc.convert(make()).eval(), likelihood)
     with torch.no_grad():
         model[0].log_sigma2[:3] = 20.0
     small = svdc.prune(model, torch.randn(5, 4))
     svdc.save(small, tmp_path / "model.safetensors")
     loaded = svdc.load(tmp_path / "model.safetensors", make())
     for one in (small, loaded):
-        found = likelihood_of(one)
+        found: Any = likelihood_of(one)
         assert type(found) is type(likelihood) and found.settings() == likelihood.settings()
     stored = svdc.read_manifest(tmp_path / "model.safetensors")["likelihood"]
     assert stored == {"name": likelihood.name, "settings": likelihood.settings()}
@@ -282,6 +284,6 @@ def test_a_likelihood_of_the_users_own_from_training_to_files(tmp_path):
     assert exported.metadata["task"] == Counts.name and exported.parity is not None
     session = onnxruntime.InferenceSession(str(exported.path), providers=["CPUExecutionProvider"])
     given = {"input": x.numpy(), "samples": np.array(2000), "seed": np.array(5)}
-    file = dict(zip(exported.outputs, session.run(None, given), strict=True))
+    file: Any = dict(zip(exported.outputs, session.run(None, given), strict=True))
     np.testing.assert_allclose(file["mean"], found.mean, rtol=0.1, atol=0.05)
     np.testing.assert_allclose(file["variance"], found.variance, rtol=0.15, atol=0.1)
