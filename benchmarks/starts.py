@@ -21,9 +21,10 @@ from models.digits import NETS, data
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress.likelihoods import make_loss
 from svdcompress.prune import Coupling
 from svdcompress.recipe import LossSection, Training
-from svdcompress.sources import InMemory, make_loss
+from svdcompress.sources import InMemory
 from svdcompress.train import evaluate, factors, fit, steps_of
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from svdcompress.errors import SvdcError
     from svdcompress.export import Exported, export_onnx
     from svdcompress.layers import sampling
+    from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
     from svdcompress.prune import PruneReport, coupled_relevance, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
@@ -22,6 +23,7 @@ _HOMES = {
     "errors": ("SvdcError",),
     "export": ("Exported", "export_onnx"),
     "layers": ("sampling",),
+    "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
     "prune": ("PruneReport", "coupled_relevance", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
@@ -34,6 +36,7 @@ __all__ = [
     "Constant",
     "CosineWarmup",
     "Exported",
+    "Likelihood",
     "LinearWarmup",
     "Masks",
     "PlanEntry",
@@ -56,6 +59,7 @@ __all__ = [
     "relevance",
     "sampling",
     "save",
+    "set_likelihood",
     "to_dense",
 ]
 

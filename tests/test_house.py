@@ -20,7 +20,7 @@ PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
     "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "export", "uncertainty", "cost",
-    "prune", "relevance", "objective", "checkpoint", "convert", "layers", "sources", "recipe", "files", "errors",
+    "prune", "relevance", "objective", "checkpoint", "convert", "layers", "likelihoods", "sources", "recipe", "files", "errors",
     "lazy", "version",
 ]
 # fmt: on

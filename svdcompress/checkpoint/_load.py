@@ -14,8 +14,9 @@ from svdcompress.checkpoint._problems import OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
 from svdcompress.checkpoint._undo import unchanged_on_error
 from svdcompress.convert import fold_like, leave_fused_paths
-from svdcompress.errors import CheckpointError, shortened
+from svdcompress.errors import CheckpointError, UsageError, shortened
 from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, keep_channels, variational_class
+from svdcompress.likelihoods import Likelihood, from_stored, set_likelihood
 
 _NOISE = {"BernoulliDropout": BernoulliDropout, "GaussianDropout": GaussianDropout}
 
@@ -27,6 +28,7 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was.
     """
     manifest = read_manifest(path)
+    likelihood = _likelihood(path, manifest)
     try:
         with safe_open(str(path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -43,6 +45,8 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
                 text = "; ".join(shortened(problem, 300) for problem in found[:6])
                 raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {text}{more}")
             _apply(model, manifest, tensors)
+            if likelihood is not None:
+                set_likelihood(model, likelihood)
     except CheckpointError:
         raise
     except Exception as error:
@@ -62,6 +66,14 @@ def _fold(plain: Mapping[str, nn.Module], manifest: dict[str, Any], tensors: Map
             fold_like(module, manifest["folded"][name], f"{name}.bias".lstrip(".") in tensors)
         except ValueError as error:
             yield f"{name}: {error}"
+
+
+def _likelihood(path: str | Path, manifest: dict[str, Any]) -> Likelihood | None:
+    stored = manifest.get("likelihood")
+    try:
+        return from_stored(stored) if stored else None
+    except UsageError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None:

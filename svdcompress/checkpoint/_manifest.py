@@ -69,6 +69,13 @@ class Surgery(_Part):
     kept: dict[str, Kept] = {}
 
 
+class Likelihood(_Part):
+    """What the output means: a likelihood's name, and the arguments of its constructor."""
+
+    name: str
+    settings: dict[str, Any] = {}
+
+
 class Manifest(_Part):
     """All of it."""
 
@@ -82,6 +89,7 @@ class Manifest(_Part):
     ties: dict[str, str]
     versions: dict[str, str] = {}
     extra: dict[str, Any] = {}
+    likelihood: Likelihood | None = None
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from svdcompress.convert import folded
 from svdcompress.errors import CheckpointError, UsageError
 from svdcompress.files import write_atomically
 from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, class_name
+from svdcompress.likelihoods import as_stored, likelihood_of
 from svdcompress.version import __version__
 
 SETTINGS = ("prior", "share", "threshold", "variance_dtype")
@@ -63,6 +64,7 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
             layers[name] = {"class": class_name(module), **own}
         elif isinstance(module, BernoulliDropout | GaussianDropout):
             dropout[name] = {"class": type(module).__name__, "p": module.p, "channels": module.channels}
+    likelihood = likelihood_of(model)
     return {
         "format": FORMAT,
         "model": type(model).__name__,
@@ -74,4 +76,5 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
         "ties": ties,
         "versions": {"svdcompress": __version__, "torch": torch.__version__},
         "extra": extra,
+        **({} if likelihood is None else {"likelihood": as_stored(likelihood)}),
     }

@@ -15,8 +15,8 @@ from svdcompress.errors import ExportError
 from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import Call, Source, calls
 from svdcompress.export._outputs import running
-from svdcompress.export._statistics import Statistics
 from svdcompress.export._trace import OWN, TRACE_BATCH
+from svdcompress.likelihoods import Statistics
 
 NOISE, SAMPLES, SEED, SUM = "noise", "samples", "seed", "sum_"
 

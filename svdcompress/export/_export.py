@@ -18,7 +18,8 @@ from svdcompress.export._deterministic import Deterministic, compare
 from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode
 from svdcompress.export._monte_carlo import MonteCarlo, Options
-from svdcompress.export._statistics import TASKS
+from svdcompress.layers import unwrapped
+from svdcompress.likelihoods import Likelihood, resolve
 from svdcompress.recipe import LAST_RANDOM_OPSET
 
 OPSETS = range(18, 24)
@@ -60,10 +61,10 @@ def export_onnx(
     example_inputs: Any,
     *,
     monte_carlo: bool = False,
-    task: str = "classification",
+    task: str | Likelihood | None = None,
     noise: str = "random",
     tau: float | None = None,
-    dim: int = 1,
+    dim: int | None = None,
     parts: bool = False,
     metadata: Mapping[str, Any] | None = None,
     opset: int = 20,
@@ -87,13 +88,15 @@ def export_onnx(
     monte_carlo: inputs are the model's and `samples` (int64 scalar, 1 or more); outputs `mean`, `variance`, and
         `predictive_entropy`, `expected_entropy`, `mutual_information` (classification, binary; in nats) or `aleatoric`,
         `epistemic` (regression, gaussian). Shapes: those of `mc_predict`'s results.
-    task: "classification" (logits), "binary" (one logit a question), "regression" or "gaussian" (means and log variances).
+    task: "classification" (logits), "binary" (one logit a question), "regression" or "gaussian" (means and log variances), or a
+        `Likelihood`. None: what the model carries (`set_likelihood`; a run's models do), or classification.
     noise: "random": the file draws, and has an optional input `seed` (int64 scalar). "seed": the same, and it has to be given;
         for runtimes that cannot feed an optional input, such as onnxruntime-web. "input": one more input `noise` (samples,
         numbers), float32, standard normal: the same noise gives the same outputs. Its layout is in the metadata as "noise":
         for each draw of a sample the layer, of what ("output", "weight" or "bias"), and the shape (None: the batch), each
         flattened, one after the other. With "kept" only weights that stay have noise, in the weight's order.
     tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the first.
+        None: as the likelihood has them, or none and 1.
     parts: outputs `aleatoric` and `epistemic` for classification and binary too.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added, and "inputs" where pruning
         removed input features: those of the first model that are read, and along which dimension.
@@ -117,11 +120,13 @@ def export_onnx(
     """
     start = time.perf_counter()
     path = Path(path)
-    _check_options(monte_carlo, task, noise, tau, parts, opset)
+    _check_options(monte_carlo, noise, tau, parts, opset)
+    likelihood = resolve(unwrapped(model), task, dim, tau)
+    _check_tau(likelihood)
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
     signature = Signature(reference, example_inputs)
-    options = Options(task, noise, tau, dim, parts)
+    options = Options(likelihood, noise, parts)
     work = MonteCarlo(reference, signature, options) if monte_carlo else Deterministic(reference, signature)
     props = {**_inputs(model), **(metadata or {}), **_versions(), **work.metadata}
     encoded = encode(props)
@@ -144,19 +149,19 @@ def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> flo
     return max(compare(Path(path), reference, Signature(reference, example_inputs)).values())
 
 
-def _check_options(monte_carlo: bool, task: str, noise: str, tau: float | None, parts: bool, opset: int) -> None:
+def _check_options(monte_carlo: bool, noise: str, tau: float | None, parts: bool, opset: int) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset: {opset} is not in {OPSETS.start} to {OPSETS.stop - 1}")
     if monte_carlo and noise != "input" and opset > LAST_RANDOM_OPSET:
         raise UsageError(f"opset: a file that draws can have {OPSETS.start} to {LAST_RANDOM_OPSET} (onnxruntime), not {opset}")
-    if task not in TASKS:
-        raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")
     if noise not in NOISES:
         raise UsageError(f"noise: {noise!r} is unknown; one of {', '.join(NOISES)}")
     if not monte_carlo and (noise != NOISES[0] or tau is not None or parts):
         raise UsageError("noise, tau and parts belong to monte_carlo=True")
-    if tau is not None and task != "regression":
-        raise UsageError(f"tau: it is the constant precision of task 'regression', but the task is {task!r}")
+
+
+def _check_tau(likelihood: Likelihood) -> None:
+    tau = getattr(likelihood, "tau", None)
     if tau is not None and not (isinstance(tau, int | float) and 0 < tau < float("inf")):
         raise UsageError(f"tau: {tau!r} is not a precision; it is one number, 1 over the noise's variance, above 0")
 

@@ -19,9 +19,9 @@ from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
 from svdcompress.export._posterior import drawn_whole
 from svdcompress.export._rows import RowsError
-from svdcompress.export._statistics import TASKS
 from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
 from svdcompress.export._write import write
+from svdcompress.likelihoods import Likelihood
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,10 +34,8 @@ CHECKED_SAMPLES = 3
 class Options:
     """See `export_onnx`."""
 
-    task: str
+    likelihood: Likelihood
     noise: str
-    tau: float | None
-    dim: int
     parts: bool
 
 
@@ -50,7 +48,7 @@ class MonteCarlo:
         if taken:
             raise ExportError(f"monte_carlo: the model has an input named {taken.pop()!r}, which the file has for itself")
         self.signature, self.options = signature, options
-        statistics = TASKS[options.task](options.tau, options.dim, options.parts)
+        statistics = options.likelihood.statistics(options.parts)
         frozen = eval_copy(reference)
         whole = drawn_whole(reference, signature, (TRACE_BATCH, TRACE_BATCH + 2))
         self._reference = Draw(reference, listen(reference, active, whole), signature, statistics)
@@ -58,7 +56,7 @@ class MonteCarlo:
         self._reference.probe()
         self._frozen.probe()
         layout = [call.to_dict() for call in self._frozen.calls]
-        self.metadata: dict[str, Any] = {"kind": "monte_carlo", "task": options.task, "noise": layout}
+        self.metadata: dict[str, Any] = {"kind": "monte_carlo", "task": options.likelihood.name, "noise": layout}
         self.parities: dict[int, float] = {}
 
     def graph(self, opset: int, verify: bool) -> ir.Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,26 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.sources import gaussian_heads, main_output, map_tensors
+from svdcompress.likelihoods import Classification, Likelihood, likelihood_for
+from svdcompress.sources import map_tensors
 
 
 class InUnits(nn.Module):
     """A model of standardised columns or targets that takes and gives them as they are.
 
-    mean, std: of the columns (features,), or None. shift, scale: of the target. gaussian: outputs are means and log variances.
+    mean, std: of the columns (features,), or None. shift, scale: of the target. likelihood: what the outputs mean.
     """
 
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, model: nn.Module, columns: Mapping[str, Any] | None, target: Any, gaussian: bool, dim: int) -> None:
+    def __init__(self, model: nn.Module, columns: Mapping[str, Any] | None, target: Any, likelihood: Likelihood) -> None:
         super().__init__()
         self.model = model
         for name in ("mean", "std"):
             value = None if columns is None else torch.tensor(columns[name], dtype=torch.float32)
             self.register_buffer(name, value, persistent=False)
         self.shift, self.scale = target or (0.0, 1.0)
-        self.scaled, self.gaussian, self.dim = target is not None, gaussian, dim
+        self.scaled, self.likelihood = target is not None, likelihood
 
     def forward(self, x: Tensor) -> Any:
         if self.mean is not None and self.std is not None:
@@ -37,11 +37,7 @@ class InUnits(nn.Module):
         output = self.model(x)
         if not self.scaled:
             return output
-        if not self.gaussian:
-            return main_output(output) * self.scale + self.shift
-        mean, log_variance = gaussian_heads(output, self.dim)
-        mean, log_variance = mean * self.scale + self.shift, log_variance + 2 * math.log(self.scale)
-        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
+        return self.likelihood.in_units(output, self.shift, self.scale)
 
 
 @dataclass(frozen=True)
@@ -53,15 +49,14 @@ class Baked:
 
     columns: Mapping[str, Any] | None = None
     target: tuple[float, float] | None = None
-    gaussian: bool = False
-    dim: int = 1
+    likelihood: Likelihood = field(default_factory=Classification)
     preprocessing: dict[str, Any] = field(default_factory=dict)
 
     def model(self, model: nn.Module) -> nn.Module:
         """The model as the files hold it."""
         if self.columns is None and self.target is None:
             return model
-        return InUnits(model, self.columns, self.target, self.gaussian, self.dim).eval()
+        return InUnits(model, self.columns, self.target, self.likelihood).eval()
 
     def inputs(self, inputs: Any) -> Any:
         """Inputs as the files take them, from those that the model takes."""
@@ -87,4 +82,4 @@ def baked(preprocessing: Mapping[str, Any], task: str, dim: int = 1) -> Baked:
         left["target_scale"] = None
     if columns is not None:
         left["transform"] = []
-    return Baked(columns, tuple(scale) if scale else None, task == "gaussian", dim, left)
+    return Baked(columns, tuple(scale) if scale else None, likelihood_for(task, dim), left)

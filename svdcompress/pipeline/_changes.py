@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._figures import noise_precision
 from svdcompress.sources import Data
 from svdcompress.train import losses
@@ -19,7 +20,8 @@ def changes(dense: nn.Module, sparse: nn.Module, data: Data, device: torch.devic
 
     It says what other test data could have given, not what other seeds of the training would have. device: of both models.
     """
-    found = [losses(model, data.test, data.task, device=device, dim=data.dim) for model in (dense, sparse)]
+    likelihood = likelihood_for(data.task, data.dim)
+    found = [losses(model, data.test, likelihood, device=device) for model in (dense, sparse)]
     some = found[0][2] > 0  # positions of the class -100 do not count, and they may be all that an example has
     found = [tuple(part[some] for part in one) for one in found]
     if len(found[0][0]) < 2:
@@ -27,12 +29,12 @@ def changes(dense: nn.Module, sparse: nn.Module, data: Data, device: torch.devic
     numbers = found[0][2]
     weight = numbers / numbers.mean()  # examples may have several numbers each, and not equally many
     first, second = ([one[index] / numbers for one in found] for index in (0, 1))
-    if data.task in ("classification", "binary"):
+    if likelihood.probabilities:
         single = bool((numbers == 1).all())
         error = paired_shares(first[0], first[1]) if single else paired_means((first[1] - first[0]) * weight)
         return {"error": _interval(error, 100.0), "nll": _interval(paired_means((second[1] - second[0]) * weight))}
     scale = 1.0 if data.target_scale is None else data.target_scale[1]
-    if data.task == "regression":
+    if likelihood.constant_noise:
         taus = [noise_precision(model, data) for model in (dense, sparse)]
         second = [_nll(squares, tau) for squares, tau in zip(second, taus, strict=True)]
     rmse = paired_rmse(first[0] * weight, first[1] * weight)

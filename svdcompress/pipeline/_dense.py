@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import ModelError, nearest
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import planned
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.recipe import Recipe
@@ -56,7 +57,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     targets = first_targets(data, inputs)
     by_name = not isinstance(output, Tensor | tuple | list)  # as transformers has them
     data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
-    if data.task == "classification" and main.dim() > 1:
+    if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
     check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
     check_loss(model, recipe, data, targets, output)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, hold, relevance
@@ -63,7 +64,7 @@ def choose_masks(
     if settings.candidates:
         results = [look(threshold) for threshold in settings.candidates]
         best = min(score(metrics)[0] for _, _, metrics in results)
-        allowed = best + settings.tolerance * (1 if recipe.task in ("classification", "binary") else best / 100)
+        allowed = best + settings.tolerance * (1 if likelihood_for(recipe.task).probabilities else best / 100)
         fitting = [result for result in results if score(result[2])[0] <= allowed + 1e-9]
         threshold, masks, _ = min(fitting, key=lambda result: (result[1].kept, score(result[2])))
     else:
@@ -91,7 +92,7 @@ def _device(model: nn.Module) -> torch.device:
 
 def noise_precision(model: nn.Module, data: Data) -> float | None:
     """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other tasks."""
-    if data.task != "regression":
+    if not likelihood_for(data.task).constant_noise:
         return None
     rmse = evaluate(model, data.validation, data.task, device=_device(model), dim=data.dim)["rmse"]
     return 1 / max(rmse**2, 1e-12)

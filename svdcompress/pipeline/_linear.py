@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.sources import Data, InMemory
 
 EXAMPLES = 2000
@@ -26,9 +27,9 @@ def linear_fit(data: Data, held: InMemory) -> dict[str, float] | None:
     train = data.train
     if not isinstance(train, InMemory) or not isinstance(train.inputs, Tensor) or not train.inputs.is_floating_point():
         return None
-    if train.targets.dim() > (1 if data.task == "classification" else 2):
+    if train.targets.dim() > (1 if likelihood_for(data.task).classes else 2):
         return None
-    outputs = data.outputs if data.task == "classification" else train.targets[0].numel()
+    outputs = data.outputs if likelihood_for(data.task).classes else train.targets[0].numel()
     if train.inputs[0].numel() * outputs > MOST_WEIGHTS or len(train) < 10:
         return None
     chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:EXAMPLES]
@@ -46,7 +47,7 @@ def _fit(x: Tensor, y: Tensor, outputs: int, task: str, strength: float) -> nn.L
     with torch.no_grad():
         layer.weight.zero_()
         layer.bias.zero_()
-        if task in ("regression", "gaussian"):
+        if not likelihood_for(task).probabilities:
             values = y.double().reshape(len(y), -1)
             layer.bias.copy_(values.mean(0))
             gram = x.T @ x / len(x) + strength * torch.eye(x.shape[1], dtype=x.dtype)
@@ -66,16 +67,16 @@ def _fit(x: Tensor, y: Tensor, outputs: int, task: str, strength: float) -> nn.L
 
 
 def _nll(logits: Tensor, y: Tensor, task: str) -> Tensor:
-    if task == "classification":
+    if likelihood_for(task).classes:
         return F.cross_entropy(logits, y)
     return F.binary_cross_entropy_with_logits(logits, y.double().reshape(logits.shape))
 
 
 @torch.no_grad()
 def _figures(output: Tensor, y: Tensor, data: Data) -> dict[str, float]:
-    if data.task in ("regression", "gaussian"):
+    if not likelihood_for(data.task).probabilities:
         square = float((output - y.double().reshape(output.shape)).square().mean())
         return {"rmse": (1.0 if data.target_scale is None else data.target_scale[1]) * square**0.5, "loss": square}
-    wrong = output.argmax(1) != y if data.task == "classification" else (output > 0) != (y.reshape(output.shape) > 0.5)
+    wrong = output.argmax(1) != y if likelihood_for(data.task).classes else (output > 0) != (y.reshape(output.shape) > 0.5)
     nll = float(_nll(output, y, data.task))
     return {"error": 100 * float(wrong.double().mean()), "nll": nll, "loss": nll}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import ModelError, RecipeError, SvdcError
+from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
 from svdcompress.recipe import LossSection, Recipe
-from svdcompress.sources import IGNORED, Data, batch_length, call, gaussian_heads, main_output, make_loss
+from svdcompress.sources import IGNORED, Data, batch_length, call, main_output
 from svdcompress.train import evaluate
 
 BATCH = 100
@@ -34,7 +35,7 @@ def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: An
     if wanted is None or isinstance(wanted, list):
         return None if wanted is None else torch.tensor(wanted)
     targets = _targets(data.train).long().flatten()
-    if data.task == "binary":
+    if not likelihood_for(data.task).classes:
         counts = torch.bincount(targets, minlength=2).float().clamp_min(1)
         return counts[:1] / counts[1:2]
     classes = main_output(call(model, inputs)).shape[data.dim]
@@ -57,8 +58,9 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
     """
     section = recipe.loss
     weights = section.class_weights
-    classes = main_output(output).shape[data.dim] if data.task == "classification" else 0
-    if isinstance(weights, list) and data.task == "classification" and len(weights) != classes:
+    likelihood = likelihood_for(data.task, data.dim)
+    classes = main_output(output).shape[data.dim] if likelihood.classes else 0
+    if isinstance(weights, list) and likelihood.classes and len(weights) != classes:
         raise RecipeError(
             f"loss.class_weights: {len(weights)} weights, but the model has {classes} outputs, one for each class"
         )
@@ -66,11 +68,11 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
     few = data.train.subset(torch.arange(len(targets)))
     try:
         value = loss(output, targets)
-        if data.task != "classification" or bool((targets != IGNORED).any()):
-            evaluate(model, few, data.task, dim=data.dim)
-    except SvdcError:
-        raise
+        if bool(likelihood.counts(targets).any()):
+            evaluate(model, few, likelihood)
     except Exception as error:  # whatever the shapes, or the user's loss, make torch raise
+        if isinstance(error, SvdcError) and not isinstance(error, HeadsError):
+            raise
         reason = str(error).strip().partition("\n")[0]
         takes = f"; {section.name} takes {TAKES[section.name]}" if section.name in TAKES else f" (task {recipe.task})"
         raise ModelError(
@@ -91,5 +93,5 @@ def first_targets(data: Data, inputs: Any) -> Tensor:
 
 def _shape(output: Any) -> str:
     if isinstance(output, tuple | list) and len(output) == 2 and all(isinstance(part, Tensor) for part in output):
-        return " and ".join(str(tuple(part.shape)) for part in gaussian_heads(output))
+        return " and ".join(str(tuple(part.shape)) for part in output)
     return str(tuple(main_output(output).shape))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from svdcompress import cost
 from svdcompress.convert import to_dense
 from svdcompress.export import Exported
+from svdcompress.likelihoods import likelihood_of, set_likelihood
 
 
 class Select(nn.Module):
@@ -38,7 +39,9 @@ class Select(nn.Module):
 def whole(model: nn.Module, pruning: Mapping[str, Any]) -> nn.Module:
     """A pruned model that takes whole inputs: itself, unless pruning removed inputs (`pruning`: its report as a dict)."""
     kept = pruning.get("inputs_kept")
-    return model if kept is None else Select(model, list(kept), int(pruning.get("inputs_dim") or 1))
+    if kept is None:
+        return model
+    return set_likelihood(Select(model, list(kept), int(pruning.get("inputs_dim") or 1)), likelihood_of(model))
 
 
 def bare(model: nn.Module) -> nn.Module:

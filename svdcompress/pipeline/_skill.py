@@ -6,10 +6,11 @@ And whether it knows more than a linear fit.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._linear import linear_fit
-from svdcompress.sources import IGNORED, Data, Examples, InMemory
+from svdcompress.sources import Data, Examples, InMemory
 from svdcompress.train import evaluate
 
 EXAMPLES = 2000
@@ -27,15 +28,16 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     That answer is the commonest class, or the targets' mean, of the very examples that are looked at. A classifier has to be
     no better by its NLL either: where one class is rare, its probabilities may tell more than its answers.
     """
+    likelihood = likelihood_for(data.task, data.dim)
     count = len(data.validation)
     chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:EXAMPLES].sort().values
     some = data.validation if count <= EXAMPLES else data.validation.subset(chosen)
     try:
         targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in some.batches(EXAMPLES)])
-        blind = _blind(targets, data)
+        blind = likelihood.blind(targets, 1.0 if data.target_scale is None else data.target_scale[1])
     except RuntimeError:  # targets of several shapes, say: there is no one answer to all
         return None
-    metrics = evaluate(model, some, data.task, device=device, scale=data.target_scale, dim=data.dim)
+    metrics = evaluate(model, some, likelihood, device=device, scale=data.target_scale)
     if any(metrics[name] < value or not value for name, value in blind.items()):
         return _hardly_better(model, data, some, metrics)
     said = " and ".join(f"{name} {metrics[name]:.4g} (one and the same answer to all: {blind[name]:.4g})" for name in blind)
@@ -56,18 +58,3 @@ def _hardly_better(model: nn.Module, data: Data, some: Examples, metrics: dict[s
         f"the dense model is hardly better than a linear fit to its data: on the validation data {said}. Does it need more "
         "dense.epochs, or another dense.lr? Else a linear model would do, and is smaller than any network"
     )
-
-
-def _blind(targets: Tensor, data: Data) -> dict[str, float]:
-    """Figures of the one answer that fits best, from targets (N, numbers)."""
-    if data.task == "classification":
-        labels = targets[targets != IGNORED].long()
-        share = torch.bincount(labels).double() / len(labels)
-        return {"error": 100 * (1 - float(share.max())), "nll": float(torch.special.entr(share).sum())}
-    if data.task == "binary":
-        share = targets.double().mean(0)
-        entropy = torch.special.entr(share) + torch.special.entr(1 - share)
-        return {"error": 100 * float(torch.minimum(share, 1 - share).mean()), "nll": float(entropy.mean())}
-    values = targets.double()
-    scale = 1.0 if data.target_scale is None else data.target_scale[1]
-    return {"rmse": scale * float((values - values.mean(0)).square().mean().sqrt())}

@@ -20,6 +20,7 @@ from torch import nn
 from svdcompress import checkpoint, cost, report
 from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError
+from svdcompress.likelihoods import likelihood_for, make_loss, set_likelihood
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
@@ -39,7 +40,7 @@ from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
-from svdcompress.sources import Data, example_inputs, make_loss, make_model, open_data, save_weights
+from svdcompress.sources import Data, example_inputs, make_model, open_data, save_weights
 from svdcompress.train import Bars, Fit, Place, agree, evaluate, fit, wait, write_atomically
 
 EXAMPLES = 2
@@ -256,12 +257,14 @@ class Stages:
                 total=sum(prod(shape) for shape in self.shapes.values()),
             ).history
         if self.place.first:
-            pruning = self.results["pruning"]
+            pruning, data = self.results["pruning"], self.data
+            tau = _figures.noise_precision(self.small, data)
+            set_likelihood(bare(self.small), likelihood_for(data.task, data.dim, tau))
             extra: dict[str, Any] = {
                 "recipe": self.recipe.model_dump(mode="json"),
                 "preprocessing": self.data.preprocessing,
                 "classes": self.data.classes,
-                "tau": _figures.noise_precision(self.small, self.data),
+                "tau": tau,
                 "dim": self.data.dim,
                 "inputs": {name: pruning.get(name) for name in ("inputs_kept", "inputs_dim")},
             }

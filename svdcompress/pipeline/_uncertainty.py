@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, quality, regression_quality, reliability
 
@@ -40,7 +41,8 @@ def uncertainty(
     """
     device = next(small.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    what = {"task": data.task, "dim": data.dim}
+    likelihood = likelihood_for(data.task, data.dim)
+    what = {"task": likelihood}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
         asked, (count, samples) = samples, _affordable(small, data, samples, budget, what)
@@ -52,16 +54,16 @@ def uncertainty(
         }
         figures, diagrams = {}, {}
         for name, predict in contenders.items():
-            found = gather(predict, lambda: test.batches(CHUNK, device=device), data.task, data.dim)
-            if data.task in ("classification", "binary"):
+            found = gather(predict, lambda: test.batches(CHUNK, device=device), likelihood)
+            if likelihood.probabilities:
                 known_of_weights = found.scores.get("mutual_information")
                 spread = {} if known_of_weights is None else {"mutual_information": float(known_of_weights.mean())}
                 figures[name] = {**quality(found.mean, found.targets), **spread}
                 diagrams[name] = {**reliability(found.mean, found.targets), "ece": figures[name]["ece"]}
                 continue
             variance = found.variance
-            if data.task == "regression":
-                fitted = gather(predict, lambda: known.batches(CHUNK, device=device), data.task, data.dim)
+            if likelihood.constant_noise:
+                fitted = gather(predict, lambda: known.batches(CHUNK, device=device), likelihood)
                 variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
@@ -101,7 +103,8 @@ def _affordable(model: nn.Module, data: Data, samples: int, budget: float | None
     most = max(1, min(every, MOST_NUMBERS // mean_predict(model, inputs, **what).mean.numel()))
     if budget is None:
         return most, samples
-    rounds = 1 if data.task != "regression" else 1 + min(1.0, len(data.validation) / every)  # whose noise is fitted, too
+    fitted = likelihood_for(data.task).constant_noise  # on the validation data
+    rounds = 1 + min(1.0, len(data.validation) / every) if fitted else 1
     return _plan(most, samples, budget / rounds, _seconds(model, data, samples, what))
 
 

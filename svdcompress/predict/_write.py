@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from svdcompress.errors import DependencyError, UsageError
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.train import write_atomically
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -77,13 +78,14 @@ def columns(
 
     Predictions for each pixel or token have a row for each of these, with its indices as `position`.
     """
+    likelihood = likelihood_for(task)
     arrays, names, places = _by_position(arrays, names, task, dim)
     flat = {name: array.reshape(len(names), -1) for name, array in arrays.items()}
     mean = flat["mean"]
     table: dict[str, Any] = {"name": list(names)}
     if places:
         table["position"] = places
-    if task == "classification":
+    if likelihood.classes:
         labels = [str(k) for k in range(mean.shape[1])] if classes is None else [str(name) for name in classes]
         if len(set(labels)) != mean.shape[1]:  # names that occur twice, say
             labels = [str(k) for k in range(mean.shape[1])]
@@ -92,8 +94,8 @@ def columns(
         table.update({name: flat.pop(name)[:, 0] for name in PER_INPUT if name in flat})
     else:
         labels = [str(k) for k in range(mean.shape[1])]
-        flat["std"] = np.sqrt(flat["epistemic" if task == "binary" and "epistemic" in flat else "variance"])
-    if task == "classification" and mean.shape[1] > MOST_COLUMNS:
+        flat["std"] = np.sqrt(flat[likelihood.std_of if likelihood.std_of in flat else "variance"])
+    if likelihood.classes and mean.shape[1] > MOST_COLUMNS:
         return table
     for name, values in flat.items():
         for k in range(values.shape[1]):
@@ -111,7 +113,7 @@ def _by_position(
     mean = arrays["mean"]
     if mean.ndim < 3:
         return arrays, names, []
-    of_classes = task == "classification"
+    of_classes = likelihood_for(task).classes
     shape = np.moveaxis(mean, dim, -1).shape[1:-1] if of_classes else mean.shape[1:]
     count = int(np.prod(shape))
     if len(names) * count > MOST_ROWS:

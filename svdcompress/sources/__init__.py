@@ -1,4 +1,8 @@
-"""Names to models, weights, data and losses; and how any model is called on any batch."""
+"""Names to models, weights and data; and how any model is called on any batch."""
+
+import importlib
+import warnings
+from typing import Any
 
 from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._call import call, first_tensor, main_output, map_tensors, to_device
@@ -6,7 +10,6 @@ from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
 from svdcompress.sources._images import decode, image_files
-from svdcompress.sources._losses import Loss, gaussian_heads, make_loss
 from svdcompress.sources._models import arrives_trained, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
@@ -25,7 +28,6 @@ __all__ = [
     "Examples",
     "FromDataset",
     "InMemory",
-    "Loss",
     "arrives_trained",
     "batch_length",
     "call",
@@ -44,7 +46,6 @@ __all__ = [
     "first_tensor",
     "frame_inputs",
     "fresh_weights",
-    "gaussian_heads",
     "image_files",
     "image_statistics",
     "import_name",
@@ -54,7 +55,6 @@ __all__ = [
     "load_npz",
     "load_weights",
     "main_output",
-    "make_loss",
     "make_model",
     "map_tensors",
     "open_data",
@@ -65,3 +65,13 @@ __all__ = [
     "split_batch",
     "to_device",
 ]
+
+_MOVED = ("Loss", "gaussian_heads", "make_loss")
+
+
+def __getattr__(name: str) -> Any:
+    """Names of before, for a release: losses are likelihoods' now. By a string, as this room stands below that one."""
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"svdcompress.sources.{name} is svdcompress.likelihoods.{name} now", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module("svdcompress.likelihoods"), name)

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from svdcompress.errors import DataError
+from svdcompress.likelihoods import Likelihood, Loss, likelihood_for
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
-from svdcompress.sources import Examples, Loss
+from svdcompress.sources import Examples
 from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._gradients import means_alone
@@ -35,8 +36,8 @@ def fit(
     noise: bool = True,
     teacher: nn.Module | None = None,
     distill: Distillation | None = None,
-    task: str = "classification",
-    dim: int = 1,
+    task: str | Likelihood = "classification",
+    dim: int | None = None,
     validate: Callable[[nn.Module], dict[str, float]] | None = None,
     total: int | None = None,
     seed: int = 0,
@@ -61,8 +62,8 @@ def fit(
     num_examples: N (None: the number of examples).
     lr_log_sigma2: learning rate of the log variances (None: as the others).
     noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
-    teacher, distill: learn from the teacher's outputs too; task: "classification" takes them as logits, others as targets.
-    dim: the dimension of the outputs that holds the classes, for the teacher's.
+    teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
+    dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
     shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
@@ -76,7 +77,7 @@ def fit(
         raise DataError(f"{stage}: no examples to train on")
     learnt = None
     if teacher is not None and distill is not None and distill.weight:
-        learnt = Teacher(teacher, distill, task, loss, dim)
+        learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
     elbo = ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None
     loop = Loop(
         model,

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
 from svdcompress.errors import CheckpointError, DataError, Interrupted, SvdcError, TrainingError, shortened
+from svdcompress.likelihoods import Loss
 from svdcompress.objective import ELBO, kl_divergence
 from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
-from svdcompress.sources import Examples, Loss, call, to_device
+from svdcompress.sources import Examples, call, to_device
 from svdcompress.train._distill import Teacher
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._gradients import nothing

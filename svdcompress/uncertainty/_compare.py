@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import DataError
-from svdcompress.sources import IGNORED
+from svdcompress.layers import unwrapped
+from svdcompress.likelihoods import Likelihood, Prediction, likelihood_for, resolve
 from svdcompress.uncertainty._baseline import dropout_baseline
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._predict import mc_predict, mean_predict
-from svdcompress.uncertainty._prediction import Prediction
 from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability
 
 Batches = Callable[[], Iterable[tuple[Any, Tensor]]]
@@ -48,12 +48,12 @@ def compare(
     test: Batches,
     validation: Batches,
     *,
-    task: str = "classification",
+    task: str | Likelihood | None = None,
     ood: Mapping[str, Batches] | None = None,
     samples: int = 100,
     seed: int = 0,
     scale: float = 1.0,
-    dim: int = 1,
+    dim: int | None = None,
 ) -> dict[str, Any]:
     """Compare on the same test data: the dense model, the same with a temperature, the same with MC dropout, the sparse
     model by its mean, and the sparse model with Monte-Carlo samples.
@@ -70,25 +70,27 @@ def compare(
     Returns a JSON-able dict: "task", "samples", "seed", "temperature", "dropout", and "contenders", a list of
     {"name", "metrics", "reliability", "rejection", "ood"}; None for what has no meaning. Raises what `mc_predict` raises.
     """
-    probabilities = task in ("classification", "binary")
+    likelihood = resolve(unwrapped(sparse), task, dim)
+    probabilities = likelihood.probabilities
     temperature, dropout, contenders = None, None, []
     if dense is not None:
-        contenders.append(("dense", partial(mean_predict, dense, task=task, dim=dim)))
+        contenders.append(("dense", partial(mean_predict, dense, task=likelihood)))
         if probabilities:
-            temperature = _temperature(dense, validation, task, dim)
-            contenders.append(("dense, temperature", partial(mean_predict, dense, task=task, dim=dim, temperature=temperature)))
+            temperature = _temperature(dense, validation, likelihood)
+            warmed = partial(mean_predict, dense, task=likelihood, temperature=temperature)
+            contenders.append(("dense, temperature", warmed))
         few = min(samples, FEW)
         dropped, rate, inserted = dropout_baseline(
-            dense, lambda model: _nll(_sampled(model, task, few, seed, dim), head(validation, SOME), task, dim)
+            dense, lambda model: _nll(_sampled(model, likelihood, few, seed), head(validation, SOME), likelihood)
         )
         dropout = {"rate": rate, "inserted": inserted}
-        contenders.append(("dense, MC dropout", _sampled(dropped, task, samples, seed, dim)))
-    contenders.append(("sparse, mean", partial(mean_predict, sparse, task=task, dim=dim)))
-    contenders.append(("sparse, samples", _sampled(sparse, task, samples, seed, dim)))
+        contenders.append(("dense, MC dropout", _sampled(dropped, likelihood, samples, seed)))
+    contenders.append(("sparse, mean", partial(mean_predict, sparse, task=likelihood)))
+    contenders.append(("sparse, samples", _sampled(sparse, likelihood, samples, seed)))
     judge = _judge_probabilities if probabilities else _judge_values
-    rows = [{"name": name, **judge(predict, test, validation, ood or {}, task, scale, dim)} for name, predict in contenders]
+    rows = [{"name": name, **judge(predict, test, validation, ood or {}, likelihood, scale)} for name, predict in contenders]
     return {
-        "task": task,
+        "task": likelihood.name,
         "samples": samples,
         "seed": seed,
         "temperature": temperature,
@@ -97,32 +99,32 @@ def compare(
     }
 
 
-def _sampled(model: nn.Module, task: str, samples: int, seed: int, dim: int = 1) -> Predict:
+def _sampled(model: nn.Module, likelihood: Likelihood, samples: int, seed: int) -> Predict:
     """Monte-Carlo predictions, with one stream of noise for all batches."""
     generator = torch.Generator().manual_seed(seed)
-    return lambda inputs: mc_predict(model, inputs, samples, task=task, dim=dim, generator=generator)
+    return lambda inputs: mc_predict(model, inputs, samples, task=likelihood, generator=generator)
 
 
 def _judge_probabilities(
-    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], task: str, scale: float, dim: int
+    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], likelihood: Likelihood, scale: float
 ) -> dict[str, Any]:
-    inside = gather(predict, test, task, dim)
+    inside = gather(predict, test, likelihood)
     wrong = _wrong(inside)
     return {
         "metrics": quality(inside.mean, inside.targets),
         "reliability": reliability(inside.mean, inside.targets),
         "rejection": {"score": "entropy", **rejection(inside.scores["entropy"], wrong)},
-        "ood": _outside(predict, inside, ood, task, dim),
+        "ood": _outside(predict, inside, ood, likelihood),
     }
 
 
 def _judge_values(
-    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], task: str, scale: float, dim: int
+    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], likelihood: Likelihood, scale: float
 ) -> dict[str, Any]:
-    inside = gather(predict, test, task, dim)
+    inside = gather(predict, test, likelihood)
     variance = inside.variance
-    if task == "regression":  # the constant noise of the observations
-        fitted = gather(predict, validation, task, dim)
+    if likelihood.constant_noise:
+        fitted = gather(predict, validation, likelihood)
         variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
     squares = (inside.mean - inside.targets).square() * scale**2
     knows = bool((inside.scores["variance"] > 0).any())
@@ -130,33 +132,34 @@ def _judge_values(
         "metrics": regression_quality(inside.mean * scale, variance * scale**2, inside.targets * scale),
         "reliability": None,
         "rejection": {"score": "variance", **rejection(inside.scores["variance"], squares)} if knows else None,
-        "ood": _outside(predict, inside, ood, task, dim) if knows else {},
+        "ood": _outside(predict, inside, ood, likelihood) if knows else {},
     }
 
 
 def _outside(
-    predict: Predict, inside: Gathered, ood: Mapping[str, Batches], task: str, dim: int
+    predict: Predict, inside: Gathered, ood: Mapping[str, Batches], likelihood: Likelihood
 ) -> dict[str, dict[str, float]]:
     found = {}
     for name, batches in ood.items():
-        scores = gather(predict, batches, task, dim).scores
+        scores = gather(predict, batches, likelihood).scores
         found[name] = {score: auroc(inside.scores[score], scores[score]) for score in scores}
     return found
 
 
-def gather(predict: Predict, batches: Batches, task: str, dim: int = 1) -> Gathered:
+def gather(predict: Predict, batches: Batches, task: str | Likelihood, dim: int | None = None) -> Gathered:
     """Predict all batches; labels and numbers one to a row, scores one to an input; on the CPU."""
+    likelihood = likelihood_for(task, dim)
     means, variances, targets, scores, owners, count = [], [], [], [], [], 0
     for inputs, target in batches():
         prediction = predict(inputs)
         target = target.detach().cpu()
-        counts = target != IGNORED if task == "classification" else torch.ones_like(target, dtype=torch.bool)
+        counts = likelihood.counts(target)
         owner = torch.arange(len(target)).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
-        means.append(_rows(prediction.mean, task, dim)[counts.flatten()])
-        variances.append(_rows(prediction.variance, task, dim)[counts.flatten()])
+        means.append(likelihood.rows(prediction.mean.cpu())[counts.flatten()])
+        variances.append(likelihood.rows(_variance(prediction, likelihood).cpu())[counts.flatten()])
         targets.append(target[counts])
         owners.append(owner[counts] + count)
-        scores.append({name: score.cpu() for name, score in _scores(prediction, counts, dim).items()})
+        scores.append({name: score.cpu() for name, score in _scores(prediction, counts, likelihood).items()})
         count += len(target)
     if not means:
         raise DataError("data: there are no examples to predict")
@@ -165,18 +168,16 @@ def gather(predict: Predict, batches: Batches, task: str, dim: int = 1) -> Gathe
     return Gathered(mean, variance, torch.cat(targets), together, torch.cat(owners))
 
 
-def _rows(tensor: Tensor, task: str, dim: int) -> Tensor:
-    """(B, C, ...) -> (B ..., C) probabilities of classes; anything else as one long row."""
-    tensor = tensor.cpu()
-    return tensor.movedim(dim, -1).flatten(0, -2) if task == "classification" else tensor.reshape(-1)
+def _variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+    """Constant noise is fitted to the validation data, and what the likelihood knows of it must not count twice."""
+    return prediction.epistemic if likelihood.constant_noise else prediction.variance
 
 
-def _scores(prediction: Prediction, counts: Tensor, dim: int) -> dict[str, Tensor]:
+def _scores(prediction: Prediction, counts: Tensor, likelihood: Likelihood) -> dict[str, Tensor]:
     if prediction.entropy is None:
-        return {"variance": _per_input(prediction.variance, counts)}
-    p = prediction.mean
-    confidence = p.amax(dim) if prediction.task == "classification" else torch.maximum(p, 1 - p)
-    scores = {"softmax": _per_input(1 - confidence, counts), "entropy": _per_input(prediction.entropy, counts)}
+        return {"variance": _per_input(_variance(prediction, likelihood), counts)}
+    uncertain = 1 - likelihood.confidence(prediction.mean)
+    scores = {"softmax": _per_input(uncertain, counts), "entropy": _per_input(prediction.entropy, counts)}
     if prediction.samples > 1 and prediction.mutual_information is not None:
         scores["mutual_information"] = _per_input(prediction.mutual_information, counts)
     return scores
@@ -213,17 +214,17 @@ def head(batches: Batches, count: int) -> Batches:
     return first
 
 
-def _nll(predict: Predict, batches: Batches, task: str, dim: int = 1) -> float:
-    gathered = gather(predict, batches, task, dim)
-    if task in ("classification", "binary"):
+def _nll(predict: Predict, batches: Batches, likelihood: Likelihood) -> float:
+    gathered = gather(predict, batches, likelihood)
+    if likelihood.probabilities:
         return quality(gathered.mean, gathered.targets)["nll"]
     variance = gathered.variance
-    if task == "regression":
+    if likelihood.constant_noise:
         variance = variance + 1 / fit_tau(gathered.mean, variance, gathered.targets)
     return regression_quality(gathered.mean, variance, gathered.targets)["nll"]
 
 
-def _temperature(dense: nn.Module, validation: Batches, task: str, dim: int) -> float:
+def _temperature(dense: nn.Module, validation: Batches, likelihood: Likelihood) -> float:
     # A "regression" hands the logits through as they are.
-    gathered = gather(partial(mean_predict, dense, task="regression", dim=dim), validation, task, dim)
+    gathered = gather(partial(mean_predict, dense, task="regression", dim=likelihood.dim), validation, likelihood)
     return fit_temperature(gathered.mean, gathered.targets)

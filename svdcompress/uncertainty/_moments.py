@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svdcompress.errors import DataError, ModelError, SvdcError
 from svdcompress.layers import BernoulliDropout, GaussianDropout, StochasticLayer, VariationalLayer
+from svdcompress.likelihoods import Prediction, Sums
 from svdcompress.sources import main_output
-from svdcompress.uncertainty._prediction import Prediction
 from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
-from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, RegressionSums, Sums
 
 DRAWS = 2**22
 """Numbers of one draw of the logits at most."""
@@ -41,25 +40,35 @@ def moments_predict(
     for x, start in slices:
         follow = follow or traced(model, x)
         _add(sums, propagate(follow, x), start, samples, generator)
-    return sums.prediction(samples if isinstance(sums, ClassificationSums | BinarySums) else 1)
+    return sums.prediction(1 if sums.follows_moments else samples)
 
 
 def _add(sums: Sums, output: Any, start: int, samples: int, generator: torch.Generator) -> None:
-    if isinstance(sums, ClassificationSums | BinarySums):
-        logits = _main(output)
-        std = logits.variance.clamp_min(0).sqrt()
-        at_once = max(1, DRAWS // std.numel())
-        for done in range(0, samples, at_once):
-            shape = (min(at_once, samples - done), *std.shape)
-            noise = torch.randn(shape, dtype=std.dtype, device=std.device, generator=generator)
-            sums.add(logits.mean + std * noise, start)
+    mean, variance = _heads(sums, output)
+    if sums.follows_moments:
+        mean, variance = (tree_map(lambda head: head[None], part) for part in (mean, variance))
+        sums.add_moments(mean, variance, start)
         return
-    assert isinstance(sums, RegressionSums)
-    if sums.task != "gaussian" or not isinstance(output, tuple | list) or isinstance(output, Moments):
+    std = tree_map(lambda head: head.clamp_min(0).sqrt(), variance)
+    at_once = max(1, DRAWS // max(head.numel() for head in tree_leaves(std)))
+    for done in range(0, samples, at_once):
+        count = min(at_once, samples - done)
+
+        def draws(centre: Tensor, spread: Tensor, count: int = count) -> Tensor:
+            shape = (count, *spread.shape)
+            return centre + spread * torch.randn(shape, dtype=spread.dtype, device=spread.device, generator=generator)
+
+        sums.add(tree_map(draws, mean, std), start)
+
+
+def _heads(sums: Sums, output: Any) -> tuple[Any, Any]:
+    """Means and variances of the heads; where the output is one tensor, of that."""
+    leaves = tree_leaves(output, is_leaf=_is_moments)
+    if not isinstance(output, tuple | list) or not all(isinstance(leaf, Moments | Tensor) for leaf in leaves):
         output = _main(output)
-    mean = tree_map(lambda leaf: _moments(leaf).mean[None], output, is_leaf=_is_moments)
-    variance = tree_map(lambda leaf: _moments(leaf).variance[None], output, is_leaf=_is_moments)
-    sums.add_moments(mean, variance, start)
+    means = tree_map(lambda leaf: _moments(leaf).mean, output, is_leaf=_is_moments)
+    variances = tree_map(lambda leaf: _moments(leaf).variance, output, is_leaf=_is_moments)
+    return sums.likelihood.heads(means), sums.likelihood.heads(variances)
 
 
 def _moments(leaf: Any) -> Moments:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.errors import OutputError
+from svdcompress.likelihoods import likelihood_for
 
 COLOURS = {
     "dense": "#6b7280",
@@ -84,7 +85,7 @@ def _reliability(contenders: list[dict[str, Any]]) -> Any:
 
 def _rejection(contenders: list[dict[str, Any]], task: str) -> Any:
     figure, (axis,) = _figure(1, 5.6, 3.6)
-    percent = task in ("classification", "binary")
+    percent = likelihood_for(task).probabilities
     for contender in contenders:
         curve = contender["rejection"]
         if curve:

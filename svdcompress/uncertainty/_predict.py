@@ -13,14 +13,13 @@ from torch.utils._pytree import tree_map
 
 from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers, unwrapped
-from svdcompress.sources import call, main_output, to_device
+from svdcompress.likelihoods import Likelihood, Prediction, resolve
+from svdcompress.sources import call, to_device
 from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
 from svdcompress.uncertainty._look import fitting, look
 from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import Draws, evaluating
-from svdcompress.uncertainty._prediction import TASKS, Prediction
-from svdcompress.uncertainty._sums import BinarySums, ClassificationSums, GaussianSums, RegressionSums, Sums
 
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
@@ -31,7 +30,7 @@ def mc_predict(
     x: Any,
     samples: int = 100,
     *,
-    task: str = "classification",
+    task: str | Likelihood | None = None,
     generator: torch.Generator | None = None,
     members: bool = False,
     local: bool = False,
@@ -40,7 +39,7 @@ def mc_predict(
     method: str = "sampling",
     full: bool = False,
     tau: float | Tensor | None = None,
-    dim: int = 1,
+    dim: int | None = None,
 ) -> Prediction:
     """The predictive distribution of a converted model (or one with MC dropout) for a batch of inputs, with its parts.
 
@@ -51,7 +50,8 @@ def mc_predict(
     x: a tensor, a tuple of positional inputs or a dict of keyword inputs, with the batch as first dimension.
     samples: draws for each input, 1 or more.
     task: "classification" (logits), "binary" (one logit for each question), "regression" (values), or "gaussian" (means and
-        log variances: two tensors, or one with the means in the first half).
+        log variances: two tensors, or one with the means in the first half), or a `Likelihood`. None: what the model carries
+        (`set_likelihood`; a run's models do), or classification where it carries nothing.
     generator: source of the noise; the same state gives the same result. None: seeded by torch's default generator.
     members: each draw is one set of weights for all inputs, of all layers. False: of those layers whose weight is used at
         several positions of a row (convolutions, Linear on tokens, modules called twice, tied weights); the others have noise
@@ -65,17 +65,18 @@ def mc_predict(
         normal: fast, and off where they are not (measured in docs/uncertainty.md). It reads `samples` for the draws of the
         logits alone.
     full: covariance matrices (B, C, C) in place of variances (B, C).
-    tau: for regression, precision of the observations (1 / their noise variance), a number or one for each output; None: they
-        have no noise.
-    dim: the class dimension of the model's output, which is not the first.
+    tau: for regression, precision of the observations (1 / their noise variance), a number or one for each output; None: that
+        of the likelihood, or they have no noise.
+    dim: the class dimension of the model's output, which is not the first; None: that of the likelihood, or 1.
 
     Raises UsageError, ModelError (no layer that draws; an output that does not fit the task) or DataError (an empty batch,
     values that are not finite, a shape that the model does not take).
     """
-    samples = _check(samples, task, antithetic, chunk, method, tau)
+    samples = _check(samples, antithetic, chunk, method)
     if members and local:
         raise UsageError("members, local: they exclude each other; a member is one set of weights")
     model = unwrapped(model)
+    likelihood = resolve(model, task, dim, tau)
     layers = _layers_that_draw(model)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise UsageError(f"generator: {generator!r}; a torch.Generator is needed, as in torch.Generator().manual_seed(0)")
@@ -83,8 +84,8 @@ def mc_predict(
     size = batch_size(x)
     x = to_device(x, device)
     generator = _generator(generator, device)
-    sums = _sums(task, size, full, dim, tau)
-    run = partial(_output, model, task)
+    sums = likelihood.sums(size, full)
+    run = partial(_heads, model, likelihood)
     if method == "moments":
         with evaluating(model), drawing(layers, None):
             inputs, _ = _plan(size, 1, look(model, run, x, size).widest, None, chunk, device, False)
@@ -118,31 +119,35 @@ def _weights(layers: Iterable[StochasticLayer]) -> int:
 
 
 def mean_predict(
-    model: nn.Module, x: Any, *, task: str = "classification", temperature: float = 1.0, dim: int = 1
+    model: nn.Module,
+    x: Any,
+    *,
+    task: str | Likelihood | None = None,
+    temperature: float = 1.0,
+    dim: int | None = None,
 ) -> Prediction:
     """The prediction of a model's one output in `eval()`, dense or variational, without any noise: `samples` is 1.
 
     temperature: what logits are divided by, above 0. Otherwise as `mc_predict`.
     """
-    _check(1, task, False, None, "sampling", None)
+    likelihood = resolve(unwrapped(model), task, dim)
     if not 0 < temperature < float("inf"):
         raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
     size = batch_size(x)
     x = to_device(x, device_of(model))
-    sums = _sums(task, size, False, dim, None)
+    sums = likelihood.sums(size)
     with evaluating(model), drawing(stochastic_layers(model), None):
-        widest = look(model, partial(_output, model, task), x, size).widest
+        widest = look(model, partial(_heads, model, likelihood), x, size).widest
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
-            output = _output(model, task, take(x, start, start + inputs, size))
-            output = output / temperature if temperature != 1 else output
-            sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), output), start)
+            heads = _heads(model, likelihood, take(x, start, start + inputs, size))
+            heads = heads / temperature if temperature != 1 else heads
+            sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), heads), start)
     return _finite(sums.prediction(1))
 
 
-def _output(model: nn.Module, task: str, inputs: Any) -> Any:
-    output = call(model, inputs)
-    return tuple(output) if task == "gaussian" and isinstance(output, tuple | list) else main_output(output)
+def _heads(model: nn.Module, likelihood: Likelihood, inputs: Any) -> Any:
+    return likelihood.heads(call(model, inputs))
 
 
 def _finite(prediction: Prediction) -> Prediction:
@@ -151,18 +156,14 @@ def _finite(prediction: Prediction) -> Prediction:
     return prediction
 
 
-def _check(samples: Any, task: str, antithetic: bool, chunk: Any, method: str, tau: Any) -> int:
+def _check(samples: Any, antithetic: bool, chunk: Any, method: str) -> int:
     count = _whole("samples", samples)
-    if task not in TASKS:
-        raise UsageError(f"task: {task!r} is unknown; one of {', '.join(TASKS)}")
     if method not in ("sampling", "moments"):
         raise UsageError(f"method: {method!r} is unknown; one of sampling, moments")
     if antithetic and count % 2:
         raise UsageError(f"samples: {count}; antithetic draws come in pairs, an even number is needed")
     if chunk is not None:
         _whole("chunk", chunk)
-    if tau is not None and task != "regression":
-        raise UsageError(f"tau: it is the constant precision of task 'regression', but the task is {task!r}")
     return count
 
 
@@ -193,13 +194,6 @@ def _generator(generator: torch.Generator | None, device: torch.device) -> torch
     source = torch.device("cpu") if generator is None else generator.device
     seed = int(torch.randint(2**62, (), device=source, generator=generator))
     return torch.Generator(device).manual_seed(seed)
-
-
-def _sums(task: str, size: int, full: bool, dim: int, tau: Any) -> Sums:
-    if task == "regression":
-        return RegressionSums(size, full, dim, tau)
-    kind = {"classification": ClassificationSums, "binary": BinarySums, "gaussian": GaussianSums}[task]
-    return kind(size, full, dim)
 
 
 @cache

@@ -193,8 +193,8 @@ def test_targets_in_another_order_are_refused():
 
 
 def test_a_batch_of_ignored_positions_alone_has_no_loss():
+    from svdcompress.likelihoods import make_loss
     from svdcompress.recipe import LossSection
-    from svdcompress.sources import make_loss
 
     logits = torch.randn(2, 3, 4, requires_grad=True)
     loss = make_loss(LossSection())(logits, torch.full((2, 4), -100))
@@ -210,6 +210,7 @@ def test_a_batch_of_ignored_positions_alone_has_no_loss():
 
 def test_a_teacher_of_positions_counts_each_once():
     """Its divergence is the mean over positions, whichever dimension holds the classes."""
+    from svdcompress.likelihoods import Classification
     from svdcompress.recipe import Distillation
     from svdcompress.train._distill import Teacher
 
@@ -218,5 +219,5 @@ def test_a_teacher_of_positions_counts_each_once():
     own = torch.randn(2, 5, 4)
     p = soft(x).div(2).softmax(-1)
     expected = 4 * (p * (p.log() - own.div(2).log_softmax(-1))).sum(-1).mean()
-    found = Teacher(soft, Distillation(weight=1.0), "classification", None, dim=-1).mix(torch.tensor(9.0), own, x)
+    found = Teacher(soft, Distillation(weight=1.0), Classification(-1), None).mix(torch.tensor(9.0), own, x)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)

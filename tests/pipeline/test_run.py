@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
 from svdcompress.export import check_parity, read_metadata
+from svdcompress.likelihoods import likelihood_of
 from svdcompress.pipeline import OpenRun, converted, estimate, free_folder, open_run, prepare, run
 from svdcompress.pipeline._select import bare
 from svdcompress.recipe import load_recipe
@@ -94,6 +95,7 @@ def test_a_run_opened_again_predicts_as_it_was_exported(tiny_run):
     x, _ = next(opened.data.test.batches(5))
     assert opened.model(x).shape == opened.dense(x).shape == (5, 10)
     assert opened.preprocessing["transform"] == []
+    assert repr(likelihood_of(opened.model)) == "Classification(dim=1)"
     assert opened.classes == [str(digit) for digit in range(10)]
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import svdcompress as svdc
 from svdcompress.errors import ModelError, RecipeError
 from svdcompress.pipeline import check_model, run
 from svdcompress.pipeline._loss import class_weights
@@ -49,6 +50,9 @@ def test_a_run_with_each_loss(tmp_path, monkeypatch, name):
     results = run(recipe, tmp_path / "out")
     losses = [row["loss"] for row in results["history"]]
     assert len(losses) == 4 and np.isfinite(losses).all()
+    kept = svdc.read_manifest("out/model.safetensors")
+    tau = {"tau": kept["extra"]["tau"]} if recipe.task == "regression" else {}
+    assert kept["likelihood"] == {"name": recipe.task, "settings": {"dim": 1, **tau}}
     assert set(results["sparse"]["metrics"]) == {"rmse" if recipe.task in ("regression", "gaussian") else "error", "nll"}
 
 

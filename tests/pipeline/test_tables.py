@@ -147,8 +147,8 @@ def test_a_run_of_before_keeps_its_columns(houses, tmp_path):
 
 
 def test_standardised_columns_train_where_raw_ones_do_not(houses):
+    from svdcompress.likelihoods import make_loss
     from svdcompress.recipe import LossSection, Training
-    from svdcompress.sources import make_loss
     from svdcompress.train import fit
 
     found = {}

@@ -13,7 +13,8 @@ import sys, torch
 from torch import nn
 from svdcompress import LinearWarmup, convert
 from svdcompress.recipe import LossSection, Training
-from svdcompress.sources import InMemory, make_loss
+from svdcompress.sources import InMemory
+from svdcompress.likelihoods import make_loss
 from svdcompress.train import agree, find_place, fit
 
 log_sigma2, batch, out = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -38,7 +39,8 @@ import sys, torch
 from torch import nn
 from svdcompress import LinearWarmup, convert
 from svdcompress.recipe import LossSection, Training
-from svdcompress.sources import InMemory, make_loss
+from svdcompress.sources import InMemory
+from svdcompress.likelihoods import make_loss
 from svdcompress.train import agree, find_place, fit
 
 class Spare(nn.Module):

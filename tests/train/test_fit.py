@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from svdcompress import ELBO, Constant, LinearWarmup, convert, hold, relevance
 from svdcompress.convert import variational_layers
 from svdcompress.errors import DataError, Interrupted, TrainingError, UsageError
+from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import Distillation, LossSection, LrSchedule, Training
-from svdcompress.sources import InMemory, make_loss
+from svdcompress.sources import InMemory
 from svdcompress.train import LrFactor, evaluate, fit, make_optimizer, mix, seed_everything
 
 LOSS = make_loss(LossSection())

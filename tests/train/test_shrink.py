@@ -9,8 +9,9 @@ from torch import nn
 
 from svdcompress import LinearWarmup, convert, load, save
 from svdcompress.errors import Interrupted
+from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import LossSection, Training
-from svdcompress.sources import InMemory, make_loss
+from svdcompress.sources import InMemory
 from svdcompress.train import fit
 from svdcompress.train._shrink import reshape, shrink, size
 

@@ -23,10 +23,11 @@ def z_score(mean, draws):
 
 def recorded(monkeypatch):
     """The outputs that the sums are fed with, (draws, inputs, ...), collected in the order of inputs."""
-    from svdcompress.uncertainty import _sums
+    from svdcompress.likelihoods import _binary, _classification, _regression, _sums
 
     seen = {}
-    for kind in (_sums.ClassificationSums, _sums.BinarySums, _sums.RegressionSums, _sums.GaussianSums):
+    kinds = (_classification.ClassificationSums, _binary.BinarySums, _regression.RegressionSums, _sums.MomentSums)
+    for kind in kinds:
         original = kind.__dict__["add"]
 
         def add(self, output, start, original=original):

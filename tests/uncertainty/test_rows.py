@@ -146,12 +146,12 @@ def test_layers_refuse_other_rows():
     "make", [lambda: svdc.convert(nn.Linear(4, 2)), lambda: svdc.convert_dropout(nn.Sequential(nn.Dropout(0.5)))]
 )
 def test_antithetic_pairs_are_opposite(make, monkeypatch):
-    from svdcompress.uncertainty import _sums
+    from svdcompress.likelihoods import _regression
 
     outputs = []
-    original = _sums.RegressionSums.add
+    original = _regression.RegressionSums.add
     monkeypatch.setattr(
-        _sums.RegressionSums, "add", lambda self, output, start: (outputs.append(output), original(self, output, start))
+        _regression.RegressionSums, "add", lambda self, output, start: (outputs.append(output), original(self, output, start))
     )
     torch.manual_seed(0)
     model, x = make(), torch.randn(5, 4)

@@ -45,16 +45,16 @@ def z_scores(ours, oracle):
 
 def recorded(monkeypatch):
     """Outputs that the sums are fed with, (draws, inputs, ...)."""
-    from svdcompress.uncertainty import _sums
+    from svdcompress.likelihoods import _regression
 
     seen = {}
-    original = _sums.RegressionSums.add
+    original = _regression.RegressionSums.add
 
     def add(self, output, start):
         seen.setdefault(start, []).append(output)
         original(self, output, start)
 
-    monkeypatch.setattr(_sums.RegressionSums, "add", add)
+    monkeypatch.setattr(_regression.RegressionSums, "add", add)
     return lambda: torch.cat([torch.cat(seen[start]) for start in sorted(seen)], 1).double()
 
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from svdcompress.errors import RecipeError
+from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import LossSection
-from svdcompress.sources import make_loss
 
 
 @pytest.fixture

@@ -1,0 +1,71 @@
+"""Values with noise of their own: means and log variances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.likelihoods._base import Likelihood
+from svdcompress.likelihoods._heads import gaussian_heads
+from svdcompress.likelihoods._sums import MomentSums, Sums
+from svdcompress.sources import like
+
+
+class Gaussian(Likelihood):
+    """Means and log variances (Kendall & Gal 2017, eq. 9): a pair of equal tensors, or one with the means in its first half.
+
+    Aleatoric is `1/T sum sigma_t^2`, epistemic the variance of the means.
+    """
+
+    name = "gaussian"
+
+    def heads(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Mean and log variance."""
+        return gaussian_heads(output, self.dim)
+
+    def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
+        """Mean and variance."""
+        mean, log_variance = heads
+        return mean, log_variance.exp()
+
+    def nll(self, output: Any, target: Tensor) -> Tensor:
+        """Of each value, float64."""
+        return self.figures(output, target)[1]
+
+    def loss(self, output: Any, target: Tensor) -> Tensor:
+        """-log N(target; mean, exp(log variance)) up to a constant."""
+        mean, log_variance = self.heads(output)
+        target = like(target, mean)
+        return 0.5 * (log_variance + (target - mean).square() * torch.exp(-log_variance)).mean()
+
+    def figures(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each value its square, its negative log likelihood, and that it counts."""
+        mean, log_variance = self.heads(output)
+        square = (like(target, mean) - mean).double().square()
+        nll = 0.5 * (log_variance.double() + square * torch.exp(-log_variance.double()) + math.log(2 * math.pi))
+        return square, nll, torch.ones_like(square)
+
+    def in_units(self, output: Any, shift: float, scale: float) -> Any:
+        """Means and log variances of the targets as they were."""
+        mean, log_variance = self.heads(output)
+        mean, log_variance = mean * scale + shift, log_variance + 2 * math.log(scale)
+        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
+
+    def sums(self, size: int, full: bool = False) -> Sums:
+        """Of means and variances, for `mc_predict`."""
+        return GaussianSums(self, size, full)
+
+
+class GaussianSums(MomentSums):
+    """Sums that also take normal heads by their moments."""
+
+    follows_moments = True
+
+    def add_moments(self, mean: Any, variance: Any, start: int) -> None:
+        (values, log_variance), (spread, spread_of_log) = (map(self._double, heads) for heads in (mean, variance))
+        self._one_moment(values[0], spread[0], start)
+        # The mean of a log-normal variable.
+        self._sum("noise", start, (log_variance[0] + 0.5 * spread_of_log[0]).exp())

@@ -1,0 +1,35 @@
+"""Losses by name: mean negative log likelihoods of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from svdcompress.errors import RecipeError
+from svdcompress.likelihoods._named import likelihood_for
+from svdcompress.recipe import TASKS, LossSection
+from svdcompress.sources import import_name
+
+Loss = Callable[[object, Tensor], Tensor]
+"""Of a model's output and the targets; a scalar."""
+
+
+def make_loss(section: LossSection, *, tau: float = 1.0, class_weights: Tensor | None = None, dim: int = 1) -> Loss:
+    """The loss that a recipe names, as a function of the model's whole output and the targets.
+
+    tau: 1 / noise variance of a regression with mse: the loss is tau / 2 * MSE, the negative log likelihood up to a constant.
+    class_weights: for cross-entropy (of each class) and binary (one: of the positive class).
+    dim: the dimension of the output that holds the classes (see `class_dim`). Positions of the class -100 do not count.
+    """
+    if ":" in section.name:
+        return import_name(section.name, RecipeError, "loss.name")
+    options: dict[str, Any] = {}
+    if section.name in ("cross-entropy", "binary"):
+        options["class_weights"] = class_weights
+    if section.name == "cross-entropy":
+        options["label_smoothing"] = section.label_smoothing
+    likelihood = likelihood_for(TASKS[section.name], dim, tau if section.name == "mse" else None)
+    return partial(likelihood.loss, **options)
