@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import VariationalLayer
+from svdcompress.layers import VariationalLayer, keep_channels, kept_channels
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
 from svdcompress.prune._copies import forget
-from svdcompress.prune._padding import cut_padding
 from svdcompress.prune._trace import Use
 from svdcompress.prune._units import Parameter
 
@@ -243,6 +242,20 @@ def _note_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np
             heads = [attribute for attribute in named if _counts_heads(attribute)]
             for attribute in (heads or named) if not part.all() else ():
                 setattr(module, attribute, int(part.sum()))
+
+
+def cut_padding(model: nn.Module, analysis: Analysis, choice: Choice) -> None:
+    """Let the modules of a pruned copy return the places that stay."""
+    for padding in analysis.trace.paddings:
+        module = model.get_submodule(padding.module)
+        own, gone = padding.own.numpy(), choice.removed[padding.labels.numpy()]
+        hook = kept_channels(module)
+        before = np.ones(len(own), bool)
+        if hook is not None:
+            before = np.isin(np.arange(len(own)), hook.kept)
+        if padding.returned and (hook is not None or (gone & own).any()):
+            left = (before & ~gone)[own | ~gone]  # those not of its own are not there any more
+            keep_channels(module, padding.dim, np.flatnonzero(left).tolist())
 
 
 # Numbers in code

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from svdcompress.convert import as_it_was
 from svdcompress.prune._copies import dense_copy
-from svdcompress.prune._trace import tensors_in
+from svdcompress.prune._tensors import tensors_in
 from svdcompress.sources import call, first_tensor, map_tensors
 
 TOLERANCE = 3e-6
