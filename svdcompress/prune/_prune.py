@@ -17,10 +17,10 @@ from svdcompress.prune._attempt import Attempt
 from svdcompress.prune._branches import take_branches
 from svdcompress.prune._choice import Analysis
 from svdcompress.prune._copies import forget, is_low, plain_copy, torn
+from svdcompress.prune._folding import foldable
 from svdcompress.prune._groups import tell_groups
 from svdcompress.prune._look import look
 from svdcompress.prune._report import PruneReport
-from svdcompress.prune._surgery import foldable
 from svdcompress.prune._trace import Trace
 from svdcompress.prune._tracer import OutOfTime, Tracer, leave_idle
 from svdcompress.prune._verify import evaluating, resized

@@ -24,16 +24,16 @@ def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None
     mutable = func._schema.is_mutable
     before = trace.of(args[0]) if mutable and args and isinstance(args[0], Tensor) else None
     entry = known(func, name)
-    followable = operands and not (mutable and (before is None or kwargs.get("out") is not None))
-    try:
-        if entry is None or not followable:
-            raise Unfollowed
-        entry.handler(trace, name, args, kwargs, out)
-    except Unfollowed:
+    if entry is None or not operands or (mutable and (before is None or kwargs.get("out") is not None)):
         unknown(trace, func, operands, results)
-    except Exception as error:  # a bug must not cost anybody their run, and must not look like a refusal
-        note_bug(trace, name, entry.handler, error)
-        unknown(trace, func, operands, results)
+    else:
+        try:
+            entry.handler(trace, name, args, kwargs, out)
+        except Unfollowed:
+            unknown(trace, func, operands, results)
+        except Exception as error:  # a bug must not cost anybody their run, and must not look like a refusal
+            note_bug(trace, name, entry.handler, error)
+            unknown(trace, func, operands, results)
     if entry is not None and entry.factors:
         count_macs(trace, entry, func, args, kwargs, out)
     for result in results:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svdcompress.prune._compare import CONSTANT
 from svdcompress.prune._operators._common import combine
 from svdcompress.prune._operators._registry import Unfollowed, operator
 from svdcompress.prune._shadow import Shadow, compact, flat, small, varying
@@ -105,8 +106,8 @@ def _values(x: Tensor, reached: Tensor) -> Tensor:
     spread = (kept - kept[:, :1]).abs().amax((1, 2)) if kept.numel() else torch.zeros(len(quiet))
     scale = kept.abs().amax((1, 2)) if kept.numel() else torch.zeros(len(quiet))
     first = kept[:, 0]
-    first[spread > 1e-6 * scale] = torch.nan  # differs within the batch: not a constant after all
-    if first.numel() and bool(((first - first[:, :1]).abs().amax(1) <= 1e-6 * scale).all()):
+    first[spread > CONSTANT * scale] = torch.nan  # differs within the batch: not a constant after all
+    if first.numel() and bool(((first - first[:, :1]).abs().amax(1) <= CONSTANT * scale).all()):
         first = first[:, :1]
     values = torch.full((len(reached), max(first.shape[1], 1)), torch.nan, dtype=torch.float64)
     values[quiet] = first
