@@ -41,25 +41,8 @@ def spatial(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> Non
 
 
 @operator(
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "var",
-    "std",
-    "var_mean",
-    "std_mean",
-    "linalg_vector_norm",
-    "norm",
-    "prod",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "logsumexp",
-    "median",
+    *("sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean"),
+    *("linalg_vector_norm", "norm", "prod", "any", "all", "argmax", "argmin", "logsumexp", "median"),
 )
 def reduce(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     """Sums, means, extremes and norms over dimensions, which then keep their length in units."""
