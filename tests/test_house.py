@@ -84,6 +84,58 @@ def test_imports_go_one_way(file):
             assert rest.split(".")[0] in allowed, f"{file.relative_to(ROOT)}:{line}: {own} may not import {name}"
 
 
+def module(file: Path) -> str:
+    """The dotted name of a file of the package."""
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def inner_imports(sources: dict[str, list[str]]) -> dict[str, set[str]]:
+    """Of each module, the modules of its own room that it imports, wherever it does (in a function, for types alone).
+
+    sources: {module: the dotted names that it imports}. A name is put down to the longest module that it starts with.
+    """
+    found: dict[str, set[str]] = {name: set() for name in sources}
+    for name, imported in sources.items():
+        for full in imported:
+            parts = full.split(".")
+            longest = (".".join(parts[:n]) for n in range(len(parts), 1, -1))
+            target = next((one for one in longest if one in sources), None)
+            if target not in (None, name) and target.split(".")[1] == name.split(".")[1]:
+                found[name].add(target)
+    return found
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Sets of modules that import one another, directly or by way of others."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        found, ahead = set(), list(graph[start])
+        while ahead:
+            one = ahead.pop()
+            if one not in found:
+                found.add(one)
+                ahead += graph[one]
+        reached[start] = found
+    tangles = {frozenset(other for other in found if name in reached[other]) for name, found in reached.items()}
+    return sorted(sorted(tangle) for tangle in tangles if tangle)
+
+
+def test_imports_go_one_way_inside_rooms_too():
+    """No exceptions: who needs one has two ideas in one file, or one in two."""
+    sources = {module(file): [name for name, _ in imports(file)] for file in FILES if room(file)}
+    assert cycles(inner_imports(sources)) == []
+
+
+def test_cycles_inside_rooms_are_seen(tmp_path):
+    (tmp_path / "a.py").write_text("from svdcompress.room._b import thing\n")
+    (tmp_path / "b.py").write_text("def late():\n    from svdcompress.room import _c\n")
+    (tmp_path / "c.py").write_text("if TYPE_CHECKING:\n    from svdcompress.room._a import Type\n")
+    (tmp_path / "d.py").write_text("import svdcompress.room._a\nfrom svdcompress.other._e import outside\n")
+    names = {f"svdcompress.room._{one}": [name for name, _ in imports(tmp_path / f"{one}.py")] for one in "abcd"}
+    tangle = ["svdcompress.room._a", "svdcompress.room._b", "svdcompress.room._c"]
+    assert cycles(inner_imports({**names, "svdcompress.other._e": ["svdcompress.room._a"]})) == [tangle]
+
+
 def test_private_modules_are_imported_by_their_own_room_alone():
     for file in FILES:
         for name, line in imports(file):

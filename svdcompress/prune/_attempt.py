@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from svdcompress.convert import variational_layers
 from svdcompress.errors import PruneError
 from svdcompress.prune._choice import Analysis, Choice
+from svdcompress.prune._compare import ROUGH
 from svdcompress.prune._copies import full_copy, is_low, own_memory, sharing_copy, widened
 from svdcompress.prune._groups import count_means, group_roots, tell_groups, tell_layers
+from svdcompress.prune._record import Surgery
 from svdcompress.prune._report import PruneReport
 from svdcompress.prune._surgery import operate
 from svdcompress.prune._verify import Judge
 from svdcompress.relevance import hold
 from svdcompress.sources import first_tensor, map_tensors
-
-ROUGH = 0.02
-"""What rounding to half precision may change, as a share of the outputs; the choice itself was verified without it."""
 
 
 class Attempt:
@@ -202,11 +201,12 @@ class Attempt:
         else:
             small = sharing_copy(self.model)  # most of it is replaced by smaller tensors at once
         hold(small, {name: mask.clone() for name, mask in self.masks.items()})
+        record = Surgery()
         if analysis is not None and choice is not None:
             self._take_inputs(analysis, choice)
-            operate(small, analysis, choice, mode)
+            record = operate(small, analysis, choice, mode)
         own_memory(small, self.model)
         for _, layer in variational_layers(small):
             layer.train(layer.training)  # forget what it derived from its old weights
-        tell_layers(self.report, self.model, small, self.masks)
+        tell_layers(self.report, self.model, small, self.masks, record)
         return small

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from svdcompress.prune._trace import OutOfTime, Trace
+from svdcompress.prune._trace import Trace
+from svdcompress.prune._tracer import OutOfTime
 
 
 def take_branches(trace: Trace, trained: Callable[[], Trace]) -> list[str]:
@@ -37,6 +38,7 @@ def _absorb(trace: Trace, other: Trace) -> None:
     trace.splits += other.splits
     trace.touched |= other.touched
     trace.entered |= other.entered
+    trace.bugs += (bug for bug in other.bugs if bug not in trace.bugs)
     number = {id(parameter): i for i, parameter in enumerate(theirs.parameters)}
     for use in other.uses:
         same = mine.parameters[number[id(use.parameter)]]

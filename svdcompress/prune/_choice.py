@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from svdcompress.prune._compare import CONSTANT, LARGEST_RATIO, PROPORTIONAL
 from svdcompress.prune._trace import Trace, Use
 from svdcompress.prune._units import Parameter, components
 
@@ -230,7 +231,7 @@ def _ratio(values: np.ndarray, j: int, c: int) -> float | None:
         return None
     top = int(np.abs(carrier).argmax())
     ratio = float(moved[top] / carrier[top])
-    if abs(ratio) > 1e4 or np.abs(moved - ratio * carrier).max() > 1e-7 * np.abs(moved).max():
+    if abs(ratio) > LARGEST_RATIO or np.abs(moved - ratio * carrier).max() > PROPORTIONAL * np.abs(moved).max():
         return None
     return ratio
 
@@ -258,7 +259,7 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
     groups, outs, ins = first.alive.shape
     unknown = np.isnan(values).any(1)
     largest = np.abs(np.where(np.isnan(values), 0, values)).max(1)
-    uniform = np.abs(values - values[:, :1]).max(1) <= 1e-6 * largest
+    uniform = np.abs(values - values[:, :1]).max(1) <= CONSTANT * largest
     read: Any = first.alive.numpy().any(1)
     unread = ~read.reshape(-1)
     how = np.full(groups * ins, NEVER)

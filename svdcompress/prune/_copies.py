@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from svdcompress.convert import to_dense, variational_layers
 from svdcompress.errors import PruneError
 from svdcompress.layers import VariationalLayer
-from svdcompress.prune._trace import tensors_in
+from svdcompress.prune._tensors import tensors_in
 from svdcompress.relevance import hold
 
 

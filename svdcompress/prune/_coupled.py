@@ -12,8 +12,8 @@ from svdcompress.convert import variational_layers
 from svdcompress.errors import UsageError
 from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
 from svdcompress.prune._choice import Analysis, Consumer
+from svdcompress.prune._folding import holders, oriented
 from svdcompress.prune._prune import analyse
-from svdcompress.prune._surgery import holders, oriented
 from svdcompress.relevance import Masks, as_masks, relevance
 
 EPS = 1e-8

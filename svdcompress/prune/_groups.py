@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from svdcompress.layers import VariationalLayer, kept_channels
 from svdcompress.prune._choice import Analysis, Choice
+from svdcompress.prune._record import Selection, Surgery
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
 from svdcompress.prune._unit_costs import unit_costs
 
@@ -119,52 +119,40 @@ def _why(analysis: Analysis, choice: Choice, failed: Mapping[int, str], root: in
     return analysis.why.get(root) or failed.get(root) or choice.reasons.get(root, "")
 
 
-def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Fill in shapes, numbers of parameters, and the surgery that a checkpoint records."""
+def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: Mapping[str, Tensor], done: Surgery) -> None:
+    """Fill in shapes, numbers of parameters, and the surgery that a checkpoint records.
+
+    done: attributes that this pruning set.
+    """
     before, after = dict(model.named_modules()), dict(small.named_modules())
     report.layers = []
-    earlier = getattr(model, "surgery", None) or {}
-    surgery: dict[str, Any] = {key: {**earlier.get(key, {})} for key in ("attributes", "shapes")}
+    now = Surgery()
     for name, module in before.items():
         other = after[name]
-        changed = _integers(module, other)
-        if changed:
-            surgery["attributes"][name] = {**surgery["attributes"].get(name, {}), **changed}
+        if changed := done.attributes.get(name):
+            now.attributes[name] = {key: changed[key] for key in vars(other) if key in changed}  # in the model's order
         if (hook := kept_channels(other)) is not None:
-            surgery.setdefault("kept", {})[name] = {"dim": hook.dim, "kept": hook.kept}
+            now.kept[name] = Selection(hook.dim, hook.kept)
         own = {**other._parameters, **other._buffers}
         for key, tensor in own.items():
             if tensor is None or key in ("log_sigma2", "mask", "bias_sigma2"):
                 continue
             old = {**module._parameters, **module._buffers}.get(key)
             if old is None or old.shape != tensor.shape:
-                surgery["shapes"][f"{name}.{key}" if name else key] = list(tensor.shape)
+                now.shapes[f"{name}.{key}" if name else key] = list(tensor.shape)
             if key == "weight":
                 shape = None if old is None else tuple(old.shape)
                 held = other.mask if isinstance(other, VariationalLayer) else None
                 sparsity = 0.0 if held is None else 1 - float(held.float().mean())
                 report.layers.append(LayerShape(name, shape or (), tuple(tensor.shape), sparsity))
-    before_that = earlier.get("inputs")
-    if report.inputs_kept is not None:
-        kept = report.inputs_kept if before_that is None else [before_that["kept"][i] for i in report.inputs_kept]
-        surgery["inputs"] = {"kept": kept, "dim": report.inputs_dim}
-    elif before_that is not None:
-        surgery["inputs"] = before_that
+    if report.inputs_kept is not None and report.inputs_dim is not None:
+        now.inputs = Selection(report.inputs_dim, report.inputs_kept)
+    surgery = Surgery.from_dict(getattr(model, "surgery", None) or {}).then(now).to_dict()
     report.surgery = surgery
     object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = count_means(model), count_means(small)
     if masks and not any(mask.any() for mask in masks.values()):
         report.notes.append("every weight is masked: one unit stays in each layer, and the model's output is a constant")
-
-
-def _integers(module: nn.Module, other: nn.Module) -> dict[str, Any]:
-    """Integer attributes (or tuples of integers) that differ."""
-    changed = {}
-    for key, value in vars(other).items():
-        plain = type(value) is int or (isinstance(value, tuple | list) and value and all(type(part) is int for part in value))
-        if plain and vars(module).get(key) != value:
-            changed[key] = value if isinstance(value, int) else list(value)
-    return changed
 
 
 def count_means(model: nn.Module) -> int:

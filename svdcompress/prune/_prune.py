@@ -17,11 +17,12 @@ from svdcompress.prune._attempt import Attempt
 from svdcompress.prune._branches import take_branches
 from svdcompress.prune._choice import Analysis
 from svdcompress.prune._copies import forget, is_low, plain_copy, torn
+from svdcompress.prune._folding import foldable
 from svdcompress.prune._groups import tell_groups
 from svdcompress.prune._look import look
 from svdcompress.prune._report import PruneReport
-from svdcompress.prune._surgery import foldable
-from svdcompress.prune._trace import OutOfTime, Trace
+from svdcompress.prune._trace import Trace
+from svdcompress.prune._tracer import OutOfTime, Tracer, leave_idle
 from svdcompress.prune._verify import evaluating, resized
 from svdcompress.relevance import as_masks, relevance
 from svdcompress.sources import call, first_tensor, map_tensors
@@ -192,8 +193,8 @@ def _analyse(
 
     def watch(case: Any) -> Trace:
         forget(plain)  # a value kept from an earlier pass would be no parameter's
-        trace = Trace(plain, alive, noisy, names, deadline)
-        trace.run(case, remove_inputs)
+        trace = Trace(plain, alive, noisy, names)
+        Tracer(trace, deadline).run(case, remove_inputs)
         return trace
 
     def trained() -> Trace:
@@ -204,7 +205,7 @@ def _analyse(
         trace = watch(inputs)
         if training is not None:
             report.notes += take_branches(trace, trained)
-        trace.leave_idle()
+        leave_idle(trace)
         analysis = Analysis(trace, lambda use: foldable(plain, use), watch)
     except OutOfTime:
         report.notes.append(f"left masked: its graph was not followed within the time budget ({seconds:.0f} s)")
@@ -212,6 +213,7 @@ def _analyse(
     except Exception as error:  # whatever a forward pass may do: the model is then left masked
         report.notes.append(f"left masked: its graph could not be followed ({type(error).__name__}: {error})")
         return None
+    report.notes += trace.bugs
     if remove_inputs and not analysis.trace.inputs:
         report.notes.append("the inputs stay: features go only where there is one input of floating point, of moderate size")
     return analysis

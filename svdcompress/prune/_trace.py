@@ -1,43 +1,19 @@
-"""One forward pass, watched operator by operator: which unit each value belongs to, and which values the input reaches.
+"""What was seen of one forward pass: which unit each value belongs to, and which values the input reaches.
 
-Operators that move data are applied to the shadows too, so views, splits, concatenations, shuffles and reshapes are followed
-exactly, whatever the architecture. An operator that is not known pins the units that enter it: they stay, with a reason.
+It is what the handlers of operators read and write; `Tracer` fills it by running the model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from svdcompress.layers import kept_channels
-from svdcompress.prune._padding import Padding, hold_others, note_returned
 from svdcompress.prune._shadow import Shadow, flat, small, varying
 from svdcompress.prune._units import Parameter, Units
-from svdcompress.sources import call, first_tensor, map_tensors
-
-OPAQUE: dict[type[nn.Module], str] = {
-    nn.RNNBase: "recurrent layer: its state feeds back into its gates",
-    nn.RNNCellBase: "recurrent layer: its state feeds back into its gates",
-    nn.MultiheadAttention: "torch's MultiheadAttention computes with the width it was made for",
-    nn.Bilinear: "bilinear layer",
-}
-"""Modules that are not looked into: what enters and leaves them stays."""
-
-IDLE = "never ran on the example inputs: left as it is"
-
-NORMS = nn.modules.batchnorm._NormBase
-
-MAX_FEATURES = 1_000_000
-"""Features of an input beyond which they are not units of their own."""
 
 
 @dataclasses.dataclass
@@ -82,49 +58,57 @@ class Pieces:
     attribute: str
 
 
-class OutOfTime(Exception):
-    """Following the model took longer than it may."""
+@dataclasses.dataclass
+class Padding:
+    """A dimension that a module made longer. labels: (n,) slots along it. own: (n,) which of them are places that it added.
+    module: its name. returned: whether it is what the module returns, so that it can be cut there."""
+
+    labels: Tensor
+    own: Tensor
+    dim: int
+    module: str
+    returned: bool = False
 
 
-class Trace(TorchDispatchMode):
-    """Watches `model` while it runs. `units`, `uses`, `views` and `splits` hold what was seen."""
+class Trace:
+    """The units of a model, and where each value of a pass stands among them.
+
+    alive: {name of a weight: which of its elements count}. noisy: {name of a weight: rows whose bias is noise}, and modules
+    that draw. protect: {module: why its units stay}.
+    uses: applications of weights; branches: those of `train()` alone. splits: each (pieces, width), labels of pieces that stay
+    of equal size. inputs: labels of each raw input, without the batch. stack: names of the modules that run now, the innermost
+    last. kept: index tensors by which modules select what an earlier pruning left. macs: of a whole batch of `batch`
+    examples, by the id of a weight. viewed, dirty: storages of which there are views; of which one has been overwritten.
+    touched: ids of parameters that were read. entered: modules that ran. bugs: what handlers raised and should not have.
+    """
 
     def __init__(
-        self,
-        model: nn.Module,
-        alive: Mapping[str, Tensor],
-        noisy: Mapping[str, Tensor],
-        protect: Mapping[str, str],
-        deadline: float = float("inf"),
+        self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: Mapping[str, str]
     ) -> None:
-        super().__init__()
-        self.model = model
-        self.deadline = deadline  # on time.thread_time
+        self.model, self.noisy, self.converted = model, noisy, set(alive)
         self.units = Units()
         self.uses: list[Use] = []
-        self.branches: list[Use] = []  # of train() alone
+        self.branches: list[Use] = []
         self.views: list[View] = []
         self.paddings: list[Padding] = []
         self.pieces: list[Pieces] = []
-        self.splits: list[Tensor] = []  # each (pieces, width): labels of pieces that stay of equal size
-        self.inputs: dict[str, Tensor] = {}  # labels of each raw input, without the batch
+        self.splits: list[Tensor] = []
+        self.inputs: dict[str, Tensor] = {}
         self.stack: list[str] = [""]
-        self.opaque = 0
-        self.noisy = noisy
+        self.kept: list[Tensor] = []
         self.shadows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.parameters: dict[int, Parameter] = {}
         self.viewed: set[int] = set()
         self.dirty: set[int] = set()
-        self.macs: dict[int, int] = {}  # of a whole batch, by weight
+        self.macs: dict[int, int] = {}
         self.batch = 1
-        self.converted = set(alive)
         self.entered: set[str] = set()
         self.touched: set[int] = set()
+        self.bugs: list[str] = []
+        self._constants = {
+            id(value) for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)
+        } | {id(buffer) for buffer in model.buffers()}
         self._register(alive, protect)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here; True would import all of dynamo on the first operator
 
     # What is known before the run
 
@@ -203,165 +187,3 @@ class Trace(TorchDispatchMode):
         for d in held:
             first = first.narrow(d, 0, 1)
         self.units.tie(core, first)
-
-    # The run
-
-    def run(self, inputs: Any, remove_inputs: bool) -> Any:
-        """Run the model on the inputs and watch it; returns its outputs, whose units stay."""
-        self._constants = {
-            id(value) for module in self.model.modules() for value in vars(module).values() if isinstance(value, Tensor)
-        } | {id(buffer) for buffer in self.model.buffers()}
-        device = first_tensor(inputs).device
-        self.kept = [hook.index(device) for module in self.model.modules() if (hook := kept_channels(module)) is not None]
-        self._take_inputs(inputs, remove_inputs)
-        self.batch = (*first_tensor(inputs).shape, 1)[0] or 1
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with self._hooks(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-                with self:
-                    output = call(self.model, inputs)
-                for tensor in tensors_in(output):
-                    self.pin(tensor, "output of the model")
-                hold_others(self)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-        return output
-
-    def leave_idle(self) -> None:
-        """Converted layers that had no part in the pass stay as they are: their outputs are units that cannot go."""
-        biases = {name: parameter for parameter in self.units.parameters for name in parameter.names}
-        for parameter in self.units.parameters:
-            owners = [name.rpartition(".")[0] for name in parameter.names]
-            idle = id(parameter.tensor) not in self.touched and not self.entered.intersection(owners)
-            if not idle or self.converted.isdisjoint(parameter.names):
-                continue
-            axis = int(parameter.transposed and not parameter.grouped)
-            outs = torch.arange(parameter.axes[axis], parameter.axes[axis] + parameter.sizes[axis])
-            self.seal(parameter, IDLE)
-            self.units.produce(outs)
-            bias = biases.get(f"{owners[0]}.bias" if owners[0] else "bias")
-            if bias is not None and id(bias.tensor) not in self.touched and bias.sizes == [len(outs)]:
-                self.units.tie(outs, torch.arange(bias.axes[0], bias.axes[0] + len(outs)))
-
-    def _take_inputs(self, inputs: Any, remove_inputs: bool) -> None:
-        whole = self.units.new(1)
-        self.units.pin(torch.tensor([whole]), "input of the model")
-        index = 0
-        eligible: list[Tensor] = []
-        map_tensors(inputs, lambda tensor: eligible.append(tensor) if tensor.is_floating_point() and tensor.dim() > 1 else None)
-        remove_inputs = remove_inputs and len(eligible) == 1 and eligible[0][0].numel() <= MAX_FEATURES
-
-        def take(tensor: Tensor) -> Tensor:
-            nonlocal index
-            name, index = str(index), index + 1
-            labels = None
-            if tensor.is_floating_point() and tensor.dim() > 0:
-                labels = flat(whole, tensor.shape)
-                if remove_inputs and tensor.dim() > 1:
-                    first = self.units.new(tensor[0].numel())
-                    own = torch.arange(first, self.units.count).view(tensor.shape[1:])
-                    self.inputs[name], labels = own, own.expand(tensor.shape)
-                    self.units.produce(own.reshape(-1))
-                    self.views.append(View(own[None], (1, *tensor.shape[1:]), None))
-            self.put(tensor, Shadow(labels, flat(True, tensor.shape)))
-            return tensor
-
-        map_tensors(inputs, take)
-
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        """Know which module runs; look away within opaque ones."""
-        handles = []
-        for name, module in self.model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks; its operators are seen all the same
-            reason = next((why for kind, why in OPAQUE.items() if isinstance(module, kind)), None)
-
-            def enter(module: nn.Module, args: Any, kwargs: Any, name: str = name, reason: str | None = reason) -> None:
-                self.stack.append(name)
-                self.entered.add(name)
-                if reason is not None and not self.opaque:
-                    self._close(module, (args, kwargs), reason)
-                self.opaque += reason is not None
-                self._note_width(module, args, name)
-
-            def leave(module: nn.Module, args: Any, kwargs: Any, out: Any, name: str = name, reason: Any = reason) -> None:
-                self.stack.pop()
-                self.opaque -= reason is not None
-                with _disable_current_modes():
-                    note_returned(self, name, out)
-                    for tensor in tensors_in(out) if reason is not None and not self.opaque else ():
-                        self.put(tensor, Shadow(None, flat(True, tensor.shape)))
-                    if name in self.noisy:  # MC dropout: under `sampling` whatever is not zero becomes noise here
-                        for tensor in tensors_in(out):
-                            self._make_noisy(tensor)
-
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, with_kwargs=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _note_width(self, module: nn.Module, args: Any, name: str) -> None:
-        """A norm without tensors of its own still knows its number of channels, and warns where it meets others."""
-        if isinstance(module, NORMS) and not any(True for _ in (*module.parameters(), *module.buffers())) and args:
-            labels = self.of(args[0]).labels
-            if labels is not None and varying(labels) == [1]:
-                self.views.append(View(small(labels).reshape(1, -1), (1, labels.shape[1]), name))
-
-    def _close(self, module: nn.Module, arguments: Any, reason: str) -> None:
-        with _disable_current_modes():
-            for tensor in tensors_in(arguments):
-                self.pin(tensor, f"enters a {type(module).__name__} ({reason})")
-            for tensor in module.parameters():
-                if id(tensor) in self.parameters:
-                    self.seal(self.parameters[id(tensor)], reason)
-
-    def _make_noisy(self, tensor: Tensor) -> None:
-        shadow = self.of(tensor)
-        self.put(tensor, dataclasses.replace(shadow, taint=shadow.taint | (tensor != 0).cpu()))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from svdcompress.prune._operators import follow
-
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if time.thread_time() > self.deadline:
-            raise OutOfTime
-        if self.opaque:
-            return out
-        follow(self, func, args, kwargs, out)
-        return out
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in nested containers, mappings, dataclasses and plain objects, each once."""
-    found: dict[int, Tensor] = {}
-    seen: set[int] = set()
-
-    def look(item: Any, depth: int) -> None:
-        if isinstance(item, Tensor):
-            found[id(item)] = item
-            return
-        if (
-            isinstance(item, str | bytes | int | float | complex | bool | nn.Module | type(None))
-            or id(item) in seen
-            or depth > 8
-        ):
-            return
-        seen.add(id(item))
-        if isinstance(item, Mapping):
-            for part in item.values():
-                look(part, depth + 1)
-        elif isinstance(item, list | tuple | set):
-            for part in item:
-                look(part, depth + 1)
-        elif hasattr(item, "__dict__"):
-            for part in vars(item).values():
-                look(part, depth + 1)
-
-    look(value, 0)
-    return list(found.values())

@@ -1,31 +1,12 @@
-"""What a unit costs: the parameters and multiply-accumulates that would go with it, counted in the traced pass itself."""
+"""What a unit costs: the parameters and multiply-accumulates that would go with it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 from torch import nn
-from torch.utils.flop_counter import flop_registry
 
+from svdcompress.prune._choice import Analysis
 from svdcompress.prune._units import Parameter
-
-if TYPE_CHECKING:
-    from svdcompress.prune._choice import Analysis
-    from svdcompress.prune._trace import Trace
-
-FACTORS = {"convolution": (1,), "mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
-"""Where the factors of a product are among an operator's arguments."""
-
-
-def count_macs(trace: Trace, name: str, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-    """Put the multiply-accumulates of an operator down to the weight it applies; `trace.macs` holds them by weight."""
-    factors = [trace.of(args[i]).parameter for i in FACTORS.get(name, ()) if i < len(args)]
-    weights = [parameter for parameter in factors if parameter is not None]
-    formula = flop_registry.get(func._overloadpacket)
-    if len(weights) == 1 and formula is not None:
-        key = id(weights[0].tensor)
-        trace.macs[key] = trace.macs.get(key, 0) + formula(*args, **kwargs, out_val=out) // 2
 
 
 def unit_costs(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:

@@ -11,19 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.convert import as_it_was
+from svdcompress.prune._compare import EXACT, MISTAKE, TOLERANCE, difference
 from svdcompress.prune._copies import dense_copy
-from svdcompress.prune._trace import tensors_in
+from svdcompress.prune._tensors import tensors_in
 from svdcompress.sources import call, first_tensor, map_tensors
-
-TOLERANCE = 3e-6
-"""Largest difference, as a share of the outputs' size, that counts as rounding in float32; larger ones are looked at in
-double precision."""
-
-EXACT = 1e-6
-"""The same in double precision: what folding a constant into a float32 bias leaves."""
-
-TINY = 1e-12
-"""Size of outputs that counts as 0."""
 
 MORE = 32
 """How many positions are added where inputs are made larger: at most so many, and at most as many again."""
@@ -174,7 +165,7 @@ class Judge:
                 self.worst, share = max(self.worst, absolute), max(share, relative)
         if share <= tolerance:
             return True
-        return share <= 0.01 and self._agrees_in_double(model)
+        return share <= MISTAKE and self._agrees_in_double(model)
 
     def _agrees_in_double(self, model: nn.Module) -> bool:
         """In double precision rounding is far from a mistake: this tells a deep network's rounding from a wrong channel."""
@@ -195,42 +186,3 @@ def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
     with torch.random.fork_rng():  # a model that draws in eval() draws the same each time
         torch.manual_seed(0)
         return [tensor.detach().clone() for tensor in tensors_in(call(model, inputs))]
-
-
-def difference(found: list[Tensor], expected: list[Tensor]) -> tuple[float, float]:
-    """Largest difference of outputs: absolute, and as a share of the size of the tensor that it is in (see `_scale`).
-
-    Infinite where shapes differ, or where one is finite and the other isn't.
-    """
-    if [t.shape for t in found] != [t.shape for t in expected]:
-        return float("inf"), float("inf")
-    absolute = relative = 0.0
-    for a, b in zip(found, expected, strict=True):
-        if not a.is_floating_point() and not a.is_complex():
-            if not torch.equal(a, b):
-                return float("inf"), float("inf")
-            continue
-        if a.numel() == 0:
-            continue
-        if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
-            return float("inf"), float("inf")
-        gap = torch.nan_to_num((a - b).abs(), nan=0.0, posinf=0.0)
-        size = torch.nan_to_num(b.abs(), nan=0.0, posinf=0.0)
-        absolute = max(absolute, float(gap.max()))
-        relative = max(relative, float((gap / size.clamp_min(_scale(size))).max()))
-    return absolute, relative
-
-
-def _scale(size: Tensor) -> float:
-    """Size of a tensor's values: the largest, or 20 times the lower quartile of those that are not 0 (some 6 standard
-    deviations), whichever is less.
-
-    Neither a floor of 1 (outputs may be small) nor the maximum will do: where code fills what is masked with -1e9, a
-    share of that hides any mistake in the rest. Larger values are compared with themselves.
-    """
-    values = size[size > 0].double()
-    if not values.numel():
-        return TINY
-    values = values[:: values.numel() // 1_000_000 + 1]
-    quartile = values.kthvalue((values.numel() + 3) // 4).values
-    return max(min(20 * float(quartile), float(values.max())), TINY)

@@ -11,7 +11,8 @@ from zoo_models import ZOO
 
 from svdcompress.convert import convert, variational_layers
 from svdcompress.prune import prune
-from svdcompress.prune._verify import TOLERANCE, Judge, difference
+from svdcompress.prune._compare import TOLERANCE, difference
+from svdcompress.prune._verify import Judge
 
 
 def all_alive(model: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.convert import variational_layers
-from svdcompress.prune._trace import tensors_in
+from svdcompress.prune._tensors import tensors_in
 from svdcompress.relevance import hold
 from svdcompress.sources import call, map_tensors
 

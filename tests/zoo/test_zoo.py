@@ -85,7 +85,7 @@ def test_fine_tuning_goes_on(name: str) -> None:
 
 
 def _with_gradient(model: nn.Module, inputs: object) -> list[torch.Tensor]:
-    from svdcompress.prune._trace import tensors_in
+    from svdcompress.prune._tensors import tensors_in
     from svdcompress.sources import call
 
     return [t for t in tensors_in(call(model, inputs)) if t.requires_grad]

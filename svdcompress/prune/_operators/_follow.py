@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
-from svdcompress.prune._maps import MAPS
-from svdcompress.prune._moves import MOVES
-from svdcompress.prune._pointwise import POINTWISE, pointwise
-from svdcompress.prune._random import RANDOM
+from svdcompress.prune._operators._registry import Operator, Unfollowed, known, note_bug
 from svdcompress.prune._shadow import Shadow, flat
-from svdcompress.prune._trace import Trace, tensors_in
-from svdcompress.prune._unit_costs import count_macs
+from svdcompress.prune._tensors import tensors_in
+from svdcompress.prune._trace import Trace
 
 
 def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
@@ -25,18 +23,19 @@ def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None
     name = base_name(func)
     mutable = func._schema.is_mutable
     before = trace.of(args[0]) if mutable and args and isinstance(args[0], Tensor) else None
-    handler = MAPS.get(name) or MOVES.get(name) or RANDOM.get(name)
-    if handler is None and (torch.Tag.pointwise in func.tags or name in POINTWISE):
-        handler = pointwise
-    if mutable and (before is None or kwargs.get("out") is not None):
-        handler = None
-    try:
-        if handler is None or not operands:
-            raise NotImplementedError
-        handler(trace, name, args, kwargs, out)
-    except Exception:  # a case that its handler did not foresee is as unknown as an unknown operator
+    entry = known(func, name)
+    if entry is None or not operands or (mutable and (before is None or kwargs.get("out") is not None)):
         unknown(trace, func, operands, results)
-    count_macs(trace, name, func, args, kwargs, out)
+    else:
+        try:
+            entry.handler(trace, name, args, kwargs, out)
+        except Unfollowed:
+            unknown(trace, func, operands, results)
+        except Exception as error:  # a bug must not cost anybody their run, and must not look like a refusal
+            note_bug(trace, name, entry.handler, error)
+            unknown(trace, func, operands, results)
+    if entry is not None and entry.factors:
+        count_macs(trace, entry, func, args, kwargs, out)
     for result in results:
         if any(result is operand for operand in operands) or func.is_view:
             trace.viewed.add(result.untyped_storage()._cdata)
@@ -55,6 +54,16 @@ def base_name(func: Any) -> str:
     """An operator's name without namespace, overload and the mark of being in place."""
     name = func._schema.name.split("::")[-1]
     return name[:-1] if func._schema.is_mutable and name.endswith("_") and not name.endswith("__") else name
+
+
+def count_macs(trace: Trace, entry: Operator, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+    """Put the multiply-accumulates of an operator down to the weight it applies; `trace.macs` holds them by weight."""
+    factors = [trace.of(args[i]).parameter for i in entry.factors if i < len(args)]
+    weights = [parameter for parameter in factors if parameter is not None]
+    formula = flop_registry.get(func._overloadpacket)
+    if len(weights) == 1 and formula is not None:
+        key = id(weights[0].tensor)
+        trace.macs[key] = trace.macs.get(key, 0) + formula(*args, **kwargs, out_val=out) // 2
 
 
 def unknown(trace: Trace, func: Any, operands: list[Tensor], results: list[Tensor]) -> None:

@@ -1,32 +1,13 @@
-"""Channels of zeros that a module adds by a number in its code (padded shortcuts): what it returns is cut behind it."""
+"""Channels of zeros that a module adds by a number in its code (padded shortcuts): they go where it returns them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from svdcompress.layers import keep_channels, kept_channels
+from svdcompress.layers import kept_channels
 from svdcompress.prune._shadow import Shadow, small, varying
-
-if TYPE_CHECKING:
-    from svdcompress.prune._choice import Analysis, Choice
-    from svdcompress.prune._trace import Trace
-
-
-@dataclass
-class Padding:
-    """A dimension that a module made longer. labels: (n,) slots along it. own: (n,) which of them are places that it added.
-    module: its name. returned: whether it is what the module returns, so that it can be cut there."""
-
-    labels: Tensor
-    own: Tensor
-    dim: int
-    module: str
-    returned: bool = False
+from svdcompress.prune._trace import Padding, Trace
 
 
 def padded(trace: Trace, shadow: Shadow, pad: list[int], shape: torch.Size) -> Tensor | None:
@@ -67,17 +48,3 @@ def hold_others(trace: Trace) -> None:
     for padding in trace.paddings:
         if not padding.returned:
             trace.units.pin(padding.labels[padding.own], "meets channels that are padded by a number in code")
-
-
-def cut_padding(model: nn.Module, analysis: Analysis, choice: Choice) -> None:
-    """Let the modules of a pruned copy return the places that stay."""
-    for padding in analysis.trace.paddings:
-        module = model.get_submodule(padding.module)
-        own, gone = padding.own.numpy(), choice.removed[padding.labels.numpy()]
-        hook = kept_channels(module)
-        before = np.ones(len(own), bool)
-        if hook is not None:
-            before = np.isin(np.arange(len(own)), hook.kept)
-        if padding.returned and (hook is not None or (gone & own).any()):
-            left = (before & ~gone)[own | ~gone]  # those not of its own are not there any more
-            keep_channels(module, padding.dim, np.flatnonzero(left).tolist())

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from svdcompress.prune._pointwise import combine
+from svdcompress.prune._compare import CONSTANT
+from svdcompress.prune._operators._common import combine
+from svdcompress.prune._operators._registry import Unfollowed, operator
 from svdcompress.prune._shadow import Shadow, compact, flat, small, varying
+from svdcompress.prune._trace import Trace, Use
 from svdcompress.prune._units import Parameter
-
-if TYPE_CHECKING:
-    from svdcompress.prune._trace import Trace
 
 MAX_VALUES = 8_000_000
 """Numbers kept of what constant channels hold at one consumer; beyond it they are taken for not constant."""
 
 
+@operator("convolution", factors=(1,))
 def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """Convolutions, plain and transposed, grouped or not."""
     x, weight, bias, _, padding, _, transposed, _, groups = args[:9]
     shadow, own = trace.of(x), trace.of(weight)
     parameter = own.parameter
     if parameter is None or parameter.tensor is not weight or parameter.groups != groups or shadow.parameter is not None:
-        raise NotImplementedError
+        raise Unfollowed
     channels, produced = parameter.sizes[1], parameter.sizes[0]
     outs, ins = _slots(parameter, 0), _slots(parameter, 1)
     if transposed and groups == 1:
@@ -96,6 +97,8 @@ def _values(x: Tensor, reached: Tensor) -> Tensor:
 
     x: (channels, batch, positions). Where the same value is in all positions, one position is kept.
     """
+    if not x[0].numel():
+        raise Unfollowed  # an expert that no example was sent to: what it would be given cannot be told
     quiet = torch.nonzero(~reached).flatten()
     kept = x[quiet.to(x.device)].detach().double().cpu()
     if kept.numel() > MAX_VALUES:
@@ -103,8 +106,8 @@ def _values(x: Tensor, reached: Tensor) -> Tensor:
     spread = (kept - kept[:, :1]).abs().amax((1, 2)) if kept.numel() else torch.zeros(len(quiet))
     scale = kept.abs().amax((1, 2)) if kept.numel() else torch.zeros(len(quiet))
     first = kept[:, 0]
-    first[spread > 1e-6 * scale] = torch.nan  # differs within the batch: not a constant after all
-    if first.numel() and bool(((first - first[:, :1]).abs().amax(1) <= 1e-6 * scale).all()):
+    first[spread > CONSTANT * scale] = torch.nan  # differs within the batch: not a constant after all
+    if first.numel() and bool(((first - first[:, :1]).abs().amax(1) <= CONSTANT * scale).all()):
         first = first[:, :1]
     values = torch.full((len(reached), max(first.shape[1], 1)), torch.nan, dtype=torch.float64)
     values[quiet] = first
@@ -122,8 +125,6 @@ def _record(
     values: Tensor,
     derived: bool = False,
 ) -> None:
-    from svdcompress.prune._trace import Use
-
     owner = trace.stack[-1]
     known = owner if any(name.rpartition(".")[0] == owner for name in parameter.names) else None
     trace.uses.append(Use(parameter, known, ins, outs, alive, biasable, reached, values, derived))
@@ -132,6 +133,7 @@ def _record(
 # Matrix products
 
 
+@operator("mm", factors=(0, 1))
 def mm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """(M, K) x (K, N)."""
     a, b = args
@@ -142,12 +144,14 @@ def _lift(shadow: Shadow) -> Shadow:
     return shadow.move(lambda t: t[None])
 
 
+@operator("bmm", factors=(0, 1))
 def bmm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """(B, M, K) x (B, K, N)."""
     a, b = args
     product(trace, a, b, trace.of(a), trace.of(b), out, lambda t: t)
 
 
+@operator("addmm", factors=(1, 2))
 def addmm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """bias + (M, K) x (K, N)."""
     bias, a, b = args
@@ -156,6 +160,7 @@ def addmm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> No
     trace.put(out, combine(trace, [result, other], out.shape, result.taint | small(other.taint)))
 
 
+@operator("baddbmm", factors=(1, 2))
 def baddbmm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """bias + (B, M, K) x (B, K, N)."""
     bias, a, b = args
@@ -196,7 +201,7 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -
     plain = len(along_k) == 1 and len(along_n) == 1 and along_k != along_n and parameter.tensor.dim() == 2
     size_k, size_n = own.taint.shape[1:]
     if not plain or parameter.grouped:
-        raise NotImplementedError
+        raise Unfollowed
     k, n = along_k[0], along_n[0]
     at_k = _line(own.places[k], 1, size_k)
     at_n = _line(own.places[n], 2, size_n)
@@ -225,7 +230,7 @@ def _fill(own: Shadow, found: list[int], dim: int) -> list[int]:
 def _line(place: Tensor, dim: int, size: int) -> Tensor:
     core = small(place)
     if core.numel() not in (1, size):
-        raise NotImplementedError
+        raise Unfollowed
     return core.reshape(-1).expand(size).cpu()
 
 
@@ -268,25 +273,15 @@ def _heads(trace: Trace, first: Tensor | None, second: Tensor | None, shape: tup
     return lead.expand(shape)
 
 
+@operator("embedding")
 def embedding(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
     """Rows of a table: its columns are units."""
     table, indices = args[:2]
     own = trace.of(table)
     parameter = own.parameter
     if parameter is None or parameter.tensor is not table:
-        raise NotImplementedError
+        raise Unfollowed
     columns = _slots(parameter, 1)
     trace.units.produce(columns)
     taint = trace.of(indices).taint
     trace.put(out, Shadow(columns.expand(out.shape), compact(small(taint)[..., None].expand(out.shape))))
-
-
-MAPS: dict[str, Callable[..., None]] = {
-    "convolution": convolution,
-    "mm": mm,
-    "bmm": bmm,
-    "addmm": addmm,
-    "baddbmm": baddbmm,
-    "embedding": embedding,
-}
-"""Handlers by operator name."""

@@ -1,50 +1,60 @@
-"""Operators that act element by element: the units that meet in an element go together."""
+"""What several handlers need: operators applied to shadows, and what holds where elements of several tensors meet."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from svdcompress.prune._shadow import Shadow, compact, flat, labels_of, small, varying
+from svdcompress.prune._shadow import Shadow, compact, labels_of, small, varying
+from svdcompress.prune._trace import Trace, View
 from svdcompress.prune._units import Parameter, distinct
 
-if TYPE_CHECKING:
-    from svdcompress.prune._trace import Trace
 
-POINTWISE = {
-    *(
-        "hardswish",
-        "_prelu_kernel",
-        "hardsigmoid",
-        "hardtanh",
-        "leaky_relu",
-        "elu",
-        "celu",
-        "selu",
-        "mish",
-        "softplus",
-        "relu6",
-    ),
-    *("log_sigmoid_forward", "threshold", "softshrink", "hardshrink", "rrelu", "nan_to_num", "clamp", "where", "copy", "lerp"),
-    *("addcmul", "addcdiv", "masked_fill", "native_dropout", "bernoulli_p"),
-}
-"""Operators that torch does not tag as pointwise in all its versions."""
+def bound(name: str, args: tuple, kwargs: dict) -> Callable[[Tensor], Any]:
+    """The operator as a function of its first argument alone."""
+    function = getattr(torch.ops.aten, name)
+    rest = [_on_cpu(argument) for argument in args[1:]]
+    return lambda tensor: function(tensor, *rest, **kwargs)
 
 
-def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """Follow an elementwise operator with any number of operands."""
-    from svdcompress.prune._trace import tensors_in
+def _on_cpu(argument: Any) -> Any:
+    if isinstance(argument, list | tuple):
+        return [_on_cpu(part) for part in argument]
+    return argument.cpu() if isinstance(argument, Tensor) else argument
 
-    operands = tensors_in((args, kwargs))
-    shape = tensors_in(out)[0].shape
-    pairs = [(tensor, trace.of(tensor)) for tensor in operands]
-    # a copy leaves nothing of what was there before
-    taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
-    shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
-    for result in tensors_in(out):
-        trace.put(result, shadow)
+
+def opened(trace: Trace, shadow: Shadow) -> Tensor | None:
+    """Labels of a tensor that is taken as values; nothing of a parameter that is goes."""
+    if shadow.parameter is not None:
+        trace.seal(shadow.parameter, "used as values")
+        return None
+    return shadow.labels
+
+
+def as_labels(trace: Trace, shadow: Shadow) -> Tensor | None:
+    """Labels of a tensor whether it is computed or a view of a parameter, and None where it has none."""
+    if shadow.parameter is not None and shadow.parameter.grouped:
+        trace.seal(shadow.parameter, "used as values")
+        return None
+    return labels_of(shadow)
+
+
+def note_view(trace: Trace, labels: Tensor | None, out: Tensor) -> None:
+    """Remember a change of shape of units."""
+    if varying(labels):
+        trace.views.append(View(small(labels), tuple(out.shape), trace.stack[-1]))
+
+
+def note_pieces(trace: Trace, pieces: Tensor, width: int) -> None:
+    """Remember pieces of units that must stay of equal size, and that code may know this size."""
+    trace.splits.append(pieces)
+    trace.views.append(View(pieces[:1], (1, width), trace.stack[-1]))
+
+
+# Elements that meet
 
 
 def mixed_taint(name: str, pairs: list[tuple[Tensor, Shadow]], args: tuple, shape: torch.Size) -> Tensor:
@@ -163,16 +173,3 @@ def attach(trace: Trace, parameter: Parameter, places: tuple[Tensor, ...], label
     elif not done:
         trace.fix(labels, wide, f"meets {parameter.name}, which has no axis of these units")
         trace.seal(parameter, "does not line up with units")
-
-
-def as_labels(trace: Trace, shadow: Shadow) -> Tensor | None:
-    """Labels of a tensor whether it is computed or a view of a parameter, and None where it has none."""
-    if shadow.parameter is not None and shadow.parameter.grouped:
-        trace.seal(shadow.parameter, "used as values")
-        return None
-    return labels_of(shadow)
-
-
-def unlabelled(shape: torch.Size) -> Tensor:
-    """Labels of values that belong to no unit."""
-    return flat(0, shape)

@@ -1,0 +1,44 @@
+"""Operators that act element by element: the units that meet in an element go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from svdcompress.prune._operators._common import combine, mixed_taint
+from svdcompress.prune._operators._registry import operator
+from svdcompress.prune._tensors import tensors_in
+from svdcompress.prune._trace import Trace
+
+UNTAGGED = {
+    *(
+        "hardswish",
+        "_prelu_kernel",
+        "hardsigmoid",
+        "hardtanh",
+        "leaky_relu",
+        "elu",
+        "celu",
+        "selu",
+        "mish",
+        "softplus",
+        "relu6",
+    ),
+    *("log_sigmoid_forward", "threshold", "softshrink", "hardshrink", "rrelu", "nan_to_num", "clamp", "where", "copy", "lerp"),
+    *("addcmul", "addcdiv", "masked_fill", "bernoulli_p"),
+}
+"""Operators that torch does not tag as pointwise in all its versions."""
+
+
+@operator(*UNTAGGED, tag=torch.Tag.pointwise)
+def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
+    """Follow an elementwise operator with any number of operands."""
+    operands = tensors_in((args, kwargs))
+    shape = tensors_in(out)[0].shape
+    pairs = [(tensor, trace.of(tensor)) for tensor in operands]
+    # a copy leaves nothing of what was there before
+    taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
+    shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
+    for result in tensors_in(out):
+        trace.put(result, shadow)

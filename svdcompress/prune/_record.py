@@ -1,0 +1,68 @@
+"""What surgery did to a model beside slicing its tensors, so that a checkpoint can do it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Indices of a dimension that are left."""
+
+    dim: int
+    kept: list[int]
+
+
+@dataclass
+class Surgery:
+    """Changes since the model was dense.
+
+    attributes: {module: {attribute: length}}, of integers and of tuples of them (as lists). shapes: {tensor: shape}, where it
+    changed. kept: {module: what it returns of what it would}. inputs: what the model reads of its input, None for all.
+    """
+
+    attributes: dict[str, dict[str, int | list[int]]] = field(default_factory=dict)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    kept: dict[str, Selection] = field(default_factory=dict)
+    inputs: Selection | None = None
+
+    def set(self, model: nn.Module, name: str, attribute: str, value: Any) -> None:
+        """Set an attribute of a module of the model, and note it if it is another now."""
+        module = model.get_submodule(name)
+        if vars(module).get(attribute) != value:
+            setattr(module, attribute, value)
+            self.attributes.setdefault(name, {})[attribute] = value if isinstance(value, int) else list(value)
+
+    def then(self, later: Surgery) -> Surgery:
+        """Both, one after the other; `later.kept` counts from the dense model, `later.inputs` from what this one left."""
+        attributes = {name: dict(own) for name, own in self.attributes.items()}
+        for name, own in later.attributes.items():
+            attributes[name] = {**attributes.get(name, {}), **own}
+        inputs = later.inputs or self.inputs
+        if self.inputs is not None and later.inputs is not None:
+            inputs = Selection(later.inputs.dim, [self.inputs.kept[i] for i in later.inputs.kept])
+        return Surgery(attributes, {**self.shapes, **later.shapes}, {**self.kept, **later.kept}, inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a manifest; `kept` and `inputs` only where there are any."""
+        found: dict[str, Any] = {"attributes": self.attributes, "shapes": self.shapes}
+        if self.kept:
+            found["kept"] = {name: {"dim": one.dim, "kept": one.kept} for name, one in self.kept.items()}
+        if self.inputs is not None:
+            found["inputs"] = {"kept": self.inputs.kept, "dim": self.inputs.dim}
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Surgery:
+        """From a manifest's, or from nothing at all ({})."""
+        inputs = found.get("inputs")
+        return cls(
+            {name: dict(own) for name, own in found.get("attributes", {}).items()},
+            dict(found.get("shapes", {})),
+            {name: Selection(**one) for name, one in found.get("kept", {}).items()},
+            None if inputs is None else Selection(**inputs),
+        )
