@@ -52,7 +52,7 @@ def test_a_run_predicts_by_both_ways_as_it_did(folder, tmp_path):
     with torch.no_grad():
         expected = opened.model(x)
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
-    np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(session.run(None, {"input": x.numpy()})[0]), expected, rtol=1e-4, atol=1e-5)
     np.save(tmp_path / "x.npy", (x * 16).numpy())
     for onnx in (False, True):
         out, count = predict_run(folder, tmp_path / "x.npy", tmp_path / f"{onnx}.csv", samples=20, onnx=onnx)
