@@ -20,7 +20,7 @@ help:
 	@echo "make test       install with the test tools, then the quick tests"
 	@echo "make test-slow  all tests, the slow ones too"
 	@echo "make fuzz       10,000 mutations of each format that is read; counts go to benchmarks/results/reliability.md"
-	@echo "make lint       ruff and pyright"
+	@echo "make lint       ruff, pyright, bandit, and pip-audit where it reaches its data"
 	@echo "make format     ruff's formatter and its safe fixes"
 	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
 	@echo "make docs       docs/api.md anew from the docstrings"
@@ -66,6 +66,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/bandit -q -r svdcompress --skip B101  # asserts tell the type checker what holds; no input is checked by one
+	$(BIN)/python tests/audit.py constraints.txt
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

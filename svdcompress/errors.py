@@ -91,6 +91,13 @@ class TrustError(SvdcError):
     exit_code = 12
 
 
+class VerifyError(SvdcError):
+    """A run's files that are not what its report says of them."""
+
+    exit_code = 13
+    resumable = True
+
+
 class Interrupted(SvdcError):
     """Stopped by a signal; what was done is saved and can be resumed."""
 

@@ -70,7 +70,7 @@ def run(
         "versions": versions(),
         **found,
     }
-    results = report.plain(results)
+    results = report.plain(report.stamped(results, context.out))
     report.write(context.out, results)
     return results
 

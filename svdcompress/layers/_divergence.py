@@ -119,10 +119,13 @@ def _ard(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) 
     if keep is not None:
         moment.mul_(keep)
     total, moments = weight.new_zeros(()), []
-    for dims, part in parts:
+    for index, (dims, part) in enumerate(parts):
         if dims:
             count: Any = _count(keep, weight, dims)
-            shared = moment.sum(dims, keepdim=True).div_(count if keep is None else count.clamp_min(1)).add_(EPS)
+            # Divided before it is summed: exp(80) of thousands of weights has no sum in float32, but a mean.
+            number = count if keep is None else count.clamp_min(1)
+            each = moment.div_(number) if index + 1 == len(parts) else moment / number
+            shared = each.sum(dims, keepdim=True).add_(EPS)
             groups = (shared.log() * count).sum()
             spread = log_sigma2 if keep is None else log_sigma2 * keep
             total = total.add(groups - spread.sum(), alpha=0.5 * part)

@@ -12,11 +12,13 @@ from svdcompress.pipeline._open import OpenRun, open_run, untrusted
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._stages import Stages
+from svdcompress.pipeline._verify import Verification, verify_run
 
 __all__ = [
     "Estimate",
     "OpenRun",
     "Stages",
+    "Verification",
     "advice",
     "baked",
     "check_model",
@@ -38,5 +40,6 @@ __all__ = [
     "run",
     "stored_recipe",
     "untrusted",
+    "verify_run",
     "versions",
 ]

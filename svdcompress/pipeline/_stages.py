@@ -19,7 +19,7 @@ from torch import nn
 
 from svdcompress import checkpoint, cost, report
 from svdcompress.convert import variational_layers
-from svdcompress.errors import Interrupted, OutputError
+from svdcompress.errors import Interrupted, OutputError, VerifyError
 from svdcompress.likelihoods import likelihood_for, make_loss, set_likelihood
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
@@ -37,6 +37,7 @@ from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
+from svdcompress.pipeline._verify import self_check, set_aside
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
@@ -57,6 +58,7 @@ class Stages:
         self.recipe, self.out, self.place, self.bars, self.stop, self.say = recipe, out, place, bars, stop, say
         self.state = RunState(out, place.first)
         self.history: list[dict[str, Any]] = []
+        self.wrong: VerifyError | None = None
         self.results: dict[str, Any] = {"seconds": dict(self.state.facts.get("seconds", {}))}
 
     def run(self) -> dict[str, Any]:
@@ -73,9 +75,13 @@ class Stages:
             self._stage("export", self._export)  # from here on all that is left is figures
             self._stage("figures", partial(self._try, "uncertainty", self._uncertainty))
             self._stage("cost", partial(self._try, "latency and ratios", self._cost))
+            self._stage("verify", self._verify)
             self._stage("report", self._report)
-            self.state.finish()
+            if not self.wrong:  # else it can go on and write its files anew
+                self.state.finish()
         wait()
+        if self.wrong:
+            raise self.wrong
         if self.place.first and self.files.error:
             raise self.files.error
         return self.results if self.place.first else {}
@@ -328,6 +334,17 @@ class Stages:
             results["compression"] = cost.compression(results["dense"], results["sparse"])
         results.setdefault("warnings", []).extend(nothing_smaller(self.recipe, results, self.history))
 
+    def _verify(self) -> None:
+        """Look at the files as somebody who has nothing else would. What is wrong gets another name and ends the run."""
+        found = self_check(self.recipe, self.out, self.results, self.small, self.data)
+        self.results["verified"] = found.to_dict()
+        for check in found.skipped:
+            if not check.note.startswith("there is no"):
+                self._warn(f"not checked: {check.file}: {check.name} ({check.note})")
+        if found.failed:
+            self.wrong = set_aside(found)
+            self._warn(str(self.wrong))
+
     def _report(self) -> None:
         recipe = self.recipe
         self.results.update(
@@ -343,6 +360,7 @@ class Stages:
             processes=self.place.world,
             versions=_figures.versions(),
         )
+        self.results.update(report.stamped(self.results, self.out))
         report.write_json(self.out / "report.json", self.results)
         if recipe.report.html:
             self._try("report.html", self._draw)

@@ -51,7 +51,7 @@ def parse_yaml(text: str) -> Any:
         raise TooLarge(f"{len(text):,} characters; at most {LONGEST:,} are read")
     _check_events(text)
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _Loader)  # a SafeLoader  # nosec B506
     except (ValueError, OverflowError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
         # numbers of thousands of digits, dates that do not exist, values of tags that do not fit them
         raise TooLarge(f"a value that cannot be read ({shortened(str(error))})") from error

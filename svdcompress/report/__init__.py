@@ -10,6 +10,8 @@ where its data are, so a run stopped early still has a report. Besides what the 
 
 it knows these keys, all optional:
 
+    format: the version of this layout (1; none: a file of version 0.1.0). files: {name: {sha256, bytes}} of the folder's files,
+        but for the report's own. verified: what the run checked of its files before it said that it was done
     name, description, created, seed, device, versions, seconds: {stage: s}, threads (of the latency),
         torch_threads (PyTorch's, throughout the run), warnings: [text]
     notes: [text], what the run did unasked; failed: {figures that could not be made: why}
@@ -33,18 +35,22 @@ it knows these keys, all optional:
 
 from svdcompress.report._collect import first_filters, log_alpha_histograms
 from svdcompress.report._files import load, plain, write_json, write_text
+from svdcompress.report._integrity import FORMAT, altered, stamped
 from svdcompress.report._rows import Row, rows
 from svdcompress.report._terminal import table
 from svdcompress.report._write import render, write
 
 __all__ = [
+    "FORMAT",
     "Row",
+    "altered",
     "first_filters",
     "load",
     "log_alpha_histograms",
     "plain",
     "render",
     "rows",
+    "stamped",
     "table",
     "write",
     "write_json",

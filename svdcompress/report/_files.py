@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from svdcompress.errors import OutputError, explained, shortened
 from svdcompress.files import parse_json, write_text
+from svdcompress.report._integrity import check_format
 from svdcompress.report._schema import Results
 
 
@@ -42,6 +43,7 @@ def load(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "report.json"
     try:
         results = parse_json(path.read_bytes())
+        check_format(results, path)
         Results.model_validate(results)
     except FileNotFoundError:
         raise OutputError(f"{path}: no such file; {folder} holds no finished run") from None

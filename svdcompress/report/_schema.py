@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -16,6 +16,14 @@ def _beside(name: str) -> str:
     """A file of the run's folder itself, and a picture: a report takes in what it names."""
     if PurePath(name).name != name or "\\" in name or PurePath(name).suffix not in (".png", ".svg", ".jpg", ".jpeg"):
         raise ValueError("a PNG, SVG or JPEG file of the folder itself is needed")
+    return name
+
+
+def _inside(name: str) -> str:
+    """A file of the run's folder: nothing else is looked at."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise ValueError("a file within the folder is needed")
     return name
 
 
@@ -116,9 +124,18 @@ class Filters(_Part):
     after: list[Any]
 
 
+class Digest(_Part):
+    """One of `files`."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: Count
+
+
 class Results(_Part):
     """All of it."""
 
+    format: Count | None = None
+    files: dict[Annotated[str, AfterValidator(_inside)], Digest] | None = None
     name: str | None = None
     description: str | None = None
     created: str | None = None

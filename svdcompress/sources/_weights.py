@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import pickle  # for its error and its protocol; nothing is unpickled here  # nosec B403
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,0 +1,282 @@
+"""What a run's report says, computed again from the run's files; `_verify.py` calls these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from svdcompress import cost, report
+from svdcompress.checkpoint import read_manifest
+from svdcompress.convert import variational_layers
+from svdcompress.errors import UsageError
+from svdcompress.export import check_parity
+from svdcompress.pipeline._baked import Baked, baked
+from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
+from svdcompress.pipeline._open import OpenRun
+from svdcompress.pipeline._select import bare
+from svdcompress.pipeline._uncertainty import _some
+from svdcompress.sources import example_inputs
+from svdcompress.train import evaluate
+from svdcompress.uncertainty import mc_predict
+
+MODEL, ONNX, MC_ONNX, DENSE, DENSE_ONNX = "model.safetensors", "model.onnx", "model_mc.onnx", "dense.safetensors", "dense.onnx"
+
+BATCH = 250
+
+RELATIVE = 1e-3
+"""How far NLL and RMSE may be off: onnxruntime and PyTorch round otherwise, and so do a GPU and a CPU."""
+
+ROUNDED = 1 / 5000
+"""The share of answers that rounding may change, at least one answer; ten times as many where a GPU had computed them."""
+
+SIGMAS = 6.0
+"""Standard errors by which two Monte-Carlo means may differ."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure: what the report (or another file) says and what was found. passed: None where it could not be looked at."""
+
+    name: str
+    file: str
+    stored: Any = None
+    found: Any = None
+    passed: bool | None = True
+    note: str = ""
+
+
+class Skip(Exception):
+    """A figure that cannot be looked at, and why."""
+
+
+@dataclass
+class Material:
+    """What the checks look at: a run's folder, opened, and its results.
+
+    examples: test examples at most that errors are computed on; None: all. reference: the model that the files were made of, if
+    it is still there; figures of a part of the examples are compared with its own. rows, samples: of the Monte-Carlo means.
+    """
+
+    opened: OpenRun
+    results: Mapping[str, Any]
+    examples: int | None = None
+    reference: nn.Module | None = None
+    rows: int = 8
+    samples: int = 400
+
+    def path(self, name: str) -> Path:
+        """A file of the folder. Raises Skip where the run wrote none; a file that has gone is found by its digest."""
+        path = self.opened.folder / name
+        if not path.is_file():
+            raise Skip(f"there is no {name}")
+        return path
+
+    @cached_property
+    def units(self) -> Baked:
+        """What the ONNX files do beside the model."""
+        return baked(self.opened.preprocessing, self.opened.recipe.task, self.opened.dim)
+
+    def inputs(self, path: Path) -> Any:
+        """Inputs as the ONNX files take them: test examples where there are data, else noise. Raises Skip."""
+        try:
+            return self.units.inputs(example_inputs(self.opened.data.test, self.rows))
+        except Exception as error:  # whatever stands in the way of the data
+            if self.reference is not None:
+                raise
+            shapes = [value.shape[1:] for value in open_session(path).get_inputs() if value.name not in ("samples", "seed")]
+            if len(shapes) != 1 or not all(isinstance(size, int) for size in shapes[0]):
+                raise Skip(f"no inputs to try it with: {error}") from error
+            return torch.randn(self.rows, *shapes[0], generator=torch.Generator().manual_seed(1))
+
+
+def digests(material: Material) -> Iterator[Check]:
+    """Each file's size and SHA-256."""
+    files = material.results.get("files")
+    if files is None:
+        raise Skip("the report has no digests: it was written by a version that made none")
+    found = report.altered(material.opened.folder, files)
+    for name, (stored, there) in found.items():
+        what = "is missing" if there is None else "was changed after the run"
+        now = None if there is None else _digest(there)
+        yield Check("SHA-256", name, _digest(stored), now, False, f"the file {what}")
+    if not found:
+        yield Check("SHA-256", f"{len(files)} files", len(files), len(files))
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    return f"{entry['sha256'][:12]}... ({entry['bytes']:,} bytes)"
+
+
+def sizes(material: Material) -> Iterator[Check]:
+    """Bytes of the ONNX files."""
+    for side, name in (("sparse", ONNX), ("dense", DENSE_ONNX)):
+        stored = (material.results.get(side) or {}).get("bytes")
+        path = material.opened.folder / name
+        if stored is not None:
+            parts = [part for part in (path, path.with_name(f"{name}.data")) if part.is_file()]
+            yield _equal("bytes", name, stored, sum(part.stat().st_size for part in parts))
+
+
+def ratios(material: Material) -> Iterator[Check]:
+    """`compression`, from the figures that it is made of."""
+    stored = material.results.get("compression")
+    sides = [material.results.get(side) for side in ("dense", "sparse")]
+    if not stored or not all(sides):
+        raise Skip("the report has no ratios")
+    for name, value in cost.compression(sides[0] or {}, sides[1] or {}).items():
+        alike = _alike(stored.get(name), value)
+        yield Check(f"compression: {name}", "report.json", stored.get(name), value, alike)
+
+
+def shapes(material: Material) -> Iterator[Check]:
+    """The layers' shapes, by the tensors of the checkpoint."""
+    path = material.path(MODEL)
+    aliases = read_manifest(path)["ties"]
+    rows = material.results.get("layers") or ()
+    right = 0
+    with safe_open(str(path), "pt") as file:
+        names = set(file.keys())
+        for row in rows:
+            name = f"{row['name']}.weight"
+            name = aliases.get(name, name)
+            there, stored = list(file.get_slice(name).get_shape()) if name in names else None, row.get("shape_after")
+            right += there == stored
+            if there != stored:
+                yield Check(f"shape of {row['name']}", MODEL, stored, there, False)
+    yield Check("shapes of layers", MODEL, len(rows), right, right == len(rows))
+
+
+def counts(material: Material) -> Iterator[Check]:
+    """Parameters and non-zeros, counted on the tensors of the checkpoint; the model says only which are parameters."""
+    stored = material.results.get("sparse") or {}
+    path = material.path(MODEL)
+    model = bare(material.opened.model)
+    layers = dict(variational_layers(model))
+    relevant = {f"{name}.weight".lstrip("."): layer.relevant() for name, layer in layers.items()}
+    variances = {id(layer.log_sigma2) for layer in layers.values()}
+    aliases = read_manifest(path)["ties"]
+    parameters, nonzero = 0, 0
+    with safe_open(str(path), "pt") as file:
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in variances:
+                tensor = file.get_tensor(aliases.get(name, name))
+                kept = tensor * relevant[name] if name in relevant else tensor
+                parameters, nonzero = parameters + tensor.numel(), nonzero + int(torch.count_nonzero(kept))
+    for name, value in (("parameters", parameters), ("nonzero", nonzero)):
+        if stored.get(name) is not None:
+            yield _equal(name, MODEL, stored[name], value)
+    rows = [row for row in material.results.get("layers") or () if "weights" in row]
+    if rows:
+        left = {name: int(layer.relevant().sum()) for name, layer in layers.items()}
+        wrong = [row["name"] for row in rows if row["weights"] != left.get(row["name"], 0)]
+        total = sum(left.get(row["name"], 0) for row in rows)
+        yield Check("weights of layers", MODEL, sum(row["weights"] for row in rows), total, not wrong, ", ".join(wrong))
+
+
+def dense_counts(material: Material) -> Iterator[Check]:
+    """Parameters and non-zeros of the dense model's file."""
+    stored = material.results.get("dense") or {}
+    material.path(DENSE)
+    parameters = list(material.opened.dense.parameters())
+    found = {"parameters": sum(p.numel() for p in parameters), "nonzero": sum(int(torch.count_nonzero(p)) for p in parameters)}
+    for name, value in found.items():
+        if stored.get(name) is not None:
+            yield _equal(name, DENSE, stored[name], value)
+
+
+def reloaded(material: Material) -> Iterator[Check]:
+    """The checkpoint, loaded onto a fresh model, beside the model that it was written from."""
+    assert material.reference is not None
+    material.path(MODEL)
+    there, found = (bare(model).state_dict() for model in (material.reference, material.opened.model))
+    wrong = [name for name in there if name not in found or not _same(there[name], found[name])]
+    more = ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+    yield Check(
+        "tensors as in the run", MODEL, len(there), len(there) - len(wrong), not wrong and len(there) == len(found), more
+    )
+
+
+def _same(first: Any, second: Any) -> bool:
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return first == second
+    return first.shape == second.shape and torch.equal(first.cpu(), second.cpu())
+
+
+def parity(material: Material) -> Iterator[Check]:
+    """The deterministic file beside the checkpoint, on inputs that the run's own comparison did not have."""
+    path = material.path(ONNX)
+    stored = (material.results.get("parity") or {}).get(ONNX)
+    model = material.units.model(material.opened.model)
+    found = check_parity(path, model, material.inputs(path))  # raises beyond its tolerance
+    yield Check(f"difference from {MODEL}", ONNX, stored, found)
+
+
+def errors(material: Material) -> Iterator[Check]:
+    """Error (or RMSE) and NLL on the test data, by the deterministic file in onnxruntime."""
+    path = material.path(ONNX)
+    data, opened = material.opened.data, material.opened
+    test = data.test if material.examples is None else _some(data.test, material.examples)
+    what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "tau": opened.tau, "batch_size": BATCH}
+    if material.reference is None:
+        stored = (material.results.get("sparse") or {}).get("metrics") or {}
+    else:
+        stored = evaluate(material.reference, test, **what)
+    if not stored:
+        raise Skip("the report has no figures of the test data")
+    found = evaluate(OnnxModel(path, material.units), test, **what)
+    for name in found:
+        if stored.get(name) is not None:
+            loose = 1 if str(material.results.get("device", "cpu")) == "cpu" else 10
+            allowed = 100 * max(1 / len(test), loose * ROUNDED) + 1e-6 if name == "error" else 0.0
+            passed = abs(found[name] - stored[name]) <= allowed + loose * RELATIVE * (name != "error") * max(
+                1.0, abs(stored[name])
+            )
+            yield Check(f"{name} of {len(test):,} test examples", ONNX, stored[name], found[name], passed)
+
+
+def monte_carlo(material: Material) -> Iterator[Check]:
+    """The mean of the Monte-Carlo file beside PyTorch's, both over draws of their own."""
+    path = material.path(MC_ONNX)
+    opened, samples, inputs = material.opened, material.samples, material.inputs(path)
+    session = open_session(path)
+    seeded = "seed" in [value.name for value in session.get_overridable_initializers()]
+    more = {"samples": np.array(samples, np.int64), **({"seed": np.array(1, np.int64)} if seeded else {})}
+    names = [value.name for value in session.get_outputs()]
+    mean = torch.from_numpy(run(session, inputs, path, **more)[names.index("mean")]).double()
+    task = opened.recipe.task
+    generator = torch.Generator().manual_seed(1)
+    tau, local = material.units.tau(opened.tau if task == "regression" else None), not seeded  # files of 0.1.0 draw otherwise
+    model = material.units.model(opened.model)
+    try:
+        torchs = mc_predict(model, inputs, samples, task=task, dim=opened.dim, generator=generator, tau=tau, local=local)
+    except UsageError as error:
+        raise Skip(str(error)) from error
+    ours, spread = torchs.mean.double(), torchs.epistemic.double().clamp_min(0)
+    if ours.shape != mean.shape:
+        yield Check("Monte-Carlo mean", MC_ONNX, list(ours.shape), list(mean.shape), False, "shapes of the means")
+        return
+    rare = 2.0 / samples * (1.0 if task in ("classification", "binary") else 6 * float(spread.max().sqrt()))
+    limit = SIGMAS * (2 * spread / samples).sqrt() + rare + 1e-4 * ours.abs().clamp_min(1.0)
+    gap = (mean - ours).abs() / limit
+    worst = int(gap.nan_to_num(nan=torch.inf).argmax())
+    passed = bool((gap <= 1).all())
+    note = f"the largest of {gap.numel()} differences, {samples} samples; allowed: {float(limit.flatten()[worst]):.2g}"
+    yield Check("Monte-Carlo mean", MC_ONNX, float(ours.flatten()[worst]), float(mean.flatten()[worst]), passed, note)
+
+
+def _equal(name: str, file: str, stored: Any, found: Any) -> Check:
+    return Check(name, file, stored, found, stored == found)
+
+
+def _alike(stored: Any, found: Any) -> bool:
+    if isinstance(found, Mapping):
+        return isinstance(stored, Mapping) and all(_alike(stored.get(key), value) for key, value in found.items())
+    return isinstance(stored, int | float) and abs(stored - found) <= 1e-6 * max(1.0, abs(found))

@@ -1,0 +1,69 @@
+"""An ONNX file in the place of the model that it was made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ExportError, shortened
+from svdcompress.pipeline._baked import Baked
+
+
+class OnnxModel(nn.Module):
+    """A run's deterministic file, called with what the run's model takes, in onnxruntime on the CPU.
+
+    It gives the main output, in the units of the model's (the pair of outputs for means and log variances that come as two).
+    """
+
+    def __init__(self, path: Path, units: Baked | None = None) -> None:
+        super().__init__()
+        self.path, self.units = path, units or Baked()
+        self.session = open_session(path)
+
+    def forward(self, *positional: Any, **named: Any) -> Any:
+        given: Any = named or (positional[0] if len(positional) == 1 else positional)
+        outputs = [torch.from_numpy(array) for array in run(self.session, self.units.inputs(given), self.path)]
+        if self.units.target is None:
+            return tuple(outputs) if self.units.gaussian and len(outputs) > 1 else outputs[0]
+        shift, scale = self.units.target
+        if not self.units.gaussian:
+            return (outputs[0] - shift) / scale
+        mean, log_variance = outputs[:2] if len(outputs) > 1 else outputs[0].chunk(2, self.units.dim)
+        heads = (mean - shift) / scale, log_variance - 2 * math.log(scale)
+        return heads if len(outputs) > 1 else torch.cat(heads, self.units.dim)
+
+
+def open_session(path: Path) -> Any:
+    """An onnxruntime session on the CPU without log lines, with PyTorch's number of threads. Raises ExportError."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise ExportError(f"onnxruntime cannot load it: {shortened(str(error))}") from error
+
+
+def run(session: Any, inputs: Any, path: Path, **more: np.ndarray) -> list[np.ndarray]:
+    """A file's outputs. inputs: a tensor, a tuple in the order of the file's inputs, or a mapping. Raises ExportError."""
+    names = [str(value.name) for value in session.get_inputs() if value.name not in more]
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    given = (
+        dict(inputs.items())
+        if isinstance(inputs, Mapping) or hasattr(inputs, "keys")
+        else dict(zip(names, inputs, strict=False))
+    )
+    feeds = {name: given[name].numpy() for name in names if isinstance(given.get(name), Tensor)}
+    try:
+        return session.run(None, {**feeds, **more})
+    except Exception as error:
+        raise ExportError(f"onnxruntime cannot run {path.name}: {shortened(str(error))}") from error

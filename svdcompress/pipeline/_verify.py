@@ -1,0 +1,173 @@
+"""Whether a run's files are what its report says: asked of any folder, and by each run of itself before it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress import report
+from svdcompress.errors import (
+    CheckpointError,
+    DataError,
+    DependencyError,
+    ExportError,
+    ModelError,
+    OutputError,
+    RecipeError,
+    TrustError,
+    VerifyError,
+    shortened,
+)
+from svdcompress.pipeline import _checks
+from svdcompress.pipeline._checks import Check, Material, Skip
+from svdcompress.pipeline._open import OpenRun, open_run
+from svdcompress.recipe import Recipe
+from svdcompress.sources import Data
+
+FAILED = "FAILED-"
+"""How the names of files begin that a run's own checks found wrong."""
+
+HINDRANCES = (Skip, TrustError, DataError, ModelError, RecipeError, DependencyError)
+"""What keeps a figure from being looked at, and says nothing against the files."""
+
+EXAMPLES, ROWS, SAMPLES = 256, 4, 100
+"""Of a run's own checks: test examples, and inputs and samples of the Monte-Carlo means."""
+
+COSTLY = 10**9
+"""Multiply-accumulates of an example from which on a run's own checks are of fewer."""
+
+Step = tuple[str, str, Callable[[Material], Iterator[Check]]]
+
+FILES: list[Step] = [
+    ("SHA-256", "all files", _checks.digests),
+    ("bytes", "ONNX files", _checks.sizes),
+    ("compression", "report.json", _checks.ratios),
+]
+"""What needs the files alone."""
+
+MODELS: list[Step] = [
+    ("shapes of layers", _checks.MODEL, _checks.shapes),
+    ("parameters, nonzero", _checks.MODEL, _checks.counts),
+    ("parameters, nonzero", _checks.DENSE, _checks.dense_counts),
+    (f"difference from {_checks.MODEL}", _checks.ONNX, _checks.parity),
+    ("error of the test data", _checks.ONNX, _checks.errors),
+    ("Monte-Carlo mean", _checks.MC_ONNX, _checks.monte_carlo),
+]
+"""What needs the run's model or its data."""
+
+
+@dataclass
+class Verification:
+    """All checks of a folder. failed, skipped: those that did not pass, and those that could not be made."""
+
+    folder: Path
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Check]:
+        """Figures that are otherwise than stored."""
+        return [check for check in self.checks if check.passed is False]
+
+    @property
+    def skipped(self) -> list[Check]:
+        """Figures that could not be looked at."""
+        return [check for check in self.checks if check.passed is None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, JSON-able."""
+        return {
+            "passed": not self.failed,
+            "failed": len(self.failed),
+            "skipped": len(self.skipped),
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+    def raise_failed(self) -> None:
+        """Raises VerifyError, which names each figure that is otherwise, if there is one."""
+        if self.failed:
+            raise VerifyError(f"{self.folder}: {told(self.failed)}")
+
+
+def told(failed: list[Check]) -> str:
+    """What is wrong, in a line."""
+    named = "; ".join(
+        f"{check.file}: {check.name}: stored {_short(check.stored)}, found {_short(check.found)}"
+        + (f" ({check.note})" if check.note else "")
+        for check in failed
+    )
+    return f"{len(failed)} of the checks failed: {named}"
+
+
+def verify_run(folder: str | Path, *, trust_code: bool = False, model: str | None = None) -> Verification:
+    """Compute each figure of a run's `report.json` again that its files alone tell, and compare; see docs/reliability.md.
+
+    trust_code, model: see `open_run`. What needs code that is not trusted, or data that are not there, is among `skipped`.
+    Raises OutputError where there is no report to read, or one of a newer layout; a folder that fails is told by the result.
+    """
+    folder = Path(folder)
+    results = report.load(folder)
+    found = Verification(folder)
+    asked: dict[str, Any] = {"trust_code": trust_code, "model": model}
+    experiment = "experiment" in results
+    bare = Material(OpenRun(folder, _NO_RECIPE), results)
+    _make(found, bare, FILES[:1] if experiment else FILES, strict=True)
+    if experiment:
+        return found
+    try:
+        opened = open_run(folder, **{name: value for name, value in asked.items() if value})
+    except (CheckpointError, OutputError, RecipeError) as error:
+        found.checks.append(Check("can be opened", str(folder), None, None, False, shortened(str(error), 300)))
+        return found
+    _make(found, Material(opened, results), MODELS, strict=True)
+    return found
+
+
+_NO_RECIPE: Any = None  # the checks of FILES read none
+
+
+def self_check(recipe: Recipe, folder: Path, results: dict[str, Any], model: nn.Module, data: Data) -> Verification:
+    """A run's own checks, of a part of the test examples, against the model that its files were made of."""
+    opened = OpenRun(folder, recipe, trust_code=True)
+    opened.data = data
+    costly = ((results.get("sparse") or {}).get("macs") or 0) > COSTLY
+    rows, samples = (2, 30) if costly else (ROWS, SAMPLES)
+    material = Material(opened, results, EXAMPLES // 8 if costly else EXAMPLES, model, rows, samples)
+    own: Step = ("tensors as in the run", _checks.MODEL, _checks.reloaded)
+    left_out = (_checks.digests, _checks.dense_counts)
+    found = Verification(folder)
+    _make(found, material, [own, *(step for step in FILES + MODELS if step[2] not in left_out)], strict=False)
+    return found
+
+
+def set_aside(found: Verification) -> VerifyError:
+    """Give the files that failed another name, which says so; returns the error to end the run with."""
+    moved = []
+    for name in dict.fromkeys(check.file for check in found.failed):
+        for path in (found.folder / name, found.folder / f"{name}.data"):
+            if path.is_file() and path.name != "report.json":
+                path.replace(path.with_name(FAILED + path.name))
+                moved.append(FAILED + path.name)
+    kept = f" They are kept as {', '.join(moved)}." if moved else ""
+    return VerifyError(f"{found.folder}: the run's own checks of its files failed: {told(found.failed)}.{kept}")
+
+
+def _make(found: Verification, material: Material, steps: list[Step], *, strict: bool) -> None:
+    """Make checks. strict: an error that nobody thought of fails the check; else it is one that could not be made."""
+    for name, file, work in steps:
+        try:
+            found.checks += list(work(material))
+        except HINDRANCES as error:
+            found.checks.append(Check(name, file, None, None, None, shortened(str(error), 300)))
+        except (CheckpointError, ExportError) as error:
+            found.checks.append(Check(name, file, None, None, False, shortened(str(error), 300)))
+        except Exception as error:  # of a damaged file, another package, the user's model
+            reason = shortened(f"{type(error).__name__}: {error}", 300)
+            found.checks.append(Check(name, file, None, None, False if strict else None, reason))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else shortened(str(value), 60)
