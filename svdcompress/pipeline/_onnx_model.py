@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import ExportError, shortened
+from svdcompress.likelihoods import Gaussian
 from svdcompress.pipeline._baked import Baked
 
 
@@ -29,14 +29,12 @@ class OnnxModel(nn.Module):
     def forward(self, *positional: Any, **named: Any) -> Any:
         given: Any = named or (positional[0] if len(positional) == 1 else positional)
         outputs = [torch.from_numpy(array) for array in run(self.session, self.units.inputs(given), self.path)]
+        pair = len(outputs) > 1 and isinstance(self.units.likelihood, Gaussian)
+        output: Any = tuple(outputs[:2]) if pair else outputs[0]
         if self.units.target is None:
-            return tuple(outputs) if self.units.gaussian and len(outputs) > 1 else outputs[0]
+            return output
         shift, scale = self.units.target
-        if not self.units.gaussian:
-            return (outputs[0] - shift) / scale
-        mean, log_variance = outputs[:2] if len(outputs) > 1 else outputs[0].chunk(2, self.units.dim)
-        heads = (mean - shift) / scale, log_variance - 2 * math.log(scale)
-        return heads if len(outputs) > 1 else torch.cat(heads, self.units.dim)
+        return self.units.likelihood.in_units(output, -shift / scale, 1 / scale)  # the way back
 
 
 def open_session(path: Path) -> Any:
