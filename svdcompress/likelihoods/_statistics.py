@@ -14,13 +14,13 @@ from svdcompress.errors import ExportError
 from svdcompress.likelihoods._heads import HeadsError, class_axis
 
 if TYPE_CHECKING:
-    from svdcompress.likelihoods._base import Likelihood
+    from svdcompress.likelihoods._kind import Kind
 
 
 class Statistics:
     """Base. parts: aleatoric and epistemic variances as further outputs, where they are not outputs in any case."""
 
-    def __init__(self, likelihood: Likelihood, parts: bool = False) -> None:
+    def __init__(self, likelihood: Kind, parts: bool = False) -> None:
         self.likelihood, self.dim, self.parts = likelihood, likelihood.dim, parts
 
     def of_draw(self, output: Any) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from svdcompress.likelihoods._heads import class_axis
 from svdcompress.likelihoods._prediction import Prediction
 
 if TYPE_CHECKING:
-    from svdcompress.likelihoods._base import Likelihood
+    from svdcompress.likelihoods._kind import Kind
 
 LEAST_LOG = -1000.0  # e to it is 0 in float64: keeps 0 * log 0 at 0 for classes that a model masks with -inf
 
@@ -32,7 +32,7 @@ class Sums:
     follows_moments: ClassVar[bool] = False
     """Whether `add_moments` takes mean and variance of normal heads; else draws of them are added."""
 
-    def __init__(self, likelihood: Likelihood, size: int, full: bool = False) -> None:
+    def __init__(self, likelihood: Kind, size: int, full: bool = False) -> None:
         self.likelihood, self.size, self.full, self.dim = likelihood, size, full, likelihood.dim
         self.flat = False  # whether the model gives one number for each input, without a class dimension
         self.totals: dict[str, Tensor] = {}
