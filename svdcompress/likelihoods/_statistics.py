@@ -5,7 +5,7 @@ Sums are float64. In float32 a small mutual information would be off by percents
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -13,14 +13,11 @@ from torch.utils._pytree import tree_map
 from svdcompress.errors import ExportError
 from svdcompress.likelihoods._heads import HeadsError, class_axis
 
-if TYPE_CHECKING:
-    from svdcompress.likelihoods._kind import Kind
-
 
 class Statistics:
     """Base. parts: aleatoric and epistemic variances as further outputs, where they are not outputs in any case."""
 
-    def __init__(self, likelihood: Kind, parts: bool = False) -> None:
+    def __init__(self, likelihood: Any, parts: bool = False) -> None:
         self.likelihood, self.dim, self.parts = likelihood, likelihood.dim, parts
 
     def of_draw(self, output: Any) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ Prediction. In float32 a small mutual information would be off by percents after
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from torch.utils._pytree import tree_map
 from svdcompress.errors import ModelError
 from svdcompress.likelihoods._heads import class_axis
 from svdcompress.likelihoods._prediction import Prediction
-
-if TYPE_CHECKING:
-    from svdcompress.likelihoods._kind import Kind
 
 LEAST_LOG = -1000.0  # e to it is 0 in float64: keeps 0 * log 0 at 0 for classes that a model masks with -inf
 
@@ -32,7 +29,7 @@ class Sums:
     follows_moments: ClassVar[bool] = False
     """Whether `add_moments` takes mean and variance of normal heads; else draws of them are added."""
 
-    def __init__(self, likelihood: Kind, size: int, full: bool = False) -> None:
+    def __init__(self, likelihood: Any, size: int, full: bool = False) -> None:
         self.likelihood, self.size, self.full, self.dim = likelihood, size, full, likelihood.dim
         self.flat = False  # whether the model gives one number for each input, without a class dimension
         self.totals: dict[str, Tensor] = {}
