@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from svdcompress.checkpoint._manifest import read_manifest
 from svdcompress.checkpoint._problems import OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
-from svdcompress.checkpoint._undo import unchanged_on_error
-from svdcompress.convert import fold_like, leave_fused_paths
+from svdcompress.convert import fold_like, leave_fused_paths, unchanged_on_error
 from svdcompress.errors import CheckpointError, UsageError, shortened
 from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, keep_channels, variational_class
 from svdcompress.likelihoods import Likelihood, from_stored, set_likelihood

@@ -8,16 +8,16 @@ from svdcompress.convert._convert import (
     to_dense,
     variational_layers,
 )
-from svdcompress.convert._derived import all_or_nothing, fold_like, folded
+from svdcompress.convert._derived import fold_like, folded
 from svdcompress.convert._plan import DERIVED, PlanEntry, plan
 from svdcompress.convert._reads import PAST_CURE, Reads, as_it_was, watch
+from svdcompress.convert._undo import unchanged_on_error
 
 __all__ = [
     "DERIVED",
     "PAST_CURE",
     "PlanEntry",
     "Reads",
-    "all_or_nothing",
     "as_it_was",
     "convert",
     "convert_dropout",
@@ -27,6 +27,7 @@ __all__ = [
     "leave_fused_paths",
     "plan",
     "to_dense",
+    "unchanged_on_error",
     "variational_layers",
     "watch",
 ]

@@ -7,8 +7,7 @@ torch.nn.utils.prune, and classes with a forward of their own that does so, such
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 from torch.overrides import TorchFunctionMode
 
+from svdcompress.convert._undo import unchanged_on_error
 from svdcompress.layers import changes, known_class, variational_class
 
 OWN = ("weight", "bias")
@@ -85,7 +85,7 @@ def fold(module: nn.Module) -> None:
 def fold_all(modules: Iterable[nn.Module]) -> None:
     """`fold` each of them, or none."""
     wanted = list(modules)
-    with all_or_nothing(wanted):
+    with unchanged_on_error(nn.ModuleList(wanted)):
         for module in wanted:
             fold(module)
 
@@ -110,30 +110,6 @@ def fold_like(module: nn.Module, how: str, bias: bool) -> None:
 def folded(model: nn.Module) -> dict[str, str]:
     """{name: what it was} of the layers of a model that `fold` made plain."""
     return {name: how for name, module in model.named_modules() if (how := vars(module).get(MARK))}
-
-
-@contextmanager
-def all_or_nothing(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Modules and all inside them are put back as they were if something is raised."""
-    inside = {id(part): part for module in modules for part in module.modules()}
-    before = [(part, type(part), {k: _shallow(v) for k, v in vars(part).items()}) for part in inside.values()]
-    tensors = [
-        (t, t.data) for part in inside.values() for t in (*part._parameters.values(), *part._buffers.values()) if t is not None
-    ]
-    try:
-        yield
-    except BaseException:
-        for part, kind, state in before:
-            part.__class__ = kind
-            part.__dict__.clear()
-            part.__dict__.update(state)
-        for tensor, data in tensors:
-            tensor.data = data
-        raise
-
-
-def _shallow(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, dict | set | list) else value
 
 
 def _hooks(module: nn.Module) -> list[tuple[Any, str]]:
