@@ -27,9 +27,10 @@ import torch
 from mnist import HERE, RECIPES, cpu
 from torch import Tensor, nn
 
+from svdcompress.batch import call, main_output
 from svdcompress.pipeline import open_run
 from svdcompress.recipe import DataSection
-from svdcompress.sources import Examples, call, main_output, open_data
+from svdcompress.sources import Examples, open_data
 from svdcompress.train import LrFactor
 from svdcompress.uncertainty import auroc, images_like, mean_predict, outside, paired_shares, wilson
 

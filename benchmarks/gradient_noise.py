@@ -20,7 +20,7 @@ from speed import RESULTS, ROWS, Row, machine
 from torch import Tensor, nn
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 
 NAMES = ("LeNet-300-100, batch 100", "LeNet-5, batch 64")
 LOG_SIGMA2 = (-10.0, -6.0)

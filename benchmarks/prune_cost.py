@@ -25,7 +25,7 @@ from speed import RESULTS, machine
 from torch import Tensor, nn
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 
 NETWORKS = {
     "resnet-50": ("ResNetForImageClassification", "ResNetConfig", 10),
@@ -81,7 +81,7 @@ def one(name: str) -> dict[str, Any]:
     masks = random_masks(model)
     own = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     with torch.no_grad():
-        from svdcompress.sources import call
+        from svdcompress.batch import call
 
         call(model, inputs)  # what torch itself sets up on the first pass is not pruning's
     Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to what is resident now

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 from svdcompress.layers._precision import fast_bfloat16
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -41,7 +41,7 @@ import zoo_oracle
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from svdcompress.batch import call, first_tensor, map_tensors
 from svdcompress.errors import ExportError, UsageError
 from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded
-from svdcompress.sources import call, first_tensor, map_tensors
 
 Feed = np.ndarray | Mapping[str, np.ndarray]
 """An input of an ONNX file: an array for its first input, or arrays by input name (names that a file lacks are left out)."""

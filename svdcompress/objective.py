@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from svdcompress.convert import PAST_CURE, variational_layers
+from svdcompress.convert import PAST_CURE
 from svdcompress.errors import UsageError
-from svdcompress.layers import VariationalLayer, kl_apart
+from svdcompress.layers import VariationalLayer, kl_apart, variational_layers
 
 
 class Schedule(Protocol):

@@ -12,10 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
 from svdcompress.errors import CheckpointError, PruneError, UsageError
 from svdcompress.files import write_atomically
-from svdcompress.layers import Threshold
+from svdcompress.layers import Threshold, variational_layers
 
 
 @dataclass(frozen=True)

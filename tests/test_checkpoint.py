@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from svdcompress.checkpoint import load, read_manifest, save
-from svdcompress.convert import convert, convert_dropout, variational_layers
+from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import CheckpointError, OutputError, UsageError
-from svdcompress.layers import sampling
+from svdcompress.layers import sampling, variational_layers
 from svdcompress.prune import prune
 from svdcompress.relevance import hold, relevance
 

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
 from svdcompress.errors import ModelError
-from svdcompress.layers import VariationalConv2d, VariationalLayer, VariationalLinear
+from svdcompress.layers import VariationalConv2d, VariationalLayer, VariationalLinear, variational_layers
 
 DENSE = {
     "linear": (lambda: nn.Linear(6, 4), (3, 6)),

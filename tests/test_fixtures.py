@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import svdcompress as svdc
 from svdcompress import report
 from svdcompress.cli._app import app
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 from svdcompress.pipeline import open_run, verify_run
 from svdcompress.predict import predict_run
 

@@ -92,8 +92,8 @@ def _in_torch(
     """Medians in milliseconds, {model: {"batch_1": ms, ...}}, the inputs on the device already."""
     import torch
 
+    from svdcompress.batch import call, map_tensors, to_device
     from svdcompress.convert import to_dense
-    from svdcompress.sources import call, map_tensors, to_device
     from svdcompress.uncertainty import mc_predict
 
     small = opened.model.to(device).eval()

@@ -6,7 +6,6 @@ from svdcompress.convert._convert import (
     fold_derived_weights,
     leave_fused_paths,
     to_dense,
-    variational_layers,
 )
 from svdcompress.convert._derived import fold_like, folded
 from svdcompress.convert._plan import DERIVED, PlanEntry, plan
@@ -28,6 +27,5 @@ __all__ = [
     "plan",
     "to_dense",
     "unchanged_on_error",
-    "variational_layers",
     "watch",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -25,6 +25,7 @@ from svdcompress.layers import (
     parse_threshold,
     start_at,
     variational_class,
+    variational_layers,
 )
 
 
@@ -145,11 +146,6 @@ def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = F
     if not made:
         raise ModelError(f"{type(model).__name__} has no dropout layer (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d)")
     return model
-
-
-def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer]]:
-    """Name and layer of each variational layer, each object once."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))
 
 
 def leave_fused_paths(model: nn.Module) -> None:

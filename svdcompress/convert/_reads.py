@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from svdcompress.batch import call
 from svdcompress.errors import ModelError
-from svdcompress.sources import call
 
 SHAPE_ALONE = frozenset(
     (

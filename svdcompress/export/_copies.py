@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.convert import PAST_CURE, variational_layers, watch
+from svdcompress.batch import map_tensors
+from svdcompress.convert import PAST_CURE, watch
 from svdcompress.errors import ExportError
-from svdcompress.layers import VariationalLayer, stochastic_layers
-from svdcompress.sources import map_tensors
+from svdcompress.layers import VariationalLayer, stochastic_layers, variational_layers
 
 
 def eval_copy(model: nn.Module) -> nn.Module:

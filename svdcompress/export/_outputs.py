@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import main_output
 from svdcompress.errors import ExportError, ModelError, SvdcError
 from svdcompress.export._inputs import Signature
-from svdcompress.sources import main_output
 
 
 def named_outputs(output: Any) -> dict[str, Tensor]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
 from svdcompress.errors import UsageError
+from svdcompress.layers import variational_layers
 from svdcompress.objective import Constant, Schedule, kl_divergence
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from svdcompress.convert import variational_layers
 from svdcompress.errors import UsageError
 from svdcompress.interop._schedule import Penalty
+from svdcompress.layers import variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
 
 IGNORED = -100

@@ -1,7 +1,7 @@
 """The variational layers, their KL terms, and the reparameterised forward."""
 
 from svdcompress.layers._apart import kl_apart
-from svdcompress.layers._base import DEFAULT_LOG_SIGMA2, DEFAULT_THRESHOLD, VariationalLayer
+from svdcompress.layers._base import DEFAULT_LOG_SIGMA2, DEFAULT_THRESHOLD, VariationalLayer, variational_layers
 from svdcompress.layers._conv import (
     VariationalConv1d,
     VariationalConv2d,
@@ -81,5 +81,6 @@ __all__ = [
     "stochastic_layers",
     "unwrapped",
     "variational_class",
+    "variational_layers",
     "weight_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -301,3 +302,8 @@ class VariationalLayer(StochasticLayer):
         share = "+".join(name if part == 1 else f"{part:.3g} {name}" for name, part in self.share.items())
         limits = ", ".join(f"{self.threshold[name]:g}" for name in self.share)
         return f"{super().extra_repr()}, prior={self.prior}, share={share}, threshold={limits}"
+
+
+def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer]]:
+    """Name and layer of each variational layer, each object once."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from svdcompress.batch import main_output
 from svdcompress.errors import UsageError
 from svdcompress.likelihoods._statistics import MomentStatistics, Statistics
 from svdcompress.likelihoods._sums import MomentSums, Sums
-from svdcompress.sources import like, main_output
+from svdcompress.sources import like
 
 REGISTRY: dict[str, type[Likelihood]] = {}
 """Every class of likelihood by its name: those of the package, and subclasses as they are defined."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from svdcompress.batch import main_output
 from svdcompress.errors import ModelError, UsageError
-from svdcompress.sources import main_output
 
 
 class HeadsError(ModelError):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import map_tensors
 from svdcompress.likelihoods import Classification, Likelihood, likelihood_for
-from svdcompress.sources import map_tensors
 
 
 class InUnits(nn.Module):

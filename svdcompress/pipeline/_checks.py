@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from svdcompress import cost, report
 from svdcompress.checkpoint import read_manifest
-from svdcompress.convert import variational_layers
 from svdcompress.errors import UsageError
 from svdcompress.export import check_parity
+from svdcompress.layers import variational_layers
 from svdcompress.pipeline._baked import Baked, baked
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._open import OpenRun

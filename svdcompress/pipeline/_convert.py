@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from svdcompress.batch import call, main_output
 from svdcompress.convert import PlanEntry, convert, plan
 from svdcompress.errors import PruneError
 from svdcompress.layers import VariationalLayer, parse_threshold
@@ -15,7 +16,7 @@ from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, Linear
 from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
 from svdcompress.relevance import Masks, hold
-from svdcompress.sources import Examples, call, main_output
+from svdcompress.sources import Examples
 from svdcompress.train import shrink
 
 CONSTANT_BATCH = 256

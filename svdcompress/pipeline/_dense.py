@@ -8,22 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import call, main_output
 from svdcompress.errors import ModelError, nearest
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import planned
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.recipe import Recipe
-from svdcompress.sources import (
-    Data,
-    arrives_trained,
-    call,
-    check_labels,
-    class_dim,
-    load_weights,
-    main_output,
-    make_model,
-    outputs_hint,
-)
+from svdcompress.sources import Data, arrives_trained, check_labels, class_dim, load_weights, make_model, outputs_hint
 from svdcompress.train import seed_everything
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.convert import PlanEntry, variational_layers
+from svdcompress.batch import call
+from svdcompress.convert import PlanEntry
+from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
@@ -19,7 +21,7 @@ from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.recipe import Recipe, Training
-from svdcompress.sources import call, example_inputs, open_data
+from svdcompress.sources import example_inputs, open_data
 from svdcompress.train import Reach, find_place, make_optimizer
 
 TRIAL_STEPS = 5

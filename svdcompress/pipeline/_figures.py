@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import map_tensors
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, hold, relevance
-from svdcompress.sources import Data, example_inputs, map_tensors
+from svdcompress.sources import Data, example_inputs
 from svdcompress.train import evaluate, score
 
 CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
@@ -131,7 +132,7 @@ def layer_rows(before: dict[str, tuple[int, ...]], masks: Masks, small: nn.Modul
 
 
 def _variational(model: nn.Module) -> dict[str, Any]:
-    from svdcompress.convert import variational_layers
+    from svdcompress.layers import variational_layers
 
     return dict(variational_layers(model))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 from svdcompress.prune import Coupling
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, relevance

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import call, main_output
 from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
 from svdcompress.recipe import LossSection, Recipe
-from svdcompress.sources import IGNORED, Data, batch_length, call, main_output
+from svdcompress.sources import IGNORED, Data, batch_length
 from svdcompress.train import evaluate
 
 BATCH = 100

@@ -18,8 +18,8 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, cost, report
-from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError, VerifyError
+from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import likelihood_for, make_loss, set_likelihood
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures

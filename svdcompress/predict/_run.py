@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from svdcompress.batch import first_tensor, map_tensors
 from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, shortened
 from svdcompress.export import read_metadata
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
-from svdcompress.sources import check_finite, first_tensor, map_tensors, preprocess
+from svdcompress.sources import check_finite, preprocess
 from svdcompress.train import out_of_memory
 from svdcompress.uncertainty import mc_predict
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
+from svdcompress.batch import first_tensor, map_tensors
 from svdcompress.errors import PruneError
+from svdcompress.layers import variational_layers
 from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._compare import ROUGH
 from svdcompress.prune._copies import full_copy, is_low, own_memory, sharing_copy, widened
@@ -21,7 +22,6 @@ from svdcompress.prune._report import PruneReport
 from svdcompress.prune._surgery import operate
 from svdcompress.prune._verify import Judge
 from svdcompress.relevance import hold
-from svdcompress.sources import first_tensor, map_tensors
 
 
 class Attempt:

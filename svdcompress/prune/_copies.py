@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import to_dense, variational_layers
+from svdcompress.convert import to_dense
 from svdcompress.errors import PruneError
-from svdcompress.layers import VariationalLayer
+from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.relevance import hold
 

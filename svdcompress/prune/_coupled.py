@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
 from svdcompress.errors import UsageError
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
 from svdcompress.prune._choice import Analysis, Consumer
 from svdcompress.prune._folding import holders, oriented
 from svdcompress.prune._prune import analyse

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from svdcompress.batch import first_tensor
 from svdcompress.convert import PAST_CURE, watch
 from svdcompress.prune._verify import resized
-from svdcompress.sources import first_tensor
 
 
 @dataclass

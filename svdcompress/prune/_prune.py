@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import as_it_was, variational_layers
+from svdcompress.batch import call, first_tensor, map_tensors
+from svdcompress.convert import as_it_was
 from svdcompress.errors import PruneError, UsageError
-from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer
+from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer, variational_layers
 from svdcompress.prune._attempt import Attempt
 from svdcompress.prune._branches import take_branches
 from svdcompress.prune._choice import Analysis
@@ -25,7 +26,6 @@ from svdcompress.prune._trace import Trace
 from svdcompress.prune._tracer import OutOfTime, Tracer, leave_idle
 from svdcompress.prune._verify import evaluating, resized
 from svdcompress.relevance import as_masks, relevance
-from svdcompress.sources import call, first_tensor, map_tensors
 
 FEW = 2
 """Examples of the batch that are traced."""

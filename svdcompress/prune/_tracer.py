@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from svdcompress.batch import call, first_tensor, map_tensors
 from svdcompress.layers import kept_channels
 from svdcompress.prune._operators import follow
 from svdcompress.prune._paddings import hold_others, note_returned
 from svdcompress.prune._shadow import Shadow, flat, small, varying
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.prune._trace import Trace, View
-from svdcompress.sources import call, first_tensor, map_tensors
 
 OPAQUE: dict[type[nn.Module], str] = {
     nn.RNNBase: "recurrent layer: its state feeds back into its gates",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import call, first_tensor, map_tensors
 from svdcompress.convert import as_it_was
 from svdcompress.prune._compare import EXACT, MISTAKE, TOLERANCE, difference
 from svdcompress.prune._copies import dense_copy
 from svdcompress.prune._tensors import tensors_in
-from svdcompress.sources import call, first_tensor, map_tensors
 
 MORE = 32
 """How many positions are added where inputs are made larger: at most so many, and at most as many again."""

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
 
 LOW, HIGH, BINS = -12.0, 12.0, 48
 

@@ -1,11 +1,10 @@
-"""Names to models, weights and data; and how any model is called on any batch."""
+"""Names to models, weights and data."""
 
 import importlib
 import warnings
 from typing import Any
 
 from svdcompress.sources._arguments import outputs_hint
-from svdcompress.sources._call import call, first_tensor, main_output, map_tensors, to_device
 from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
@@ -30,7 +29,6 @@ __all__ = [
     "InMemory",
     "arrives_trained",
     "batch_length",
-    "call",
     "check_finite",
     "check_labels",
     "class_dim",
@@ -43,7 +41,6 @@ __all__ = [
     "decode",
     "example_inputs",
     "finite_as",
-    "first_tensor",
     "frame_inputs",
     "fresh_weights",
     "image_files",
@@ -54,16 +51,13 @@ __all__ = [
     "load_npy",
     "load_npz",
     "load_weights",
-    "main_output",
     "make_model",
-    "map_tensors",
     "open_data",
     "open_frame",
     "outputs_hint",
     "preprocess",
     "save_weights",
     "split_batch",
-    "to_device",
 ]
 
 _MOVED = ("Loss", "gaussian_heads", "make_loss")

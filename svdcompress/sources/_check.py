@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
-from svdcompress.sources._call import map_tensors
 from svdcompress.sources._positions import IGNORED
 
 LARGEST = torch.finfo(torch.float32).max

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources import _standard, _transforms
 from svdcompress.sources._arrays import read_digits, read_npz
-from svdcompress.sources._call import map_tensors
 from svdcompress.sources._check import Check
 from svdcompress.sources._cifar import read_cifar
 from svdcompress.sources._examples import Examples, FromDataset, InMemory

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from svdcompress.batch import first_tensor, map_tensors, to_device
 from svdcompress.errors import DataError, SvdcError
-from svdcompress.sources._call import first_tensor, map_tensors, to_device
 from svdcompress.sources._check import Check
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
-from svdcompress.sources._call import map_tensors
 from svdcompress.sources._images import sensible_workers
 from svdcompress.sources._names import import_name
 from svdcompress.sources._raw import Raw, Table

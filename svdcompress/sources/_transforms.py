@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import RecipeError, SvdcError, TrustError, shortened
-from svdcompress.sources._call import map_tensors
 from svdcompress.sources._names import HOW, import_name, is_python_name
 
 Spec = str | Mapping[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import call
 from svdcompress.likelihoods import Likelihood, Loss
 from svdcompress.recipe import Distillation
-from svdcompress.sources import call
 
 
 class Teacher:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 
 
 @contextmanager

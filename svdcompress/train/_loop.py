@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
+from svdcompress.batch import call, to_device
 from svdcompress.errors import CheckpointError, DataError, Interrupted, SvdcError, TrainingError, shortened
+from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import Loss
 from svdcompress.objective import ELBO, kl_divergence
 from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
-from svdcompress.sources import Examples, call, to_device
+from svdcompress.sources import Examples
 from svdcompress.train._distill import Teacher
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._gradients import nothing

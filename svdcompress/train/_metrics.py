@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import call
 from svdcompress.errors import DataError
 from svdcompress.likelihoods import Likelihood, likelihood_for
-from svdcompress.sources import Examples, call
+from svdcompress.sources import Examples
 
 EVALUATION_BATCH = 1000
 

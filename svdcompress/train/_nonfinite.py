@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import call, map_tensors
 from svdcompress.errors import TrainingError
-from svdcompress.sources import call, map_tensors
 
 
 class NotFinite(TrainingError):

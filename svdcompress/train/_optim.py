@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from svdcompress.convert import variational_layers
 from svdcompress.errors import ModelError
+from svdcompress.layers import variational_layers
 from svdcompress.recipe import LrSchedule, Training, in_epochs
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
 from svdcompress.recipe import Training
 from svdcompress.train._optim import LrFactor
 

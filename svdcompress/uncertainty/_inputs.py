@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError, UsageError
-from svdcompress.sources import map_tensors
 
 
 def batch_size(inputs: Any) -> int:

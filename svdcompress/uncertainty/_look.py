@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError, SvdcError
 from svdcompress.layers import Shapes, StochasticLayer, drawing, stochastic_layers
-from svdcompress.sources import map_tensors
 
 INPUTS, OTHERS = 8, 3
 """Inputs of a first pass at most, and of the second, whose number has to be another."""

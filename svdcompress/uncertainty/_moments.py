@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from svdcompress.batch import main_output
 from svdcompress.errors import DataError, ModelError, SvdcError
 from svdcompress.layers import BernoulliDropout, GaussianDropout, StochasticLayer, VariationalLayer
 from svdcompress.likelihoods import Prediction, Sums
-from svdcompress.sources import main_output
 from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
 
 DRAWS = 2**22

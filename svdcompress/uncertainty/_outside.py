@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
-from svdcompress.sources import map_tensors, preprocess
+from svdcompress.sources import preprocess
 from svdcompress.uncertainty._compare import Batches, head
 
 

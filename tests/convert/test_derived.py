@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
 from svdcompress.errors import CheckpointError, ModelError
-from svdcompress.layers import VariationalConv2d, VariationalLinear
+from svdcompress.layers import VariationalConv2d, VariationalLinear, variational_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
 from svdcompress.errors import ModelError
+from svdcompress.layers import variational_layers
 
 
 class Window(nn.Module):

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
 from svdcompress.errors import CheckpointError
-from svdcompress.layers import VariationalConv3d, VariationalLinear
+from svdcompress.layers import VariationalConv3d, VariationalLinear, variational_layers
 
 
 class Same(nn.Linear):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
-from svdcompress.layers import Sampler, StochasticLayer
-from svdcompress.sources import call
+from svdcompress.batch import call
+from svdcompress.layers import Sampler, StochasticLayer, variational_layers
 
 
 def varied(model: nn.Module, *, low: float = -6.0, high: float = -2.0, seed: int = 0) -> nn.Module:

@@ -8,8 +8,7 @@ from layer_cases import CASES, layer_draws, weight_draws
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
-from svdcompress.layers import drawing
+from svdcompress.layers import drawing, variational_layers
 
 DRAWS = 3000
 NAMES = ["linear", "linear-sequence", "hf-conv1d", "conv1d", "conv2d", "conv2d-groups", "conv2d-one", "transposed2d"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 from svdcompress.pipeline import estimate, open_run, run
 from svdcompress.recipe import load_recipe
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from svdcompress import convert
 from svdcompress.cli import app
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _stages, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from svdcompress import convert, coupled_relevance, hold, prune, relevance
-from svdcompress.convert import variational_layers
 from svdcompress.errors import OutputError
 from svdcompress.export import check_parity, export_onnx
+from svdcompress.layers import variational_layers
 from svdcompress.pipeline import feed, prepare
 from svdcompress.pipeline._convert import shrinking
 from svdcompress.pipeline._figures import choose_masks

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from svdcompress import convert, cost, prune
-from svdcompress.convert import variational_layers
 from svdcompress.errors import ExportError
+from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _figures, run
 from svdcompress.pipeline._round import rounded
 from svdcompress.relevance import as_masks

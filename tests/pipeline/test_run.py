@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from svdcompress.convert import variational_layers
 from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
 from svdcompress.export import check_parity, read_metadata
+from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import likelihood_of
 from svdcompress.pipeline import OpenRun, converted, estimate, free_folder, open_run, prepare, run
 from svdcompress.pipeline._select import bare

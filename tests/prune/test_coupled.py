@@ -12,8 +12,9 @@ from masking import gap, masked, outputs, shake
 from torch import Tensor, nn
 from zoo_models import ZOO
 
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
 from svdcompress.errors import UsageError
+from svdcompress.layers import variational_layers
 from svdcompress.prune import coupled_relevance, prune
 from svdcompress.relevance import relevance
 

@@ -8,7 +8,8 @@ from masking import gap, masked, other_inputs, outputs, shake
 from torch import Tensor, nn
 from zoo_models import ZOO
 
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
+from svdcompress.layers import variational_layers
 from svdcompress.prune import groups, prune
 
 # name: (output projection of the first attention, its value rows as (layer, first row), number of heads that share one key)

@@ -10,8 +10,9 @@ from masking import gap, masked, outputs, random_masks, shake
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
 from svdcompress.errors import ModelError, PruneError, SvdcError, UsageError
+from svdcompress.layers import variational_layers
 from svdcompress.prune import groups, prune
 from svdcompress.prune._attempt import Attempt
 from svdcompress.relevance import relevance

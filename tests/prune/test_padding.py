@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 
 DEAD = {8: [1, 5], 16: [0, 3, 5, 9, 13, 15], 32: [2, 4, 7, 8, 11, 13, 17, 21, 23, 27, 30, 31]}
 """Channels of each stage's stream that go: 16 has those of 8 behind 4 zeros, 32 those of 16 behind 8."""

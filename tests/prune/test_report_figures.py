@@ -7,7 +7,8 @@ import torch
 from masking import gap, masked, outputs, shake
 from torch import Tensor, nn
 
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
+from svdcompress.layers import variational_layers
 from svdcompress.prune import groups, prune
 
 

@@ -10,8 +10,8 @@ from masking import masked, random_masks, shake
 from torch import Tensor, nn
 from zoo_models import ZOO
 
-from svdcompress.convert import convert, convert_dropout, variational_layers
-from svdcompress.layers import sampling
+from svdcompress.convert import convert, convert_dropout
+from svdcompress.layers import sampling, variational_layers
 from svdcompress.prune import prune
 
 DRAWS = 4000

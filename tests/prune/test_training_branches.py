@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.convert import variational_layers, watch
+from svdcompress.convert import watch
+from svdcompress.layers import variational_layers
 
 
 class Auxiliary(nn.Module):

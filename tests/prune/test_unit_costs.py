@@ -9,7 +9,8 @@ from masking import shake
 from torch import Tensor, nn
 
 from svdcompress import cost
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
+from svdcompress.layers import variational_layers
 from svdcompress.prune import groups, prune
 from svdcompress.prune._unit_costs import _elements
 from svdcompress.prune._units import Units

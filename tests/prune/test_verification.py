@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo_models import ZOO
 
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
+from svdcompress.layers import variational_layers
 from svdcompress.prune import prune
 from svdcompress.prune._compare import TOLERANCE, difference
 from svdcompress.prune._verify import Judge

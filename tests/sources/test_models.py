@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from svdcompress.batch import call, main_output
 from svdcompress.errors import DependencyError, ModelError
 from svdcompress.recipe import ModelSection
-from svdcompress.sources import arrives_trained, call, fresh_weights, image_statistics, main_output, make_model
+from svdcompress.sources import arrives_trained, fresh_weights, image_statistics, make_model
 
 
 def make(name, **args):

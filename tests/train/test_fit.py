@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from svdcompress import ELBO, Constant, LinearWarmup, convert, hold, relevance
-from svdcompress.convert import variational_layers
 from svdcompress.errors import DataError, Interrupted, TrainingError, UsageError
+from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import Distillation, LossSection, LrSchedule, Training
 from svdcompress.sources import InMemory

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from svdcompress import Constant, LinearWarmup, convert
-from svdcompress.convert import variational_layers
+from svdcompress.layers import variational_layers
 from svdcompress.recipe import Training
 from svdcompress.sources import InMemory
 from svdcompress.train import distances, factors, fit, reach, steps_of

@@ -7,8 +7,8 @@ from small_models import mlp, weight_draws, widen
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress.batch import call, main_output
 from svdcompress.layers import shared_over_positions, stochastic_layers
-from svdcompress.sources import call, main_output
 from svdcompress.uncertainty import mc_predict
 from svdcompress.uncertainty._look import look
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.convert import variational_layers
+from svdcompress.batch import call, map_tensors
+from svdcompress.layers import variational_layers
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.relevance import hold
-from svdcompress.sources import call, map_tensors
 
 
 def shake(model: nn.Module) -> nn.Module:

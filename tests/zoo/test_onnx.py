@@ -35,7 +35,7 @@ def test_file_agrees_with_the_masked_model(name: str, tmp_path) -> None:
     import onnxruntime
 
     from svdcompress import export_onnx
-    from svdcompress.sources import call, main_output, map_tensors
+    from svdcompress.batch import call, main_output, map_tensors
 
     torch.manual_seed(0)
     factory, inputs = ZOO[name]

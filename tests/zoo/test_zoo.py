@@ -9,7 +9,8 @@ from torch import nn
 from zoo_models import ZOO
 
 from svdcompress.checkpoint import load, save
-from svdcompress.convert import convert, variational_layers
+from svdcompress.convert import convert
+from svdcompress.layers import variational_layers
 from svdcompress.prune import prune
 
 SLOW = {"hf-mobilenet-v2", "hf-efficientnet", "hf-swin", "hf-llama", "hf-gpt2", "hf-distilbert", "hf-resnet", "hf-regnet"}
@@ -85,7 +86,7 @@ def test_fine_tuning_goes_on(name: str) -> None:
 
 
 def _with_gradient(model: nn.Module, inputs: object) -> list[torch.Tensor]:
+    from svdcompress.batch import call
     from svdcompress.prune._tensors import tensors_in
-    from svdcompress.sources import call
 
     return [t for t in tensors_in(call(model, inputs)) if t.requires_grad]
