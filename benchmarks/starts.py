@@ -22,8 +22,8 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.likelihoods import make_loss
-from svdcompress.prune import Coupling
 from svdcompress.recipe import LossSection, Training
+from svdcompress.selection import Coupling
 from svdcompress.sources import InMemory
 from svdcompress.train import evaluate, factors, fit, steps_of
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from svdcompress.layers import sampling
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
-    from svdcompress.prune import PruneReport, coupled_relevance, groups, prune
+    from svdcompress.prune import PruneReport, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
+    from svdcompress.selection import coupled_relevance
     from svdcompress.uncertainty import Prediction, mc_predict
 
 _HOMES = {
@@ -25,8 +26,9 @@ _HOMES = {
     "layers": ("sampling",),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
-    "prune": ("PruneReport", "coupled_relevance", "groups", "prune"),
+    "prune": ("PruneReport", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
+    "selection": ("coupled_relevance",),
     "uncertainty": ("Prediction", "mc_predict"),
 }
 

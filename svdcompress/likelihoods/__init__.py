@@ -9,6 +9,7 @@ from svdcompress.likelihoods._loss import Loss, make_loss
 from svdcompress.likelihoods._named import TASKS, likelihood_for
 from svdcompress.likelihoods._prediction import Prediction
 from svdcompress.likelihoods._regression import Regression
+from svdcompress.likelihoods._score import score
 from svdcompress.likelihoods._statistics import Statistics
 from svdcompress.likelihoods._stored import as_stored, from_stored, likelihood_of, resolve, set_likelihood
 from svdcompress.likelihoods._sums import Sums
@@ -32,5 +33,6 @@ __all__ = [
     "likelihood_of",
     "make_loss",
     "resolve",
+    "score",
     "set_likelihood",
 ]

@@ -5,22 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from svdcompress.batch import call, main_output
 from svdcompress.convert import PlanEntry, convert, plan
-from svdcompress.errors import PruneError
 from svdcompress.layers import VariationalLayer, parse_threshold
 from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
-from svdcompress.pipeline._judge import judge
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
-from svdcompress.relevance import Masks, hold
-from svdcompress.sources import Examples
+from svdcompress.relevance import Masks
+from svdcompress.selection import rule
 from svdcompress.train import shrink
-
-CONSTANT_BATCH = 256
-"""Examples whose outputs are compared to see that a model still tells them apart."""
 
 
 def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module:
@@ -33,11 +26,11 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
     for_all: dict[str, Any] = {name: getattr(settings, name) for name in ("exclude", "variance_dtype", "derived")}
     for_all["example_inputs"] = inputs
     for_all["filter_fn"] = lambda module, name: not isinstance(module, VariationalLayer)  # the first rule that matches counts
-    for rule in settings.layers:
-        own = {name: getattr(rule, name) if getattr(rule, name) is not None else value for name, value in base.items()}
-        if rule.log_sigma2 is not None:
-            own["log_alpha"] = rule.log_alpha  # the nearer start counts
-        convert(model, include=rule.patterns, **own, **for_all)
+    for own_rule in settings.layers:
+        own = {name: getattr(own_rule, name) if getattr(own_rule, name) is not None else value for name, value in base.items()}
+        if own_rule.log_sigma2 is not None:
+            own["log_alpha"] = own_rule.log_alpha  # the nearer start counts
+        convert(model, include=own_rule.patterns, **own, **for_all)
     return convert(model, include=settings.include, **base, **for_all)
 
 
@@ -98,7 +91,7 @@ def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
     mildest = {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
 
     def masks(model: nn.Module) -> Masks:
-        return judge(model, recipe, inputs)(mildest)
+        return rule(model, recipe.relevance, inputs)(mildest)
 
     settings = recipe.prune
     options = {"round_to": settings.round_to, "protect": settings.protect, "time_budget": settings.time_budget}
@@ -106,27 +99,3 @@ def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
         "shrink_from": in_epochs(recipe.train.shrink, recipe.train.epochs),
         "shrink": partial(shrink, inputs=inputs, masks=masks, **options),
     }
-
-
-@torch.no_grad()
-def check_some_left(model: nn.Module, masks: Masks, examples: Examples) -> None:
-    """Raises PruneError, saying what to try, for masks that leave a model of one answer to all inputs.
-
-    A layer without any weight is no error where the signal goes round it, as past a residual branch.
-    """
-    empty = [layer.name for layer in masks.layers if not layer.kept]
-    if not empty:
-        return
-    inputs, _ = next(iter(examples.batches(CONSTANT_BATCH)))
-    hold(model, masks)
-    try:
-        output = main_output(call(model, inputs))
-    finally:
-        hold(model, None)
-    if len(output) > 1 and bool((output - output[:1]).abs().max() <= 1e-6 * output.abs().max()):
-        names = ", ".join(repr(name) for name in empty[:4]) + (" ..." if len(empty) > 4 else "")
-        raise PruneError(
-            f"nothing is left of layer {names}: the model gives one and the same answer to all inputs. What was trained is "
-            "kept: go on with --resume --out FOLDER and a higher --set relevance.threshold=..., or start again with a lower "
-            "train.beta.final, or more train.epochs"
-        )

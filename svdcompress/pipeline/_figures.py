@@ -15,14 +15,9 @@ from torch import Tensor, nn
 
 from svdcompress.batch import map_tensors
 from svdcompress.likelihoods import likelihood_for
-from svdcompress.pipeline._judge import judge
-from svdcompress.recipe import Recipe
-from svdcompress.relevance import Masks, hold, relevance
+from svdcompress.relevance import Masks
 from svdcompress.sources import Data, example_inputs
-from svdcompress.train import evaluate, score
-
-CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-"""Thresholds at which the validation error is drawn."""
+from svdcompress.train import evaluate
 
 PACKAGES = ("svdcompress", "torch", "accelerate", "onnx", "onnxruntime", "numpy", "safetensors")
 
@@ -36,43 +31,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def choose_masks(
-    model: nn.Module, recipe: Recipe, validate: Callable[[nn.Module], dict[str, float]], inputs: Any = None
-) -> tuple[Masks, Any, list]:
-    """Masks, the threshold they come from, and the curve of validation figures against thresholds.
-
-    With candidates, the sparsest one is taken whose validation error is within the tolerance of the best candidate's.
-    inputs: examples, on which units are found that layers share, where these are judged as one (`relevance.coupled`).
-    """
-    settings = recipe.relevance
-    judged = judge(model, recipe, inputs)
-    others = sum(p.numel() for p in model.parameters()) - 2 * relevance(model, 3.0).total
-    tried: dict[str, tuple[Any, Masks, dict[str, float]]] = {}
-
-    def look(threshold: Any) -> tuple[Any, Masks, dict[str, float]]:
-        key = str(threshold)
-        if key not in tried:
-            masks = judged(threshold)
-            hold(model, masks)
-            try:
-                tried[key] = threshold, masks, validate(model)
-            finally:
-                hold(model, None)
-        return tried[key]
-
-    if settings.candidates:
-        results = [look(threshold) for threshold in settings.candidates]
-        best = min(score(metrics)[0] for _, _, metrics in results)
-        allowed = best + settings.tolerance * (1 if likelihood_for(recipe.task).probabilities else best / 100)
-        fitting = [result for result in results if score(result[2])[0] <= allowed + 1e-9]
-        threshold, masks, _ = min(fitting, key=lambda result: (result[1].kept, score(result[2])))
-    else:
-        threshold, masks = settings.threshold, judged(settings.threshold)
-    points = sorted({*CURVE, *(t for t in [*settings.candidates, threshold] if isinstance(t, float))})
-    curve = [{"threshold": t, **look(t)[2], "nonzero": look(t)[1].kept + others} for t in points]
-    return masks, threshold, curve
 
 
 @contextmanager

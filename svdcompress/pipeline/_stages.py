@@ -25,7 +25,7 @@ from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._changes import changes
-from svdcompress.pipeline._convert import check_some_left, converted, final_beta, make_schedule, shrinking
+from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._log import check_tensorboard, log_row
@@ -41,6 +41,7 @@ from svdcompress.pipeline._verify import self_check, set_aside
 from svdcompress.prune import prune
 from svdcompress.recipe import Recipe, Training, dump_recipe
 from svdcompress.relevance import hold
+from svdcompress.selection import check_some_left, choose
 from svdcompress.sources import Data, example_inputs, make_model, open_data, save_weights
 from svdcompress.train import Bars, Fit, Place, agree, evaluate, fit, wait, write_atomically
 
@@ -224,10 +225,11 @@ class Stages:
             with _figures.there(self.place.device, model):
                 return self._validate(model)
 
-        self.masks, threshold, curve = _figures.choose_masks(self.model, self.recipe, validate, self.inputs)
-        self._try("log alpha", lambda: self._keep("log_alpha", report.log_alpha_histograms(self.model, threshold)))
-        self.results["threshold"] = threshold if threshold is not None else self.recipe.convert.threshold
-        self.results["threshold_curve"] = curve
+        chosen = choose(self.model, self.recipe, validate, self.inputs)
+        self.masks = chosen.masks
+        self._try("log alpha", lambda: self._keep("log_alpha", report.log_alpha_histograms(self.model, chosen.asked)))
+        self.results["threshold"] = chosen.threshold
+        self.results["threshold_curve"] = chosen.curve
         check_some_left(self.model, self.masks, self.data.validation)
 
     def _prune(self) -> None:

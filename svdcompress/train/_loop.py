@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from svdcompress.batch import call, to_device
 from svdcompress.errors import CheckpointError, DataError, Interrupted, SvdcError, TrainingError, shortened
 from svdcompress.layers import variational_layers
-from svdcompress.likelihoods import Loss
+from svdcompress.likelihoods import Loss, score
 from svdcompress.objective import ELBO, kl_divergence
 from svdcompress.recipe import Training
 from svdcompress.relevance import relevance
@@ -24,7 +24,6 @@ from svdcompress.sources import Examples
 from svdcompress.train._distill import Teacher
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._gradients import nothing
-from svdcompress.train._metrics import score
 from svdcompress.train._nonfinite import explain
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -69,8 +67,3 @@ def losses(
     model.train(training)
     first, second, count = (torch.cat(column) for column in zip(*parts, strict=True))
     return first, second, count
-
-
-def score(metrics: dict[str, float]) -> tuple[float, float]:
-    """What epochs and thresholds are chosen by, smaller is better: error (or RMSE), then NLL."""
-    return metrics.get("error", metrics.get("rmse", math.inf)), metrics["nll"]

@@ -14,11 +14,10 @@ from svdcompress.export import check_parity, export_onnx
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import feed, prepare
 from svdcompress.pipeline._convert import shrinking
-from svdcompress.pipeline._figures import choose_masks
 from svdcompress.pipeline._folder import discard
-from svdcompress.pipeline._judge import judge
 from svdcompress.pipeline._select import Select, bare, faster, whole, widened
 from svdcompress.recipe import load_recipe
+from svdcompress.selection import choose, rule
 from svdcompress.sources import Data, InMemory
 
 
@@ -182,7 +181,8 @@ def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
 
     def chosen(coupled):
         settings = [f"relevance.coupled={coupled}", f"convert.share={side}", "relevance.candidates=[3]"]
-        masks, _, curve = choose_masks(model, load_recipe(None, settings), lambda m: {"error": 1.0, "nll": 0.0}, x)
+        chosen = choose(model, load_recipe(None, settings), lambda m: {"error": 1.0, "nll": 0.0}, x)
+        masks, curve = chosen.masks, chosen.curve
         assert {point["threshold"]: point["nonzero"] for point in curve}[3.0] == masks.kept + 20  # and the biases
         units = {name: masks[name].T if side == "input" else masks[name] for name in readers}
         return [[bool(units[name][unit].any()) for name in readers] for unit in range(6)], units
@@ -214,7 +214,7 @@ def test_auto_couples_only_what_layers_share(make, shape, share):
             layer.weight.normal_()
             layer.log_sigma2.copy_(2 + torch.randn(layer.weight.shape))
     before = torch.get_rng_state()
-    found = judge(model, load_recipe(None), x)(2.0)
+    found = rule(model, load_recipe(None).relevance, x)(2.0)
     assert torch.equal(torch.get_rng_state(), before)
     coupled = make is Residual and share not in ("weight", "layer")
     together = coupled_relevance(model, x, threshold=2.0, side="output" if share == "output" else "input")

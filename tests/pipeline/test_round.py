@@ -1,5 +1,7 @@
 """Channel counts at multiples are kept where they measure faster, and the report tells both."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from svdcompress import convert, cost, prune
 from svdcompress.errors import ExportError
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _figures, run
+from svdcompress.pipeline import _stages, run
 from svdcompress.pipeline._round import rounded
 from svdcompress.relevance import as_masks
 
@@ -83,21 +85,22 @@ def test_what_cannot_be_exported_is_rounded_as_asked(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_records_which_form_it_took(tiny_recipe, tmp_path, monkeypatch):
-    timed, chosen = cost.latencies, _figures.choose_masks
+    timed, chosen = cost.latencies, _stages.choose
 
     def latencies(paths, *args, **kwargs):
         if "rounded" not in paths:
             return timed(paths, *args, **kwargs)
         return {"rounded": {"batch_1": 2.0}, "unrounded": {"batch_1": 1.0}}
 
-    def choose_masks(model, *args):
-        masks, *rest = chosen(model, *args)
+    def choose(model, *args):
+        selected = chosen(model, *args)
+        masks = selected.masks
         found = {name: torch.ones_like(mask) for name, mask in masks.items()}
         list(found.values())[-1][:, :11] = False  # 13 of the 24 hidden units are left
-        return as_masks(model, found), *rest
+        return replace(selected, masks=as_masks(model, found))
 
     monkeypatch.setattr(cost, "latencies", latencies)
-    monkeypatch.setattr(_figures, "choose_masks", choose_masks)
+    monkeypatch.setattr(_stages, "choose", choose)
     recipe = tiny_recipe.model_copy(deep=True)
     recipe.prune.round_to, recipe.train.epochs, recipe.uncertainty.samples = 8, 1, 0
     results = run(recipe, tmp_path / "run", quiet=True)

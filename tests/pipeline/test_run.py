@@ -282,7 +282,7 @@ def test_layer_rules_set_layers_apart():
 
 def test_the_sparsest_candidate_within_the_tolerance_is_chosen():
     from svdcompress import convert
-    from svdcompress.pipeline._figures import choose_masks
+    from svdcompress.selection import choose
 
     torch.manual_seed(0)
     model = convert(torch.nn.Sequential(torch.nn.Linear(40, 2)))
@@ -301,11 +301,11 @@ def test_the_sparsest_candidate_within_the_tolerance_is_chosen():
     errors |= dict(zip(kept, (3.0, 2.1, 2.0), strict=True))
     for tolerance, expected in ((0.0, 4.0), (0.2, 2.0), (1.0, 1.0)):
         recipe = load_recipe(None, ["relevance.candidates=[1, 2, 4]", f"relevance.tolerance={tolerance}"])
-        masks, threshold, curve = choose_masks(model, recipe, validate)
-        assert threshold == expected
-        assert masks.kept == relevance(model, expected).kept
+        chosen = choose(model, recipe, validate)
+        assert chosen.threshold == chosen.asked == expected
+        assert chosen.masks.kept == relevance(model, expected).kept
         assert model[0].mask is None
-        assert {point["threshold"] for point in curve} >= {1.0, 2.0, 4.0}
+        assert {point["threshold"] for point in chosen.curve} >= {1.0, 2.0, 4.0}
 
 
 def test_an_estimate_writes_nothing(tiny_recipe, tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ from torch import nn
 from svdcompress import convert, relevance
 from svdcompress.errors import PruneError
 from svdcompress.pipeline import advice, converted, dense_model, final_beta, make_schedule
-from svdcompress.pipeline._convert import check_some_left
 from svdcompress.recipe import BetaSchedule, load_recipe
 from svdcompress.relevance import as_masks
+from svdcompress.selection import check_some_left
 from svdcompress.sources import InMemory, save_weights
 
 

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from svdcompress.errors import UsageError
 from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
-from svdcompress.prune._choice import Analysis, Consumer
-from svdcompress.prune._folding import holders, oriented
-from svdcompress.prune._prune import analyse
+from svdcompress.prune import Analysis, Consumer, analyse, holders, oriented
 from svdcompress.relevance import Masks, as_masks, relevance
 
 EPS = 1e-8

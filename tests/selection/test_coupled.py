@@ -15,8 +15,9 @@ from zoo_models import ZOO
 from svdcompress.convert import convert
 from svdcompress.errors import UsageError
 from svdcompress.layers import variational_layers
-from svdcompress.prune import coupled_relevance, prune
+from svdcompress.prune import prune
 from svdcompress.relevance import relevance
+from svdcompress.selection import coupled_relevance
 
 
 class Residual(nn.Module):

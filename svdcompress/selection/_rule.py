@@ -7,20 +7,23 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.layers import variational_layers
-from svdcompress.prune import Coupling
-from svdcompress.recipe import Recipe
+from svdcompress.layers import Threshold, variational_layers
+from svdcompress.recipe import RelevanceSection
 from svdcompress.relevance import Masks, relevance
+from svdcompress.selection._coupled import Coupling
+
+Rule = Callable[[Threshold | None], Masks]
+"""From a threshold (None: each layer's own) to a model's masks."""
 
 
-def judge(model: nn.Module, recipe: Recipe, inputs: Any) -> Callable[[Any], Masks]:
-    """How a converted model's masks come from a threshold, in choosing one and in shrinking alike.
+def rule(model: nn.Module, settings: RelevanceSection, inputs: Any) -> Rule:
+    """How a converted model's masks come from a threshold: in training's figures, in shrinking and in the last choice alike.
 
-    Units are judged as one (see `coupled_relevance`) where the recipe says so, and where it says auto if two or more layers
+    Units are judged as one (see `coupled_relevance`) where the settings say so, and where they say auto if two or more layers
     read the same unit (or write it, where "output" has the larger part of the layers' shares) and one of them shares its
     relevance by that side. inputs: examples for one forward pass.
     """
-    wanted = recipe.relevance.coupled
+    wanted = settings.coupled
     parts = {side: sum(layer.share.get(side, 0.0) for _, layer in variational_layers(model)) for side in ("input", "output")}
     if wanted is False or (wanted == "auto" and not any(parts.values())):
         return lambda threshold: relevance(model, threshold)

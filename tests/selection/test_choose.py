@@ -1,0 +1,41 @@
+"""What a run reports as its threshold is what was used."""
+
+import pytest
+import torch
+from torch import nn
+
+from svdcompress import convert
+from svdcompress.recipe import load_recipe
+from svdcompress.selection import choose
+
+
+def chosen(*overrides: str, second: dict | None = None):
+    torch.manual_seed(0)
+    x = torch.randn(2, 6)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    if second:
+        convert(model, include=["2"], **second)
+    convert(model, filter_fn=lambda module, name: type(module) is nn.Linear)
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.log_sigma2.uniform_(-12, 4)
+    return choose(model, load_recipe(None, list(overrides)), lambda m: {"error": 1.0, "nll": 0.0}, x), model
+
+
+def test_a_layer_with_a_limit_of_its_own_is_told():
+    found, model = chosen(second={"threshold": 8.0})
+    assert found.asked is None and found.threshold == {"0": 3.0, "2": 8.0}
+    assert torch.equal(found.masks["0"], model[0].log_alpha() < 3) and torch.equal(found.masks["2"], model[2].log_alpha() < 8)
+    assert "threshold={'0': 3.0, '2': 8.0}" in repr(found)
+
+
+def test_a_threshold_of_the_recipe_goes_over_a_layers_own():
+    found, model = chosen("relevance.threshold=1", second={"threshold": 8.0})
+    assert found.threshold == 1.0 and torch.equal(found.masks["2"], model[2].log_alpha() < 1)
+
+
+@pytest.mark.parametrize("share", ["input", ["weight", "input"]])
+def test_limits_are_those_of_the_shares_that_a_layer_has(share):
+    found, _ = chosen("relevance.threshold={weight: 2, input: 5}", second={"share": share})
+    assert found.limits["0"] == {"weight": 2.0}
+    assert found.threshold == {"0": 2.0, "2": 5.0 if share == "input" else {"weight": 2.0, "input": 5.0}}
