@@ -52,6 +52,5 @@ class Facts(_Part):
     """`state/run.json`."""
 
     seconds: dict[str, float] = {}
-    pruning: Selected | None = None
     torch_threads: Length | None = None
     finished: bool = False

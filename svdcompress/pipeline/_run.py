@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from svdcompress.errors import Interrupted, OutputError, RecipeError, SvdcError, TrainingError
+from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._folder import (
     RunState,
     discard,
@@ -23,7 +24,7 @@ from svdcompress.pipeline._folder import (
     stored_recipe,
 )
 from svdcompress.pipeline._resume import outdated
-from svdcompress.pipeline._stages import Stages
+from svdcompress.pipeline._stages import run_stages
 from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, NotFinite, Place, find_place, out_of_memory, told, wait
 
@@ -88,9 +89,9 @@ def _stages(
     again = resume_command(folder, recipe)
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
-            stages = Stages(recipe, folder, place, bars, stop, say)
-            stages.results["torch_threads"] = threads
-            return stages.run()
+            state = RunState(folder, place.first)
+            results = {"seconds": dict(state.facts.get("seconds", {})), "torch_threads": threads}
+            return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
         except Interrupted as error:
             raise Interrupted(f"{error} Go on with: {again}") from None
         except NotFinite as error:

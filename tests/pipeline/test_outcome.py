@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from svdcompress import convert
 from svdcompress.cli import app
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _stages, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
+from svdcompress.pipeline import _trainer, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
 from svdcompress.sources import save_weights
@@ -142,10 +142,10 @@ def test_the_learning_rate_that_is_told_is_the_one_that_trains(tiny_recipe, tmp_
 
     def watched(*args, **more):
         seen[more["stage"]] = more.get("lr_log_sigma2")
-        return _stages_fit(*args, **more)
+        return _fit(*args, **more)
 
-    _stages_fit = _stages.fit
-    monkeypatch.setattr(_stages, "fit", watched)
+    _fit = _trainer.fit
+    monkeypatch.setattr(_trainer, "fit", watched)
     recipe = tiny_recipe.model_copy(deep=True)
     recipe.train.lr_log_sigma2 = "auto"
     recipe.dense.epochs = recipe.train.epochs = recipe.recover.epochs = 1

@@ -9,7 +9,7 @@ from torch import nn
 from svdcompress import convert, cost, prune
 from svdcompress.errors import ExportError
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _stages, run
+from svdcompress.pipeline import _smaller, run
 from svdcompress.pipeline._round import rounded
 from svdcompress.relevance import as_masks
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_exported_is_rounded_as_asked(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_records_which_form_it_took(tiny_recipe, tmp_path, monkeypatch):
-    timed, chosen = cost.latencies, _stages.choose
+    timed, chosen = cost.latencies, _smaller.choose
 
     def latencies(paths, *args, **kwargs):
         if "rounded" not in paths:
@@ -100,7 +100,7 @@ def test_a_run_records_which_form_it_took(tiny_recipe, tmp_path, monkeypatch):
         return replace(selected, masks=as_masks(model, found))
 
     monkeypatch.setattr(cost, "latencies", latencies)
-    monkeypatch.setattr(_stages, "choose", choose)
+    monkeypatch.setattr(_smaller, "choose", choose)
     recipe = tiny_recipe.model_copy(deep=True)
     recipe.prune.round_to, recipe.train.epochs, recipe.uncertainty.samples = 8, 1, 0
     results = run(recipe, tmp_path / "run", quiet=True)

@@ -132,13 +132,14 @@ def test_a_run_that_shrinks_while_it_trains(tiny_run, tmp_path):
 SLOWLY = """
 import sys, time
 from svdcompress import pipeline
+from svdcompress.pipeline import _trainer
 from svdcompress.recipe import load_recipe
 
 def wait(self, row):
     print(row["stage"], row["epoch"], flush=True)
     time.sleep(1 if row["stage"] == sys.argv[3] else 0)
 
-pipeline.Stages._log = wait
+_trainer.Trainer._log = wait
 try:
     pipeline.run(load_recipe(sys.argv[1]), sys.argv[2])
 except Exception as error:

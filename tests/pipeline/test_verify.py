@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from svdcompress import checkpoint, report
 from svdcompress.cli._app import app
 from svdcompress.errors import OutputError, VerifyError
-from svdcompress.pipeline import open_run, run, verify_run
-from svdcompress.pipeline._stages import Stages
+from svdcompress.pipeline import _stages, open_run, run, verify_run
 from svdcompress.pipeline._verify import self_check, set_aside
 from svdcompress.recipe import load_recipe
 from svdcompress.report import FORMAT
@@ -188,9 +187,9 @@ def test_the_command_ends_with_a_code_of_its_own(folder):
 def broken(name, change):
     """A run whose file is broken between its export and its checks."""
 
-    def cost(self, work=Stages._cost):
-        work(self)
-        change(self.out / name)
+    def cost(context, *rest, work=_stages.cost_stage):
+        work(context, *rest)
+        change(context.out / name)
 
     return cost
 
@@ -241,7 +240,7 @@ def test_a_file_that_broke_is_kept_under_another_name_and_ends_the_run(
     (tmp_path / "tiny.yaml").write_text(dump_recipe(tiny_recipe))
     recipe, out = load_recipe(str(tmp_path / "tiny.yaml"), QUICK), tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Stages, "_cost", broken(name, change))
+        patch.setattr(_stages, "cost_stage", broken(name, change))
         with pytest.raises(VerifyError, match=rf"{name}: {figure}.*kept as .*FAILED-{name}.*--resume --out"):
             run(recipe, out)
     assert (out / f"FAILED-{name}").is_file() and not (out / name).exists()

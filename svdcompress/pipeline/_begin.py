@@ -1,0 +1,126 @@
+"""The stages up to a trained variational model: data, dense, convert, train."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+from torch import nn
+
+from svdcompress.layers import variational_layers
+from svdcompress.pipeline import _figures
+from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking
+from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._log import check_tensorboard
+from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._skill import no_skill
+from svdcompress.pipeline._trainer import Trainer
+from svdcompress.sources import Data, example_inputs, open_data, save_weights
+from svdcompress.train import write_atomically
+
+EXAMPLES = 2
+"""Examples with which graphs are traced."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """inputs: a few training examples, with which graphs are traced."""
+
+    data: Data
+    inputs: Any
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The trained dense model; trainer: how all later stages train; beta: where the weight of the KL will end."""
+
+    model: nn.Module
+    trainer: Trainer
+    beta: float
+
+
+@dataclass(frozen=True)
+class Variational:
+    """A converted model; shapes: of its layers' weights, by name; rate: the learning rate of its log variances."""
+
+    model: nn.Module
+    shapes: dict[str, tuple[int, ...]]
+    rate: float | None
+
+
+def open_stage(context: Context) -> Opened:
+    """The run's folder gets its recipe, the data is opened."""
+    recipe = context.recipe
+    context.state.write_recipe(recipe)  # before anything that takes long: from here on it can be resumed
+    if recipe.report.tensorboard:
+        check_tensorboard()
+    data = open_data(recipe.data, recipe.task)
+    return Opened(data, example_inputs(data.train, EXAMPLES))
+
+
+def dense_stage(context: Context, opened: Opened) -> Dense:
+    """The dense model, loaded or trained, tried on the data before and judged after."""
+    recipe, data, inputs = context.recipe, opened.data, opened.inputs
+    model, trained = dense_model(recipe)
+    check_model(model, recipe, data, inputs)
+    beta = final_beta(recipe, model, len(data.train), inputs)
+    for line in data.notes:
+        context.note(line)
+    for line in [*data.warnings, *advice(recipe, model, len(data.train), context.place.world, inputs)]:
+        context.warn(line)
+    _tell_phases(context, trained)
+    trainer = Trainer(context, data, model, class_weights(recipe.loss, data, model, inputs))
+    if not trained:
+        context.history += trainer.fit(model, "dense", recipe.dense).history
+    model.eval()
+    trainer = trainer.with_tau(_figures.noise_precision(model, data))
+    if context.place.first:
+        with _figures.there(context.place.device, model):
+            found = None if recipe.loss.class_weights else no_skill(model, data, context.place.device)
+        if found:
+            context.warn(found)
+        write_atomically(context.out / "dense.safetensors", lambda path: save_weights(model, path))
+    return Dense(model, trainer, beta)
+
+
+def convert_stage(context: Context, opened: Opened, dense: Dense) -> Variational:
+    """A converted copy of the dense model, and whether training can bring it to the threshold."""
+    recipe, world, count = context.recipe, context.place.world, len(opened.data.train)
+    model = converted(copy.deepcopy(dense.model).cpu(), recipe, opened.inputs)
+    shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(model)}
+    rate = rate_of_variances(recipe, model, count, dense.beta, world)
+    found = reach_of(recipe, model, count, dense.beta, rate, world)
+    context.results["reach"] = found.to_dict()
+    for line in out_of_reach(recipe, found):
+        context.warn(line)
+    return Variational(model, shapes, rate)
+
+
+def train_stage(context: Context, opened: Opened, dense: Dense, variational: Variational) -> None:
+    """Fine-tune the converted model, in place, with the annealed ELBO."""
+    train = context.recipe.train
+    fit = dense.trainer.fit(
+        variational.model,
+        "train",
+        train,
+        schedule=make_schedule(train.beta, train.epochs, dense.beta),
+        lr_log_sigma2=variational.rate,
+        distill=train.distill,
+        compiled=train.compile,
+        **shrinking(context.recipe, opened.inputs),
+    )
+    context.history += fit.history
+
+
+def _tell_phases(context: Context, trained: bool) -> None:
+    """How long each phase of training is, and what sets it."""
+    recipe = context.recipe
+    phases = [] if trained else [f"the dense model {recipe.dense.epochs} epochs (--dense-epochs; --weights has it trained)"]
+    phases.append(f"fine-tuning {recipe.train.epochs} (--epochs)")
+    phases.append(f"recovery {recipe.recover.epochs} (--set recover.epochs=...)")
+    context.say(f"[dim]training: {escape(', '.join(phases))}[/]")

@@ -1,0 +1,68 @@
+"""What all stages of a run are given: its recipe, its folder, where it says things, and the report that is being written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from svdcompress.errors import Interrupted, OutputError
+from svdcompress.pipeline._folder import RunState, Stop
+from svdcompress.recipe import Recipe
+from svdcompress.train import Bars, Place
+
+WITH_BARS = ("dense", "train", "recover", "search")
+"""Stages that show bars of their own."""
+
+
+@dataclass
+class Context:
+    """One run. results: what `report.json` will hold; history: its epochs so far."""
+
+    recipe: Recipe
+    out: Path
+    place: Place
+    bars: Bars
+    stop: Stop
+    say: Callable[[str], None]
+    state: RunState
+    results: dict[str, Any]
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Within it the stage's seconds are counted, over all sittings of the run. Raises Interrupted if asked to stop."""
+        if self.stop():
+            raise Interrupted(f"stopped by {self.stop.signal} before the stage {name}.")
+        started = time.monotonic()
+        with nullcontext() if name in WITH_BARS else self.bars.working(name):
+            yield
+        seconds = self.results["seconds"]
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
+        self.state.put(seconds=seconds)
+
+    def warn(self, line: str) -> None:
+        """A warning, on the screen and in the report."""
+        self.results.setdefault("warnings", []).append(line)
+        self.say(f"[yellow]warning:[/] {escape(line)}")
+
+    def note(self, line: str) -> None:
+        """What a user may want to know, on the screen and in the report."""
+        self.results.setdefault("notes", []).append(line)
+        self.say(f"[dim]note:[/] {escape(line)}")
+
+    def attempt(self, what: str, work: Callable[[], Any]) -> None:
+        """Make figures. What fails in it is a warning, and under `failed` in the report: it must not cost a run its files."""
+        try:
+            work()
+        except (Interrupted, OutputError):
+            raise
+        except Exception as error:  # of the test data, of other packages, of the user's model: a figure is never worth the rest
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            self.results.setdefault("failed", {})[what] = reason
+            self.warn(f"no figures of {what} ({reason}); the files are not concerned")

@@ -1,0 +1,110 @@
+"""From a trained variational model to a small one: threshold, prune, recover; each can be done again with another choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress import checkpoint, report
+from svdcompress.errors import CheckpointError
+from svdcompress.likelihoods import likelihood_for, set_likelihood
+from svdcompress.objective import Constant
+from svdcompress.pipeline import _figures
+from svdcompress.pipeline._begin import Dense, Opened, Variational
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._round import rounded
+from svdcompress.pipeline._select import bare, whole
+from svdcompress.prune import prune
+from svdcompress.relevance import Masks
+from svdcompress.selection import Selection, check_some_left, choose
+from svdcompress.sources import make_model
+from svdcompress.train import Fit, wait
+
+
+@dataclass(frozen=True)
+class Small:
+    """A pruned model that takes whole inputs, and what pruning said of it."""
+
+    model: nn.Module
+    pruning: dict[str, Any]
+
+
+def threshold_stage(context: Context, opened: Opened, dense: Dense, variational: Variational) -> Selection:
+    """What stays, as the recipe says; raises PruneError where that is nothing."""
+    model, results = variational.model, context.results
+    chosen = choose(model, context.recipe, dense.trainer.validate, opened.inputs)
+
+    def histograms() -> None:
+        results["log_alpha"] = report.log_alpha_histograms(model, chosen.asked)
+
+    context.attempt("log alpha", histograms)
+    results["threshold"] = chosen.threshold
+    results["threshold_curve"] = chosen.curve
+    check_some_left(model, chosen.masks, opened.data.validation)
+    return chosen
+
+
+def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks, file: Path) -> Small:
+    """The model without its dead units. file: what a stopped run left of it, else where it is kept."""
+    recipe = context.recipe
+    if context.place.first and not file.exists():
+        settings, export = recipe.prune, recipe.export
+        asked = {name: getattr(settings, name) for name in ("remove_inputs", "protect", "time_budget")}
+
+        def make(round_to: int) -> nn.Module:
+            return prune(model, opened.inputs, masks=masks, round_to=round_to, **asked)
+
+        timed = export.onnx and recipe.report.latency
+        feed = partial(_figures.feed, opened.data) if timed else None
+        small, pruning = rounded(make, settings.round_to, opened.inputs, feed, export.opset)
+        checkpoint.save(small, file, extra={"pruning": report.plain(pruning)})
+    wait()
+    facts = (checkpoint.read_manifest(file).get("extra") or {}).get("pruning")  # the first process's
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"{file}: damaged, or of another version; remove it to prune again")
+    return Small(whole(checkpoint.load(file, make_model(recipe.model)), facts), facts)
+
+
+def recover_stage(
+    context: Context, dense: Dense, variational: Variational, small: Small, *, stage: str = "recover", state: Path | None = None
+) -> Fit | None:
+    """Train the small model on, in place, with its masks held; None where the recipe has no epochs for it.
+
+    stage, state: the name that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them.
+    """
+    recover = context.recipe.recover
+    if not recover.epochs:
+        return None
+    beta = dense.beta if recover.beta == "auto" else recover.beta
+    return dense.trainer.fit(
+        small.model,
+        stage,
+        recover,
+        schedule=Constant(beta) if recover.noise else None,
+        noise=recover.noise,
+        lr_log_sigma2=recover.lr_log_sigma2,
+        distill=recover.distill,
+        total=sum(prod(shape) for shape in variational.shapes.values()),
+        state=state,
+    )
+
+
+def keep(context: Context, opened: Opened, small: Small) -> None:
+    """Write model.safetensors."""
+    data, pruning = opened.data, small.pruning
+    tau = _figures.noise_precision(small.model, data)
+    set_likelihood(bare(small.model), likelihood_for(data.task, data.dim, tau))
+    extra: dict[str, Any] = {
+        "recipe": context.recipe.model_dump(mode="json"),
+        "preprocessing": data.preprocessing,
+        "classes": data.classes,
+        "tau": tau,
+        "dim": data.dim,
+        "inputs": {name: pruning.get(name) for name in ("inputs_kept", "inputs_dim")},
+    }
+    checkpoint.save(bare(small.model), context.out / "model.safetensors", extra=extra)

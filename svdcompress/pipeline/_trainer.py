@@ -1,0 +1,87 @@
+"""How every stage of a run trains and validates: the same data, loss, teacher and device each time."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from svdcompress.likelihoods import make_loss
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._log import log_row
+from svdcompress.recipe import Distillation, Training
+from svdcompress.sources import Data
+from svdcompress.train import Fit, agree, evaluate, fit
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """teacher: the dense model, from which a student may learn. tau: 1 / noise variance of a regression's loss."""
+
+    context: Context
+    data: Data
+    teacher: nn.Module
+    class_weights: Tensor | None
+    tau: float = 1.0
+
+    def with_tau(self, found: float | None) -> Trainer:
+        """The same with the noise that the dense model was found to have, where the recipe does not set one."""
+        wanted = self.context.recipe.loss.tau
+        return replace(self, tau=(found or 1.0) if wanted == "auto" else wanted)
+
+    def fit(
+        self,
+        model: nn.Module,
+        stage: str,
+        settings: Training,
+        *,
+        distill: Distillation | None = None,
+        state: Path | None = None,
+        **more: Any,
+    ) -> Fit:
+        """Train a model in place, and leave it on the CPU in `eval()`; more: as `train.fit` takes it.
+
+        state: the file to go on from (None: of the stage's name).
+        """
+        context, data, recipe = self.context, self.data, self.context.recipe
+        taught = distill is not None and distill.weight > 0
+        result = fit(
+            model,
+            data.train,
+            make_loss(recipe.loss, tau=self.tau, class_weights=self.class_weights, dim=data.dim),
+            settings,
+            stage=stage,
+            teacher=copy.deepcopy(self.teacher) if taught else None,
+            distill=distill,
+            task=recipe.task,
+            dim=data.dim,
+            validate=self.metrics,
+            seed=recipe.seed,
+            device=recipe.device,
+            state=state or context.state.folder / f"{stage}.pt",
+            bars=context.bars,
+            stop=context.stop,
+            on_epoch=self._log,
+            **more,
+        )
+        agree(model)
+        model.cpu().eval()
+        return result
+
+    def metrics(self, model: nn.Module) -> dict[str, float]:
+        """On the validation data, where the model is."""
+        device, data = next(model.parameters()).device, self.data
+        return evaluate(model, data.validation, data.task, device=device, scale=data.target_scale, dim=data.dim)
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """On the validation data, on the run's device; the model is back on the CPU afterwards."""
+        with there(self.context.place.device, model):
+            return self.metrics(model)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if self.context.recipe.report.tensorboard and self.context.place.first:
+            log_row(self.context.out, row)
