@@ -10,11 +10,14 @@ from svdcompress.pipeline._folder import STATE
 from svdcompress.recipe import Recipe
 from svdcompress.train import StateFile
 
-FILES = ("dense.pt", "train.pt", "pruned.safetensors", "recover.pt")
+FILES = ("dense.pt", "train.pt", "pruned.safetensors", "recover.pt", "search")
 """What the stages leave in `state/`, in order."""
 
-FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "recover": 3}
+FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "recover": 3, "search": 4}
 """The first of FILES that a section has a part in, and with it in all later ones; sections not named here: 0."""
+
+FURTHER = ("search.trials", "search.max_minutes")
+"""Fields that say how far a search goes, and may change at any time."""
 
 ALWAYS = ("out", "device", "export", "uncertainty", "report", "description")
 """Sections that tell only how a run is carried out and what is written at its end."""
@@ -40,7 +43,7 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
 
     Raises RecipeError, naming them, for changes of what an epoch of training, or a pruned model, was made with already.
     """
-    fields = changed_fields(stored, given)
+    fields = [field for field in changed_fields(stored, given) if field not in FURTHER]
     if not fields:
         return []
     files = [folder / STATE / name for name in FILES]

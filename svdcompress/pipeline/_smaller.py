@@ -36,17 +36,22 @@ class Small:
 
 def threshold_stage(context: Context, opened: Opened, dense: Dense, variational: Variational) -> Selection:
     """What stays, as the recipe says; raises PruneError where that is nothing."""
-    model, results = variational.model, context.results
-    chosen = choose(model, context.recipe, dense.trainer.validate, opened.inputs)
+    chosen = choose(variational.model, context.recipe, dense.trainer.validate, opened.inputs)
+    tell_selection(context, variational, chosen)
+    check_some_left(variational.model, chosen.masks, opened.data.validation)
+    return chosen
+
+
+def tell_selection(context: Context, variational: Variational, chosen: Selection) -> None:
+    """What the report says of a choice."""
+    results = context.results
 
     def histograms() -> None:
-        results["log_alpha"] = report.log_alpha_histograms(model, chosen.asked)
+        results["log_alpha"] = report.log_alpha_histograms(variational.model, chosen.asked)
 
     context.attempt("log alpha", histograms)
     results["threshold"] = chosen.threshold
     results["threshold_curve"] = chosen.curve
-    check_some_left(model, chosen.masks, opened.data.validation)
-    return chosen
 
 
 def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks, file: Path) -> Small:
@@ -71,16 +76,24 @@ def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks
 
 
 def recover_stage(
-    context: Context, dense: Dense, variational: Variational, small: Small, *, stage: str = "recover", state: Path | None = None
+    context: Context,
+    dense: Dense,
+    variational: Variational,
+    small: Small,
+    *,
+    ended: float | None = None,
+    stage: str = "recover",
+    state: Path | None = None,
 ) -> Fit | None:
     """Train the small model on, in place, with its masks held; None where the recipe has no epochs for it.
 
-    stage, state: the name that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them.
+    ended: where the beta of training ended (None: where the recipe says). stage, state: the name that its noise and order are
+    drawn by, and the file of its state, as `Trainer.fit` has them.
     """
     recover = context.recipe.recover
     if not recover.epochs:
         return None
-    beta = dense.beta if recover.beta == "auto" else recover.beta
+    beta = (dense.beta if ended is None else ended) if recover.beta == "auto" else recover.beta
     return dense.trainer.fit(
         small.model,
         stage,

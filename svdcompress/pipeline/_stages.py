@@ -15,7 +15,8 @@ from svdcompress.pipeline._finish import (
     report_stage,
     verify_stage,
 )
-from svdcompress.pipeline._smaller import keep, prune_stage, recover_stage, threshold_stage
+from svdcompress.pipeline._search import Search
+from svdcompress.pipeline._smaller import keep, prune_stage, recover_stage, tell_selection, threshold_stage
 from svdcompress.train import wait
 
 
@@ -27,19 +28,25 @@ def run_stages(context: Context) -> dict[str, Any]:
         dense = dense_stage(context, opened)
     with context.stage("convert"):
         variational = convert_stage(context, opened, dense)
-    with context.stage("train"):
-        train_stage(context, opened, dense, variational)
-    with context.stage("threshold"):
-        selection = threshold_stage(context, opened, dense, variational)
-    with context.stage("prune"):
-        file = context.state.folder / "pruned.safetensors"
-        small = prune_stage(context, opened, variational.model, selection.masks, file)
-        context.results["pruning"] = {name: value for name, value in small.pruning.items() if name != "surgery"}
-    with context.stage("recover"):
-        if (fit := recover_stage(context, dense, variational, small)) is not None:
-            context.history += fit.history
-        if context.place.first:
-            keep(context, opened, small)
+    if context.recipe.search.wanted:
+        with context.stage("search"):
+            found = Search(context, opened, dense, variational).run()
+            variational, selection, small = found.variational, found.selection, found.small
+            tell_selection(context, variational, selection)
+    else:
+        with context.stage("train"):
+            train_stage(context, opened, dense, variational)
+        with context.stage("threshold"):
+            selection = threshold_stage(context, opened, dense, variational)
+        with context.stage("prune"):
+            file = context.state.folder / "pruned.safetensors"
+            small = prune_stage(context, opened, variational.model, selection.masks, file)
+        with context.stage("recover"):
+            if (fit := recover_stage(context, dense, variational, small)) is not None:
+                context.history += fit.history
+    context.results["pruning"] = {name: value for name, value in small.pruning.items() if name != "surgery"}
+    if context.place.first:
+        keep(context, opened, small)
     wrong = error = None
     if context.place.first:
         models = Finished(dense, variational, selection.masks, small)

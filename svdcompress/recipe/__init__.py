@@ -7,6 +7,7 @@ from svdcompress.lazy import import_when_used
 if TYPE_CHECKING:
     from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
     from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
+    from svdcompress.recipe._goal import MEASURES, Goal, parse_goal
     from svdcompress.recipe._load import WITHOUT_RECIPE, dump_recipe, load_recipe, parse_recipe
     from svdcompress.recipe._schema import (
         BetaSchedule,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Recipe,
         RecoverSection,
         RelevanceSection,
+        SearchSection,
         Training,
         TrainSection,
         in_epochs,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_checks": ("LAST_RANDOM_OPSET", "SHARES", "TASKS"),
     "_find": ("describe_recipe", "find_recipe", "recipes_folder", "shipped_recipes"),
+    "_goal": ("MEASURES", "Goal", "parse_goal"),
     "_load": ("WITHOUT_RECIPE", "dump_recipe", "load_recipe", "parse_recipe"),
     "_schema": (
         "BetaSchedule",
@@ -46,6 +49,7 @@ _HOMES = {
         "Recipe",
         "RecoverSection",
         "RelevanceSection",
+        "SearchSection",
         "Training",
         "TrainSection",
         "in_epochs",
@@ -55,6 +59,7 @@ _HOMES = {
 
 __all__ = [
     "LAST_RANDOM_OPSET",
+    "MEASURES",
     "SHARES",
     "TASKS",
     "WITHOUT_RECIPE",
@@ -64,6 +69,7 @@ __all__ = [
     "DenseSection",
     "Distillation",
     "ExperimentSection",
+    "Goal",
     "LayerRule",
     "LossSection",
     "LrSchedule",
@@ -71,6 +77,7 @@ __all__ = [
     "Recipe",
     "RecoverSection",
     "RelevanceSection",
+    "SearchSection",
     "TrainSection",
     "Training",
     "describe_recipe",
@@ -78,6 +85,7 @@ __all__ = [
     "find_recipe",
     "in_epochs",
     "load_recipe",
+    "parse_goal",
     "parse_recipe",
     "parse_yaml",
     "recipes_folder",

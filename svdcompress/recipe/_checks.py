@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from svdcompress.errors import nearest
+from svdcompress.recipe._goal import parse_goal
 
 SHARES = ("weight", "input", "output", "layer")
 """Who may share a prior variance (as `svdcompress.layers.REDUCED` has them)."""
@@ -23,6 +24,12 @@ LARGEST = 2**53
 """Whole numbers beyond it are a slip of the keyboard, and no float can hold them."""
 
 MOMENT = "a number of epochs, or a share of them such as 30%"
+
+
+def known_goal(text: str) -> str:
+    """A goal of the search, as it was written."""
+    parse_goal(text)
+    return text
 
 
 def numbers_are_numbers(value: Any, annotation: Any) -> Any:

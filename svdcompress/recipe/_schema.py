@@ -17,6 +17,7 @@ from pydantic import (
 
 from svdcompress.recipe._checks import (
     TASKS,
+    known_goal,
     known_loss,
     known_share,
     known_threshold,
@@ -90,7 +91,9 @@ class DataSection(Section):
     features: list[str] | None = None  # columns to use, for tables; all others by default
     test: str | None = None  # another source for the test set
     test_share: float = Field(default=0.2, gt=0, lt=1)  # held out for the test where a source has no test set of its own
-    validation: Annotated[float, Field(gt=0)] = 0.1  # of the training data: a share, or from 1 on a number of examples
+    # A share of the training data, or from 1 on a number of its examples. Weights that were trained on them need others:
+    # another source (csv:FILE, ...), or "test:50%", a share of the test data that the figures then leave out.
+    validation: Annotated[float, Field(gt=0)] | str = 0.1
     split: Literal["random", "tail"] = "random"  # who is held out: drawn with split_seed, or the last ones
     split_seed: int = 0
     transform: list[str | Plain] = []  # for all examples, in order
@@ -260,6 +263,35 @@ class RelevanceSection(Section):
     tolerance: float = Field(default=0.0, ge=0)
 
 
+Goal = Annotated[str, AfterValidator(known_goal)]
+
+
+class SearchSection(Section):
+    """The smallest model that loses no more than `max_drop`, or the best one of a size: searched for where one is set.
+
+    max_drop: points of validation error, or per cent of the dense model's RMSE; max_error: the error (per cent) or RMSE itself.
+    goal: latency=2x, macs=0.4, parameters=10x, nonzero=50x, bytes=200kB. With both, the goal unless the budget forbids it.
+    """
+
+    max_drop: float | None = Field(default=None, ge=0)
+    max_error: float | None = Field(default=None, ge=0)
+    goal: Goal | None = None
+    # What the smallest model is smallest in. auto: that of the goal; else nonzero where single weights alone are asked whether
+    # they are needed (convert.share: weight), and macs where units are.
+    objective: Literal["auto", "parameters", "macs", "latency", "bytes", "nonzero"] = "auto"
+    # One-sided, that of the upper bound on the drop that has to keep the budget; too few validation data: the drop itself does.
+    confidence: float = Field(default=0.9, gt=0.5, lt=1)
+    trials: int = Field(default=8, ge=1)
+    max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
+    levels: int = Field(default=6, ge=1, le=20)  # of rising pressure: beta doubles from each to the next
+    latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a run searches at all."""
+        return any(each is not None for each in (self.max_drop, self.max_error, self.goal))
+
+
 class PruneSection(Section):
     """Physical removal of dead units."""
 
@@ -321,6 +353,7 @@ class Recipe(Section):
     convert: ConvertSection = ConvertSection()
     train: TrainSection = TrainSection()
     relevance: RelevanceSection = RelevanceSection()
+    search: SearchSection = SearchSection()
     prune: PruneSection = PruneSection()
     recover: RecoverSection = RecoverSection()
     export: ExportSection = ExportSection()

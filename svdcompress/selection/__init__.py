@@ -1,7 +1,7 @@
 """What stays: thresholds of each layer and share, units judged as one, candidates, and the curve of error against size."""
 
-from svdcompress.selection._choose import Selection, check_some_left, choose, look_at
+from svdcompress.selection._choose import Selection, check_some_left, choose, limits_of, look_at
 from svdcompress.selection._coupled import Coupling, coupled_relevance
 from svdcompress.selection._rule import Rule, rule
 
-__all__ = ["Coupling", "Rule", "Selection", "check_some_left", "choose", "coupled_relevance", "look_at", "rule"]
+__all__ = ["Coupling", "Rule", "Selection", "check_some_left", "choose", "coupled_relevance", "limits_of", "look_at", "rule"]

@@ -31,7 +31,8 @@ Validate = Callable[[nn.Module], dict[str, float]]
 class Selection:
     """What stays, and by which limits.
 
-    masks: which weights stay. asked: the threshold that they come from (None: each layer's own). limits: the limits on log
+    masks: which weights stay. asked: the threshold that they come from (None: each layer's own); target: the size that it was
+    chosen for, or None. limits: the limits on log
     alpha that were used, by layer and share. curve: [{threshold, error | rmse, nll, nonzero}] on validation data.
     """
 
@@ -39,6 +40,7 @@ class Selection:
     asked: Threshold | None
     limits: dict[str, dict[str, float]]
     curve: list[dict[str, float]]
+    target: float | None = None
 
     @property
     def threshold(self) -> float | dict[str, Any]:
@@ -85,7 +87,7 @@ def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = N
         threshold, masks = settings.threshold, judged(settings.threshold)
     points = sorted({*CURVE, *(t for t in [*settings.candidates, threshold] if isinstance(t, float))})
     curve = [{"threshold": t, **look(t)[2], "nonzero": look(t)[1].kept + others} for t in points]
-    return Selection(masks, threshold, _limits(model, threshold), curve)
+    return Selection(masks, threshold, limits_of(model, threshold), curve)
 
 
 def look_at(model: nn.Module, masks: Mapping[str, Any], validate: Validate) -> dict[str, float]:
@@ -97,7 +99,7 @@ def look_at(model: nn.Module, masks: Mapping[str, Any], validate: Validate) -> d
         hold(model, None)
 
 
-def _limits(model: nn.Module, threshold: Threshold | None) -> dict[str, dict[str, float]]:
+def limits_of(model: nn.Module, threshold: Threshold | None) -> dict[str, dict[str, float]]:
     """The limit of each share that a layer has."""
     asked = None if threshold is None else parse_threshold(threshold)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from svdcompress.sources._images import read_imagefolder
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._positions import IGNORED
 from svdcompress.sources._raw import Raw, Table
+from svdcompress.sources._split import in_three, part
 from svdcompress.sources._tables import read_table
 
 READERS: dict[str, Callable[[str, DataSection], Raw]] = {
@@ -79,7 +80,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     raw.train = _limited(_checked(raw.train, task, "train"), section)
     if not len(raw.train):
         raise DataError(f"data: {raw.train.origin}: no examples")
-    tables = _split(raw, section)
+    tables = in_three(raw, section, lambda other: _read(other, task))
     for name in ("validation", "test"):
         tables[name] = _limited(_checked(tables[name], task, name), section)
     outputs, classes = _outputs(tables, task, raw.classes)
@@ -153,35 +154,7 @@ def _read(section: DataSection, task: str) -> Raw:
 def _limited(table: Table, section: DataSection) -> Table:
     if section.limit is None or len(table) <= section.limit:
         return table
-    return _part(table, torch.arange(section.limit))
-
-
-def _part(table: Table, indices: Tensor) -> Table:
-    if table.dataset is not None:
-        return replace(table, rows=indices if table.rows is None else table.rows[indices])
-    return Table(table.origin, map_tensors(table.inputs, lambda tensor: tensor[indices]), table.targets[indices])
-
-
-def _split(raw: Raw, section: DataSection) -> dict[str, Table]:
-    """Training, validation and test parts; who is held out depends on split_seed alone, never on the run's seed."""
-    train, test = raw.train, raw.test
-    if test is None:
-        train, test = _hold_out(train, section.test_share, section, "test_share")
-    if raw.validation is not None:
-        return {"train": train, "validation": raw.validation, "test": test}
-    train, validation = _hold_out(train, section.validation, section, "validation")
-    return {"train": train, "validation": validation, "test": test}
-
-
-def _hold_out(table: Table, amount: float, section: DataSection, name: str) -> tuple[Table, Table]:
-    count = int(amount) if amount >= 1 else max(1, round(amount * len(table)))
-    if count >= len(table):
-        raise DataError(f"data.{name}: {amount:g} leaves no training data of the {len(table)} examples of {table.origin}")
-    if section.split == "tail":
-        order = torch.arange(len(table))
-    else:
-        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(section.split_seed))
-    return _part(table, order[:-count]), _part(table, order[-count:])
+    return part(table, torch.arange(section.limit))
 
 
 def _checked(table: Table, task: str, split: str) -> Table:

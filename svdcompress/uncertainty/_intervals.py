@@ -20,21 +20,21 @@ def wilson(count: float, total: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def paired_shares(before: Tensor, after: Tensor) -> tuple[float, float]:
+def paired_shares(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float, float]:
     """The interval of the change of a share, after - before, on the same examples; both (N,) of yes or no.
 
     Only the examples on which the two differ count: the score interval of Tango (1998), the changes that McNemar's test would
-    not reject. It holds for few differences, and for none, too.
+    not reject. It holds for few differences, and for none, too. z: the normal quantile of its edges.
     """
     before, after = before.flatten().bool(), after.flatten().bool()
     gained, lost, total = int((after & ~before).sum()), int((before & ~after).sum()), len(before)
     if not total:
         return -1.0, 1.0
     middle = (gained - lost) / total
-    return _edge(gained, lost, total, -1.0, middle), _edge(gained, lost, total, 1.0, middle)
+    return _edge(gained, lost, total, -1.0, middle, z), _edge(gained, lost, total, 1.0, middle, z)
 
 
-def _edge(gained: int, lost: int, total: int, outside: float, inside: float) -> float:
+def _edge(gained: int, lost: int, total: int, outside: float, inside: float, z: float) -> float:
     """The change between one that is rejected and one that is not, by bisection."""
     for _ in range(60):
         change = (outside + inside) / 2
@@ -42,29 +42,32 @@ def _edge(gained: int, lost: int, total: int, outside: float, inside: float) -> 
         root = math.sqrt(max(b * b + 8 * total * lost * change * (1 - change), 0.0))
         left = (root - b) / (4 * total)  # the likeliest chance of a loss, were the change that
         variance = total * (2 * left + change * (1 - change))
-        if (gained - lost - total * change) ** 2 > Z95**2 * variance:
+        if (gained - lost - total * change) ** 2 > z**2 * variance:
             outside = change
         else:
             inside = change
     return (outside + inside) / 2
 
 
-def paired_means(difference: Tensor) -> tuple[float, float]:
-    """The interval of a mean of (N,) independent differences, by the normal distribution; infinite for fewer than two."""
+def paired_means(difference: Tensor, z: float = Z95) -> tuple[float, float]:
+    """The interval of a mean of (N,) independent differences, by the normal distribution; infinite for fewer than two.
+
+    z: the normal quantile of its edges.
+    """
     difference = difference.flatten().double()
     if len(difference) < 2:
         return -math.inf, math.inf
-    mean, half = float(difference.mean()), Z95 * float(difference.std()) / math.sqrt(len(difference))
+    mean, half = float(difference.mean()), z * float(difference.std()) / math.sqrt(len(difference))
     return mean - half, mean + half
 
 
-def paired_rmse(before: Tensor, after: Tensor) -> tuple[float, float]:
+def paired_rmse(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float, float]:
     """The interval of the change of a root mean square, after - before, from (N,) squares of the same examples.
 
-    By the delta method: to first order the change is a mean over the examples.
+    By the delta method: to first order the change is a mean over the examples. z: the normal quantile of its edges.
     """
     roots = [max(math.sqrt(float(squares.double().mean())), torch.finfo(torch.float64).tiny) for squares in (before, after)]
     change = roots[1] - roots[0]
     parts = after.double() / (2 * roots[1]) - before.double() / (2 * roots[0])
-    low, high = paired_means(parts - parts.mean())
+    low, high = paired_means(parts - parts.mean(), z)
     return change + low, change + high

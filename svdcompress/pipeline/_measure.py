@@ -1,0 +1,86 @@
+"""What a candidate of the search costs, in the measure that counts: numbers of the model, or of its file."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from svdcompress import cost
+from svdcompress.errors import ExportError
+from svdcompress.export import export_onnx
+from svdcompress.pipeline._baked import baked
+from svdcompress.pipeline._figures import feed
+from svdcompress.recipe import Recipe
+from svdcompress.sources import Data
+
+COMMAND_SECONDS = 600
+"""After so long a latency command counts as hung."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """name: one of `MEASURES`; files are written only for `bytes` and `latency`."""
+
+    name: str
+    recipe: Recipe
+    data: Data
+    inputs: Any
+
+    def of(self, **models: nn.Module) -> dict[str, dict[str, float]]:
+        """The costs of models by name: parameters, nonzero, macs, and `name`. Latencies of several are measured in turns."""
+        found: dict[str, dict[str, float]] = {}
+        for key, model in models.items():
+            counts = cost.measure(model, self.inputs)
+            found[key] = {"parameters": counts.parameters, "nonzero": counts.nonzero, "macs": counts.macs}
+        if self.name in ("bytes", "latency"):
+            with TemporaryDirectory() as folder:
+                files = {key: self._file(model, Path(folder) / f"{key}.onnx") for key, model in models.items()}
+                sizes = {key: cost.file_bytes(file) for key, file in files.items()}
+                times = self._latencies(files) if self.name == "latency" else {}
+            for key in models:
+                found[key] |= {"bytes": float(sizes[key])} | ({"latency": times[key]} if times else {})
+        return found
+
+    def _file(self, model: nn.Module, path: Path) -> Path:
+        units = baked(self.data.preprocessing, self.data.task, self.data.dim)
+        return export_onnx(units.model(model), path, units.inputs(self.inputs), opset=self.recipe.export.opset).path
+
+    def _latencies(self, files: dict[str, Path]) -> dict[str, float]:
+        """Milliseconds of each file: on this machine the geometric mean over batches of 1 and 128."""
+        command = self.recipe.search.latency_command
+        if command is not None:
+            return {key: asked(command, file) for key, file in files.items()}
+        times = cost.latencies(files, partial(feed, self.data)(next(iter(files.values()))))
+        return {key: math.prod(each.values()) ** (1 / len(each)) for key, each in times.items()}
+
+
+def asked(command: str, file: Path) -> float:
+    """The number of milliseconds that a command prints for a file. Raises ExportError for one that fails or prints none."""
+    try:
+        done = subprocess.run(  # what the user typed, without a shell  # nosec B603
+            [*shlex.split(command), str(file)], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise ExportError(f"search.latency_command: {command!r} could not be run ({error})") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise ExportError(f"search.latency_command: {command!r} failed with exit code {done.returncode} ({last[:200]})")
+    words = done.stdout.split()
+    try:
+        found = float(words[-1])
+    except (IndexError, ValueError):
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise ExportError(
+            f"search.latency_command: {command!r} printed {done.stdout.strip()[:80]!r}; its last word has to be the milliseconds "
+            "that the file took"
+        )
+    return found

@@ -1,0 +1,115 @@
+"""One training under rising pressure, which serves many sizes: a posterior is kept at each level of beta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress import checkpoint
+from svdcompress.likelihoods import score
+from svdcompress.objective import Constant, LinearWarmup, Schedule
+from svdcompress.pipeline._begin import Dense, Opened, Variational
+from svdcompress.pipeline._context import Context
+from svdcompress.recipe import LrSchedule, TrainSection
+from svdcompress.relevance import Masks
+from svdcompress.selection import look_at, rule
+from svdcompress.sources import make_model
+from svdcompress.train import shrink
+
+LEVEL_EPOCHS, COOLING_EPOCHS = 0.15, 0.3
+"""Shares of `train.epochs`: of each level of the path, at the full learning rate, and of a trial, while it falls to 0."""
+
+BELOW = 2
+"""Levels of the path below the beta of the recipe."""
+
+
+@dataclass
+class Climb:
+    """The path of a search, as far as it was gone; `folder` keeps its posteriors."""
+
+    context: Context
+    opened: Opened
+    dense: Dense
+    variational: Variational
+    folder: Path
+    total: int
+    rows: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def beta(self, pressure: float) -> float:
+        """The weight of the KL at a level, or between two."""
+        return self.dense.beta * 2.0 ** (pressure - 1 - BELOW)
+
+    def climb(self, level: int) -> dict[str, float]:
+        """Train the next level, or find it done; the row of it: level, beta, nonzero, and metrics before any recovery."""
+        recipe = self.context.recipe
+        model = self.variational.model if level == 1 else self.posterior(level - 1)
+        epochs = _epochs(recipe.train, LEVEL_EPOCHS)
+        beta = self.beta(level)
+        schedule: Schedule = LinearWarmup(0, max(1, epochs // 2), beta) if level == 1 else Constant(beta)
+        settings = recipe.train.model_copy(update={"epochs": epochs, "schedule": LrSchedule(name="constant"), "keep": "last"})
+        state = self.folder / f"level-{level}.pt"
+        fit = self._fit(model, f"level {level}", settings, schedule, state)
+        self.history += fit.history
+        masks = self.masks(model)
+        metrics = look_at(model, masks, self.dense.trainer.validate)
+        counts = {"error": score(metrics)[0], "nll": metrics["nll"], "nonzero": float(self._nonzero(model, masks))}
+        file = self._file(level)
+        if not file.exists():
+            options = {name: getattr(recipe.prune, name) for name in ("round_to", "protect", "time_budget")}
+            shrink(model, self.opened.inputs, masks=self.masks, **options)  # what is dead here will not come back
+            checkpoint.save(model, file)
+        row = {"level": float(level), "beta": beta, **counts}
+        self.rows.append(row)
+        return row
+
+    def masks(self, model: nn.Module) -> Masks:
+        """What stays by the recipe's threshold, or each layer's own."""
+        settings = self.context.recipe.relevance
+        return rule(model, settings, self.opened.inputs)(settings.threshold)
+
+    def posterior(self, level: int) -> nn.Module:
+        """The model as it was after a level."""
+        return checkpoint.load(self._file(level), make_model(self.context.recipe.model)).eval()
+
+    def cooled(self, pressure: float) -> tuple[nn.Module, list[dict[str, Any]]]:
+        """A posterior at a pressure, trained on while the learning rate falls to 0, and the epochs of that."""
+        recipe = self.context.recipe
+        level = min(max(1, int(pressure)), len(self.rows))
+        model = self.posterior(level)
+        settings = recipe.train.model_copy(
+            update={
+                "epochs": _epochs(recipe.train, COOLING_EPOCHS),
+                "schedule": LrSchedule(name="linear", start="0%"),
+                "keep": "last",
+            }
+        )
+        name = f"{pressure:.3f}"
+        fit = self._fit(model, f"pressure {name}", settings, Constant(self.beta(pressure)), self.folder / f"cooled-{name}.pt")
+        return model, fit.history
+
+    def _file(self, level: int) -> Path:
+        return self.folder / f"level-{level}.safetensors"
+
+    def _fit(self, model: nn.Module, stage: str, settings: TrainSection, schedule: Schedule, state: Path) -> Any:
+        return self.dense.trainer.fit(
+            model,
+            stage,
+            settings,
+            schedule=schedule,
+            lr_log_sigma2=self.variational.rate,
+            distill=settings.distill,
+            total=self.total,
+            state=state,
+        )
+
+    def _nonzero(self, model: nn.Module, masks: Masks) -> int:
+        variances = sum(mask.numel() for mask in masks.values())
+        return sum(p.numel() for p in model.parameters()) - 2 * variances + masks.kept
+
+
+def _epochs(train: TrainSection, share: float) -> int:
+    return max(1, round(share * train.epochs))

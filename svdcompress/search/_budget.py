@@ -1,0 +1,115 @@
+"""What error may be lost, and whether validation data can tell that no more was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+from torch import Tensor
+
+from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What each validation example adds to a model's error, (N,) each: wrong answers (a share of its positions, where it has
+    several) or squares, and how many numbers it has; probabilities: whether the former."""
+
+    parts: Tensor
+    numbers: Tensor
+    probabilities: bool
+
+    @property
+    def error(self) -> float:
+        """Per cent of wrong answers, or the RMSE in the units of the squares."""
+        mean = float(self.parts.sum() / self.numbers.sum())
+        return 100 * mean if self.probabilities else math.sqrt(mean)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a model stands against a budget.
+
+    error: per cent, or RMSE. drop: what was lost, in points of error, or per cent of the dense RMSE; upper: what is not
+    exceeded at the budget's confidence, by the paired differences of the validation examples. met: within the budget.
+    """
+
+    error: float
+    drop: float
+    upper: float
+    met: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The error that may be lost on validation data.
+
+    max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
+    RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided; where the
+    validation data are too few for that (see `needed`), the drop itself has to.
+
+    >>> Budget(max_drop=0.5).allowed(2.0)
+    0.5
+    """
+
+    max_drop: float | None = None
+    max_error: float | None = None
+    confidence: float = 0.9
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is bounded."""
+        return self.max_drop is not None or self.max_error is not None
+
+    def allowed(self, dense_error: float, probabilities: bool = True) -> float:
+        """The drop that is allowed for a dense model of this error: the smaller of the two bounds; infinite without one."""
+        bounds = [] if self.max_drop is None else [self.max_drop]
+        if self.max_error is not None:
+            over = self.max_error - dense_error
+            bounds.append(over if probabilities else 100 * over / dense_error)
+        return min(bounds, default=math.inf)
+
+    def needed(self, dense: Losses) -> int:
+        """Validation examples from which on the allowed drop can be told from chance.
+
+        An estimate: a compressed model that is no worse answers about as many examples otherwise as the dense one gets wrong,
+        so that the mean of the differences has a variance of that share over N; for squares, of theirs.
+        """
+        allowed = self.allowed(dense.error, dense.probabilities)
+        if not math.isfinite(allowed) or allowed <= 0:
+            return 2
+        z = NormalDist().inv_cdf(self.confidence)
+        if dense.probabilities:
+            share = max(dense.error / 100, 1 / len(dense.parts))
+            return math.ceil(share * (100 * z / allowed) ** 2)
+        each = dense.parts / dense.numbers
+        relative = float(each.std() / each.mean().clamp_min(1e-300)) if len(each) > 1 else 1.0
+        return math.ceil((0.5 * relative * 100 * z / allowed) ** 2)  # RMSE: half the relative change of the mean square
+
+    def judge(self, dense: Losses, small: Losses) -> Verdict:
+        """A small model against the dense one, on the same examples in the same order."""
+        allowed = self.allowed(dense.error, dense.probabilities)
+        z = NormalDist().inv_cdf(self.confidence)
+        if dense.probabilities:
+            drop = small.error - dense.error
+            upper = 100 * _upper_share(dense, small, z)
+        else:
+            drop = 100 * (small.error / dense.error - 1)
+            weight = dense.numbers / dense.numbers.mean()
+            high = paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)[1]
+            upper = 100 * high / dense.error
+        enough = len(dense.parts) >= self.needed(dense)
+        return Verdict(small.error, drop, upper, (upper if enough else drop) <= allowed + 1e-9)
+
+
+def _upper_share(dense: Losses, small: Losses, z: float) -> float:
+    if bool((dense.numbers == 1).all()):
+        return paired_shares(dense.parts, small.parts, z)[1]
+    difference = (small.parts - dense.parts) / dense.numbers.double().mean()
+    return paired_means(difference, z)[1]

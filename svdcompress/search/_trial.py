@@ -1,0 +1,46 @@
+"""A trial of the search: a model that was made, what it costs and how it stands against the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Trial:
+    """number: from 1 on. pressure: the level of the path that it left from, with a fraction on the way to the next; beta: its
+    weight of the KL. threshold: that its masks come from (None: each layer's own), `ranked`: whether living units went too, to
+    get to a size. costs: by measure. metrics: on validation data. drop, upper, met: as of `Verdict`. seconds: what it took.
+    """
+
+    number: int
+    pressure: float
+    beta: float
+    threshold: float | None
+    ranked: bool
+    costs: dict[str, float]
+    metrics: dict[str, float]
+    error: float
+    drop: float
+    upper: float
+    met: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+    @staticmethod
+    def of(stored: Mapping[str, Any]) -> Trial:
+        """From what `to_dict` gave."""
+        return Trial(**stored)
+
+
+def front(trials: Sequence[Trial], measure: str) -> list[Trial]:
+    """The trials that no other one beats in both error and size, from large to small (equal ones: the first)."""
+    found: list[Trial] = []
+    for trial in sorted(trials, key=lambda one: (one.costs[measure], one.error, one.number)):
+        if not found or trial.error < found[-1].error:
+            found.append(trial)
+    return found[::-1]

@@ -1,0 +1,82 @@
+"""Who is trained on, who chooses and who is asked last: a source's examples in three parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from svdcompress.batch import map_tensors
+from svdcompress.errors import DataError, shortened
+from svdcompress.recipe import DataSection
+from svdcompress.sources._raw import Raw, Table
+
+Read = Callable[[DataSection], Raw]
+
+
+def in_three(raw: Raw, section: DataSection, read: Read) -> dict[str, Table]:
+    """Training, validation and test parts; who is held out depends on split_seed alone, never on the run's seed.
+
+    read: how another source is read.
+    """
+    train, test = raw.train, raw.test
+    if test is None:
+        train, test = _hold_out(train, section.test_share, section, "test_share")
+    if isinstance(section.validation, str):
+        test, validation = _held_elsewhere(section.validation, section, raw, test, read)
+        return {"train": train, "validation": validation, "test": test}
+    if raw.validation is not None:
+        return {"train": train, "validation": raw.validation, "test": test}
+    train, validation = _hold_out(train, section.validation, section, "validation")
+    return {"train": train, "validation": validation, "test": test}
+
+
+def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read: Read) -> tuple[Table, Table]:
+    """The test data, and the validation data that `data.validation` names: a part of the former, or all of another source.
+
+    What was trained on the training data knows it, so that its own splits are no judges of it.
+    """
+    if name.startswith("test:"):
+        share = _share(name.removeprefix("test:"))
+        return _hold_out(test, share, section, "validation", "test data")
+    if name.partition(":")[0] in ("csv", "parquet"):  # with the categories and columns of the training data
+        table = read(section.model_copy(update={"test": name})).test
+        assert table is not None
+        return test, table
+    other = read(section.model_copy(update={"name": name, "test": None}))
+    if other.classes is not None and raw.classes is not None and other.classes != raw.classes:
+        raise DataError(
+            f"data.validation: {name} has the classes {shortened(str(other.classes))}, and {section.name} has "
+            f"{shortened(str(raw.classes))}: the same names in the same order are needed"
+        )
+    return test, other.train
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if share <= 0 or (text.endswith("%") and share >= 1):
+        raise DataError(f"data.validation: 'test:{text}' names no part of the test data; write test:50%, or test:500 examples")
+    return share
+
+
+def _hold_out(table: Table, amount: float, section: DataSection, name: str, what: str = "training data") -> tuple[Table, Table]:
+    count = int(amount) if amount >= 1 else max(1, round(amount * len(table)))
+    if count >= len(table):
+        raise DataError(f"data.{name}: {amount:g} leaves no {what} of the {len(table)} examples of {table.origin}")
+    if section.split == "tail":
+        order = torch.arange(len(table))
+    else:
+        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(section.split_seed))
+    return part(table, order[:-count]), part(table, order[-count:])
+
+
+def part(table: Table, indices: Tensor) -> Table:
+    """Some of the examples of a split."""
+    if table.dataset is not None:
+        return replace(table, rows=indices if table.rows is None else table.rows[indices])
+    return Table(table.origin, map_tensors(table.inputs, lambda tensor: tensor[indices]), table.targets[indices])
