@@ -52,7 +52,7 @@ def masks_for(
 def _of_size(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
     """Masks of which a size comes, by one threshold on all shares, from bisection."""
     judged = rule(model, context.recipe.relevance, opened.inputs)
-    fixed = sum(p.numel() for p in model.parameters()) - 2 * sum(l.weight.numel() for _, l in variational_layers(model))
+    fixed = sum(p.numel() for p in model.parameters()) - 2 * _weights(model)
 
     def size(masks: Masks) -> float:
         if measure.name == "nonzero":
@@ -74,3 +74,7 @@ def _of_size(context: Context, opened: Opened, dense: Dense, model: nn.Module, m
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": low, **metrics, "nonzero": float(masks.kept + fixed)}]
     return replace(Selection(masks, low, limits_of(model, low), curve), target=target)
+
+
+def _weights(model: nn.Module) -> int:
+    return sum(layer.weight.numel() for _, layer in variational_layers(model))

@@ -80,7 +80,7 @@ def asked(command: str, file: Path) -> float:
         found = math.nan
     if not (math.isfinite(found) and found > 0):
         raise ExportError(
-            f"search.latency_command: {command!r} printed {done.stdout.strip()[:80]!r}; its last word has to be the milliseconds "
-            "that the file took"
+            f"search.latency_command: {command!r} printed {done.stdout.strip()[:80]!r}; its last word has to be the "
+            "milliseconds that the file took"
         )
     return found

@@ -117,15 +117,15 @@ class Search:
         unit = "%" if judged.probabilities else ""
         if self.allowed < 0:
             raise RecipeError(
-                f"search.max_error: {settings.max_error:g}: the dense model itself has {judged.error:.4g}{unit} on the validation "
-                "data; allow more, or start from a better one"
+                f"search.max_error: {settings.max_error:g}: the dense model itself has {judged.error:.4g}{unit} on the "
+                "validation data; allow more, or start from a better one"
             )
         count, needed = len(judged.parts), self.budget.needed(judged)
         if self.budget.given and count < needed:
             drop = f"{self.allowed:.3g} points" if judged.probabilities else f"{self.allowed:.3g}% of the RMSE"
             self.context.warn(
-                f"{count:,} validation examples cannot tell a drop of {drop} from chance: about {needed:,} would. The drop that is "
-                "measured decides, which may be off by more than that; set data.validation, or allow more"
+                f"{count:,} validation examples cannot tell a drop of {drop} from chance: about {needed:,} would. The drop "
+                "that is measured decides, in whole examples; set data.validation, or allow more"
             )
         if (line := self._seen()) is not None:
             self.context.warn(line)
@@ -142,8 +142,8 @@ class Search:
         if not (fewer and self.judged.error < 1.0):
             return None
         return (
-            f"the weights have {wrong.error:.2g}% error on training and {self.judged.error:.2g}% on validation examples: they were "
-            "probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
+            f"the weights have {wrong.error:.2g}% error on training and {self.judged.error:.2g}% on validation examples: they "
+            "were probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
             "--validation test:50% for a part of the test data"
         )
 

@@ -52,7 +52,7 @@ class Budget:
 
     max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
     RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided; where the
-    validation data are too few for that (see `needed`), the drop itself has to.
+    validation data are too few for that (see `needed`), the drop itself has to, in whole examples (at least one).
 
     >>> Budget(max_drop=0.5).allowed(2.0)
     0.5
@@ -104,8 +104,12 @@ class Budget:
             weight = dense.numbers / dense.numbers.mean()
             high = paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)[1]
             upper = 100 * high / dense.error
-        enough = len(dense.parts) >= self.needed(dense)
-        return Verdict(small.error, drop, upper, (upper if enough else drop) <= allowed + 1e-9)
+        if len(dense.parts) >= self.needed(dense):
+            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9)
+        if dense.probabilities:  # less than one example is nothing that could be seen
+            each = 100 / float(dense.numbers.sum())
+            allowed = each * max(1, math.ceil(allowed / each - 1e-9))
+        return Verdict(small.error, drop, upper, drop <= allowed + 1e-9)
 
 
 def _upper_share(dense: Losses, small: Losses, z: float) -> float:
