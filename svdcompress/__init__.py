@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from svdcompress.layers import sampling
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
+    from svdcompress.pipeline import Sparsified, sparsify
     from svdcompress.prune import PruneReport, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.selection import coupled_relevance
@@ -26,6 +27,7 @@ _HOMES = {
     "layers": ("sampling",),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
+    "pipeline": ("Sparsified", "sparsify"),
     "prune": ("PruneReport", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
     "selection": ("coupled_relevance",),
@@ -44,6 +46,7 @@ __all__ = [
     "PlanEntry",
     "Prediction",
     "PruneReport",
+    "Sparsified",
     "SvdcError",
     "convert",
     "convert_dropout",
@@ -62,6 +65,7 @@ __all__ = [
     "sampling",
     "save",
     "set_likelihood",
+    "sparsify",
     "to_dense",
 ]
 

@@ -18,7 +18,7 @@ from svdcompress.recipe import shipped_recipes
 if TYPE_CHECKING:
     from svdcompress.recipe import Recipe
 
-MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"
+MODEL, DATA, TRAINING, SEARCH, RUN = "Model", "Data", "Training", "Search", "Run"
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -84,6 +84,15 @@ DataArg = Annotated[
 Target = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="The column to predict, for tables; several as A,B.", rich_help_panel=DATA)
 ]
+Validation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE|SOURCE",
+        help="What chooses: a share or number of the training data (0.1), test:50% of the test data, or another source. "
+        "Weights that have seen the training data need one of the latter.",
+        rich_help_panel=DATA,
+    ),
+]
 LossName = Annotated[
     str | None,
     typer.Option("--loss", help="cross-entropy, binary, mse, gaussian-nll, package.module:loss.", rich_help_panel=TRAINING),
@@ -94,7 +103,13 @@ Set = Annotated[
 ]
 
 
-FIELDS = {"weights": "weights", "strip_prefix": "weights.strip_prefix", "trained": "weights.trained", "target": "data.target"}
+FIELDS = {
+    "weights": "weights",
+    "strip_prefix": "weights.strip_prefix",
+    "trained": "weights.trained",
+    "target": "data.target",
+    "validation": "data.validation",
+}
 """Fields of the recipe that options set under another name than their own."""
 
 
@@ -111,6 +126,7 @@ class Settings:
     data: DataName = None
     data_arg: DataArg = field(default_factory=list)
     target: Target = None
+    validation: Validation = None
     loss: LossName = None
     set_: Set = field(default_factory=list)
 
@@ -140,11 +156,21 @@ class Settings:
         given = {FIELDS.get(name, name): getattr(self, name) for name in ("model", "data", "loss", *FIELDS)}
         given |= {name.replace("__", "."): value for name, value in more.items()}
         fields = {name: value for name, value in given.items() if value is not None}
+        if self.validation is not None:
+            fields["data.validation"] = _number_or_name(self.validation)
         if self.model_arg:
             fields["model.args"] = key_values(self.model_arg, "--model-arg")
         if self.data_arg:
             fields["data.args"] = key_values(self.data_arg, "--data-arg")
         return fields
+
+
+def _number_or_name(text: str) -> float | str:
+    """A share or number of examples, or the name of other data."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def with_settings(work: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,6 +35,46 @@ def sparsify(
         float | None,
         typer.Option(help="Limit on log alpha from which a weight goes (3), in all layers.", rich_help_panel=s.TRAINING),
     ] = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="Search for the smallest model that loses at most so many points of validation error (regression: per cent of "
+            "the RMSE).",
+            rich_help_panel=s.SEARCH,
+        ),
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="The same as a bound on the error itself, in per cent (regression: RMSE).", rich_help_panel=s.SEARCH),
+    ] = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEASURE=SIZE",
+            help="Search for the best model of a size: latency=2x, macs=0.4, parameters=10x, nonzero=50x, bytes=200kB.",
+            rich_help_panel=s.SEARCH,
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEASURE",
+            help="What --max-drop makes small: parameters, macs, latency, bytes, nonzero.",
+            rich_help_panel=s.SEARCH,
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Most models to try (8).", rich_help_panel=s.SEARCH)] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="No trial begins after so many minutes of searching.", rich_help_panel=s.SEARCH)
+    ] = None,
+    latency_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD",
+            help="Asked for the latency: run with an ONNX file as its last argument, it prints milliseconds.",
+            rich_help_panel=s.SEARCH,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).", rich_help_panel=s.RUN)] = None,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (a new one below runs/).", rich_help_panel=s.RUN)] = None,
@@ -57,7 +97,8 @@ def sparsify(
 ) -> None:
     """Make a trained model smaller: convert, fine-tune, prune, recover, evaluate, export to ONNX, report.
 
-    With a [bold]RECIPE[/], or with --model and --data and the defaults. Without --weights (or weights in the recipe) the dense
+    With a [bold]RECIPE[/], or with --model and --data and the defaults. --max-drop or --goal search for the best model instead
+    of taking the settings as they are. Without --weights (or weights in the recipe) the dense
     model is trained first. Everything goes into one folder: model.onnx, model_mc.onnx, model.safetensors, report.html, ...
 
     A run that was stopped goes on with: svdc sparsify --resume --out FOLDER
@@ -73,6 +114,11 @@ def sparsify(
     limit = None if resume else threshold  # what is trained already has its own in its layers
     options: dict[str, Any] = {"train__epochs": epochs, "dense__epochs": dense_epochs, "convert__threshold": limit}
     options |= {"seed": seed, "device": device}
+    options |= {"search__max_drop": max_drop, "search__max_error": max_error, "search__goal": goal}
+    options |= {"search__trials": trials, "search__max_minutes": max_minutes, "search__latency_command": latency_command}
+    options["search__objective"] = objective
+    if (objective or latency_command) and not made_of_a_search(max_drop, max_error, goal) and not (resume or recipe):
+        raise UsageError("--objective and --latency-command go with --max-drop, --max-error or --goal")
     made = settings.resolved(source, **options)
     from svdcompress import pipeline  # after the recipe: a misspelled name should not wait for torch
 
@@ -103,6 +149,11 @@ def sparsify(
 
         report.table(results, out_console(), folder)
     leave()
+
+
+def made_of_a_search(*settings: Any) -> bool:
+    """Whether any of the settings that make a run search is given."""
+    return any(each is not None for each in settings)
 
 
 def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:

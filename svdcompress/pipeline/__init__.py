@@ -11,11 +11,13 @@ from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run, untrusted
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._run import run
+from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
 
 __all__ = [
     "Estimate",
     "OpenRun",
+    "Sparsified",
     "Verification",
     "advice",
     "baked",
@@ -36,6 +38,7 @@ __all__ = [
     "rate_of_variances",
     "reach_of",
     "run",
+    "sparsify",
     "stored_recipe",
     "untrusted",
     "verify_run",

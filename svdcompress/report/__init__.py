@@ -37,11 +37,13 @@ from svdcompress.report._collect import first_filters, log_alpha_histograms
 from svdcompress.report._files import load, plain, write_json, write_text
 from svdcompress.report._integrity import FORMAT, altered, stamped
 from svdcompress.report._rows import Row, rows
+from svdcompress.report._schema import Results
 from svdcompress.report._terminal import table
 from svdcompress.report._write import render, write
 
 __all__ = [
     "FORMAT",
+    "Results",
     "Row",
     "altered",
     "first_filters",

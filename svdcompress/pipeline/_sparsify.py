@@ -1,0 +1,112 @@
+"""`sparsify`: what the command does, with a model and data that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from torch import nn
+
+from svdcompress import report
+from svdcompress.errors import UsageError
+from svdcompress.pipeline._open import open_run
+from svdcompress.pipeline._run import run
+from svdcompress.recipe import WITHOUT_RECIPE, Recipe, dump_recipe, load_recipe, parse_recipe, parse_yaml
+from svdcompress.sources.given import given
+
+
+@dataclass(frozen=True, repr=False)
+class Sparsified:
+    """What `sparsify` gives.
+
+    model: small, still variational, in `eval()`; it takes the inputs that the dense one took (as the recipe prepares them).
+    report: what `report.json` holds. folder: the run's, with all files.
+    """
+
+    model: nn.Module
+    report: report.Results
+    folder: Path
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def onnx(self) -> Path:
+        """The deterministic file."""
+        return self.folder / "model.onnx"
+
+    def __repr__(self) -> str:
+        dense, sparse = ((side.metrics or {}) if (side := getattr(self.report, name)) else {} for name in ("dense", "sparse"))
+        name = "error" if "error" in sparse else "rmse"
+        found = self.results.get("compression") or {}
+        ratios = ", ".join(f"{found[key]:.3g}x fewer {key}" for key in ("nonzero", "parameters", "macs") if found.get(key))
+        return f"Sparsified({name} {sparse.get(name, 0):.4g} (dense {dense.get(name, 0):.4g}), {ratios}, in {self.folder})"
+
+
+def sparsify(
+    model: nn.Module,
+    data: Any,
+    *,
+    max_drop: float | None = None,
+    max_error: float | None = None,
+    goal: str | None = None,
+    objective: str = "auto",
+    loss: Any = "cross-entropy",
+    trained: bool = True,
+    recipe: str | Path | Recipe | None = None,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = True,
+) -> Sparsified:
+    """Make a trained model smaller, as `svdc sparsify` does; the model that is given is left as it is.
+
+    model: returns a tensor (N, ...), or what the recipe's loss takes. data: (inputs, targets), a Dataset or DataLoader, or a
+    dict of those under "train", "validation" and "test"; what is not there is held out of "train".
+    max_drop: points of validation error (regression: per cent of the RMSE) that may be lost; the smallest model within it is
+    searched for. max_error: the same as a bound on the error itself. goal: the size wanted, such as "latency=2x", "macs=0.4",
+    "parameters=10x", "nonzero=50x" or "bytes=200kB". objective: what `max_drop` makes small. Without any of them one model is
+    made, by the settings.
+    loss: a name as in a recipe (cross-entropy, binary, mse, gaussian-nll), or a function of (output, targets) that gives a
+    mean; then `settings={"loss.task": ...}` says what it is of.
+    trained: whether the model is; False trains it first. recipe: a file, a shipped recipe's name, or a `Recipe`: its settings,
+    but for model and data. settings: {field: value} over these, such as {"train.epochs": 5}.
+    out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command.
+
+    Raises what a run raises: an SvdcError that names the field.
+
+    Example:
+        >>> found = svdc.sparsify(model, (x, y), max_drop=0.5)
+        >>> found.model(x[:1]), found.report.sparse.metrics, found.onnx
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: {type(model).__name__} is no torch.nn.Module")
+    folder = Path(out) if out is not None else Path(mkdtemp(prefix="svdcompress-")) / "run"
+    own_loss = loss if callable(loss) else None
+    with given(model=model, data=data, loss=own_loss) as names:
+        fields: dict[str, Any] = {"model": names["model"], "data": names["data"], "loss": names.get("loss", loss)}
+        fields |= {"weights.trained": trained, **(WITHOUT_RECIPE if recipe is None else {})}
+        asked = {"max_drop": max_drop, "max_error": max_error, "goal": goal}
+        fields |= {f"search.{name}": value for name, value in asked.items() if value is not None}
+        if objective != "auto":
+            fields["search.objective"] = objective
+        fields |= dict(settings or {})
+        made = _recipe(recipe, fields)
+        results = run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet)
+        small = open_run(folder, trust_code=True).model  # the code is the caller's own objects
+    return Sparsified(small, report.Results.model_validate(results), folder, results)
+
+
+def _recipe(base: str | Path | Recipe | None, fields: Mapping[str, Any]) -> Recipe:
+    if not isinstance(base, Recipe):
+        return load_recipe(base, fields=fields)
+    content: Any = parse_yaml(dump_recipe(base))
+    for name, value in fields.items():
+        *sections, last = name.split(".")
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = {**place[last], "name": value} if isinstance(place.get(last), dict) and isinstance(value, str) else value
+    return parse_recipe(content)
