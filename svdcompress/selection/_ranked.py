@@ -24,8 +24,9 @@ from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes
 class Ranked:
     """Masks for a goal, and what `prune` leaves with them.
 
-    parameters, macs: what is left, as `svdcompress.cost.measure` counts it; attention's products of activations count as if
-    all heads were there. units: living units that go beside those that are dead. reached: whether the goal is.
+    parameters, macs: what is left, as `svdcompress.cost.measure` counts it. `prune` leaves less where units become constant
+    because others go, and where attention heads do, whose products of activations are counted here; it leaves more where it
+    has to put units back. units: living units that go beside those that are dead. reached: whether the goal is.
     """
 
     masks: Masks
@@ -47,8 +48,9 @@ def ranked(
 ) -> Masks:
     """Masks with further whole units dead, those of the least relevance for their cost, so that the goal is met.
 
-    The relevance of a unit is the information in the weights that read it (see `svdcompress.relevance.information`). No layer
-    is emptied. `prune(model, example_inputs, masks=...)` removes them exactly; train on afterwards.
+    The relevance of a unit is the information in the weights that write or read it (see `svdcompress.relevance.information`),
+    per parameter or multiply-accumulate that goes with it. No layer is emptied. `prune(model, example_inputs, masks=...)`
+    removes them exactly; train on afterwards.
 
     model: converted, and trained so that its variances mean something; it is left as it was. masks: which weights stay at
     first (None: as `relevance` says).
@@ -67,8 +69,8 @@ def ranked(
     if not found.reached:
         measure, limit = ranking.limit(goal)
         warnings.warn(
-            f"goal: {measure} {limit:,.0f} cannot be reached: one unit stays in each layer, and so do those that may not go; that "
-            f"leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
+            f"goal: {measure} {limit:,.0f} cannot be reached: one unit stays in each layer, and so do those that may not go, "
+            f"which leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
             stacklevel=2,
         )
     return found.masks
@@ -213,15 +215,19 @@ def _readers(model: nn.Module, analysis: Analysis) -> list[tuple[Consumer, list[
 
 
 def _scores(model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Per root, the information in the weights that read it, and whether all that read it can be masked."""
+    """Per root, the information in the weights that go with it, and whether all that read it can be masked."""
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     score, killable = np.zeros(analysis.count), analysis.free.copy()
     for consumer, names in _readers(model, analysis):
-        roots = analysis.root[consumer.ins]
+        ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
         if not names:
-            killable[roots] = False
+            killable[ins] = False
             continue
-        name = names[0]
-        nats = oriented(consumer, information(layers[name]) * masks[name]).sum((1, 3))
-        np.add.at(score, roots, nats.double().cpu().numpy())
+        nats = oriented(consumer, information(layers[names[0]]) * masks[names[0]]).sum(3).double().cpu().numpy()
+        np.add.at(score, ins, nats.sum(1))
+        np.add.at(score, outs, nats.sum(2))
+        own = outs[:, :, None] == ins[:, None, :]  # the unit's own loop is one weight, not two
+        if own.any():
+            group, out, _ = np.nonzero(own)
+            np.subtract.at(score, outs[group, out], nats[own])
     return score, killable
