@@ -48,12 +48,24 @@ KINDS = {"dense": "dense, trained as long", "magnitude": "gradual magnitude prun
 # Training, by torch alone
 
 
-def train(model: nn.Module, data: Examples, stages: list[tuple[Any, int]], prune: Callable[[float], None], seed: int) -> None:
-    """Train in place through stages of (settings, epochs); prune: told the epoch, fractions allowed, every so many steps."""
+def train(
+    model: nn.Module,
+    data: Examples,
+    stages: list[tuple[Any, int]],
+    prune: Callable[[float], bool | None],
+    seed: int,
+    penalty: Callable[[float], Any] = lambda epoch: 0.0,
+) -> None:
+    """Train in place through stages of (settings, epochs).
+
+    prune: told the epoch, fractions allowed, every so many steps, -1 after the others and infinity at the end; it says whether
+    the model has other parameters now, which get a new optimizer. penalty: what is added to the loss, by the epoch.
+    """
     torch.manual_seed(seed)
     first, step = 0, 0
     for settings, epochs in stages:
-        optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
+        make = lambda: torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)  # noqa: B023, E731
+        optimizer = make()
         factor = LrFactor(settings.schedule, epochs)
         batches = math.ceil(len(data) / settings.batch_size)
         for epoch in range(epochs):
@@ -62,9 +74,11 @@ def train(model: nn.Module, data: Examples, stages: list[tuple[Any, int]], prune
                 for group in optimizer.param_groups:
                     group["lr"] = settings.lr * factor(epoch + index / batches)
                 optimizer.zero_grad(set_to_none=True)
-                nn.functional.cross_entropy(main_output(call(model, x)), y).backward()
+                now = first + epoch + index / batches
+                (nn.functional.cross_entropy(main_output(call(model, x)), y) + penalty(now)).backward()
                 optimizer.step()
-                prune(first + epoch + index / batches) if step % PRUNE_EVERY == 0 else prune(-1.0)
+                if prune(now if step % PRUNE_EVERY == 0 else -1.0):
+                    optimizer = make()
                 step += 1
         first += epochs
     prune(math.inf)
@@ -72,11 +86,14 @@ def train(model: nn.Module, data: Examples, stages: list[tuple[Any, int]], prune
 
 
 class Magnitude:
-    """Global masks over all weight matrices: the smallest go, at a share that rises with the cube of the time."""
+    """Global masks over all weight matrices: the smallest go, at a share that rises with the cube of the time.
 
-    def __init__(self, model: nn.Module, keep: int, end: float) -> None:
+    score: what the weights of a layer are compared by, of its own shape.
+    """
+
+    def __init__(self, model: nn.Module, keep: int, end: float, score: Callable[[Tensor], Tensor] = torch.abs) -> None:
         self.weights = [p for p in model.parameters() if p.dim() > 1]
-        self.total, self.keep, self.end = sum(p.numel() for p in self.weights), keep, end
+        self.total, self.keep, self.end, self.score = sum(p.numel() for p in self.weights), keep, end, score
         self.masks = [torch.ones_like(p) for p in self.weights]
 
     @torch.no_grad()
@@ -84,9 +101,9 @@ class Magnitude:
         if epoch >= 0:
             left = (1 - min(epoch / self.end, 1.0)) ** 3
             count = self.keep + round((self.total - self.keep) * left)
-            sizes = torch.cat([p.abs().flatten() for p in self.weights])
-            limit = sizes.kthvalue(self.total - count + 1).values
-            self.masks = [(p.abs() >= limit).float() for p in self.weights]
+            scores = [self.score(p) for p in self.weights]
+            limit = torch.cat([score.flatten() for score in scores]).kthvalue(self.total - count + 1).values
+            self.masks = [(score >= limit).float() for score in scores]
         for weight, mask in zip(self.weights, self.masks, strict=True):
             weight.mul_(mask)
 
@@ -151,19 +168,19 @@ def compared(folder: Path, seed: int, out: Path, kinds: list[str], cifar: str | 
     sparse, wrong = judged(opened.model, opened, others)
     found["sparse"] = {**sparse, "weights": sum(layer["weights"] for layer in opened.results["layers"])}
     start, start_wrong = judged(opened.dense, opened, others)
-    found["dense start"] = {**start, "change": _change(start_wrong, wrong)}
+    found["dense start"] = {**start, "change": change(start_wrong, wrong)}
     for kind in kinds:
         for plan in PLANS:
             model = copy.deepcopy(opened.dense)
             model.load_state_dict(torch.load(control(folder, kind, plan, seed, out), weights_only=True))
             figures, others_wrong = judged(model.eval(), opened, others)
-            found[f"{kind}, {plan}"] = {**figures, "change": _change(others_wrong, wrong)}
+            found[f"{kind}, {plan}"] = {**figures, "change": change(others_wrong, wrong)}
     recipe = opened.recipe
     budget = {name: getattr(recipe, name).epochs for name in ("dense", "train", "recover")}
     return {"seed": seed, "epochs": budget, "augment": recipe.data.augment, "nets": found}
 
 
-def _change(before: Tensor, after: Tensor) -> list[float]:
+def change(before: Tensor, after: Tensor) -> list[float]:
     """Error of the sparse network less that of another, with its paired 95% interval: [change, low, high] in points."""
     low, high = paired_shares(before, after)
     return [100 * float(after.double().mean() - before.double().mean()), 100 * low, 100 * high]

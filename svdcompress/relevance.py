@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from svdcompress.errors import CheckpointError, PruneError, UsageError
 from svdcompress.files import write_atomically
-from svdcompress.layers import Threshold, variational_layers
+from svdcompress.layers import Threshold, VariationalLayer, variational_layers
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,17 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
             stacklevel=2,
         )
     return as_masks(model, masks)
+
+
+@torch.no_grad()
+def information(layer: VariationalLayer) -> Tensor:
+    """What each weight of a layer tells about the data, in nats: `0.5 log(1 + mu^2 / sigma^2)`; the weight's shape.
+
+    It is the KL from the posterior to the best ARD prior of the weight alone (Kharitonov et al. 2018, arXiv 1811.00596, eq. 9):
+    0 for noise, and large for a weight that is known well compared with its size. It adds up over weights, whatever layers they
+    are in.
+    """
+    return 0.5 * nn.functional.softplus(-layer.log_alpha())
 
 
 def variances_never_moved(model: nn.Module) -> bool:

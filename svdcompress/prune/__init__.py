@@ -1,17 +1,21 @@
 """Dead units out of the graph, exactly; what cannot be done exactly stays masked, with its reason."""
 
-from svdcompress.prune._choice import Analysis, Consumer
+from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
 from svdcompress.prune._folding import holders, oriented
+from svdcompress.prune._groups import count_means
 from svdcompress.prune._prune import analyse, groups, prune
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
 
 __all__ = [
+    "BIAS",
     "Analysis",
+    "Choice",
     "Consumer",
     "LayerShape",
     "PruneGroup",
     "PruneReport",
     "analyse",
+    "count_means",
     "groups",
     "holders",
     "oriented",

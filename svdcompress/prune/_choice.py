@@ -48,7 +48,12 @@ class Choice:
 
 
 class Analysis:
-    """What a trace says about the units of a model."""
+    """What a trace says about the units of a model.
+
+    past: names of layers that hold a mask which the model does not compute with.
+    """
+
+    past: frozenset[str] = frozenset()
 
     def __init__(self, trace: Trace, foldable: Callable[[Use], bool], watch: Callable[[Any], Trace]) -> None:
         self.trace, self.foldable, self.watch = trace, foldable, watch
@@ -104,11 +109,15 @@ class Analysis:
 
     # The choice
 
-    def choose(self, allowed: np.ndarray | None = None, round_to: int = 1) -> Choice:
-        """The units to remove; `allowed`: bool per root, the units that may be touched (None: all that can go)."""
+    def choose(self, allowed: np.ndarray | None = None, round_to: int = 1, unread: np.ndarray | None = None) -> Choice:
+        """The units to remove.
+
+        allowed: bool per root, the units that may be touched (None: all that can go). unread: bool per root, units whose
+        readers are taken to be masked, beside those that the trace found to be.
+        """
         free = self.free if allowed is None else self.free & allowed
-        gone = self._unneeded(free)
-        unread = gone.copy()
+        gone = self._unneeded(free, unread)
+        silent = gone.copy()
         choice = Choice(gone, gone)
         fixed = self._constant(free & ~gone, choice)
         gone |= fixed
@@ -118,14 +127,14 @@ class Analysis:
             self._keep_one(gone, choice)
             if round_to > 1:
                 self._round(gone, choice, round_to)
-            self._carry(gone, fixed, unread, choice)
+            self._carry(gone, fixed, silent, choice)
             if np.array_equal(before, gone):
                 break
         choice.removed = gone[self.root]
         choice.folded = (gone & fixed)[self.root]
         return choice
 
-    def _unneeded(self, free: np.ndarray) -> np.ndarray:
+    def _unneeded(self, free: np.ndarray, unread: np.ndarray | None) -> np.ndarray:
         """Units that only zeros, or outputs that go themselves, read: the largest such set, so that those which read only
         themselves (a channel's own depthwise convolution) or each other are in it."""
         gone = free.copy()
@@ -134,6 +143,8 @@ class Analysis:
             for consumer in reversed(self.consumers):  # what is read decides what is read before it
                 live = ~gone[self.root[consumer.outs]]
                 used = consumer.read if live.all() else (consumer.alive & live[:, :, None]).any(1)
+                if unread is not None:
+                    used = used & ~unread[self.root[consumer.ins]]
                 gone[self.root[consumer.ins[used]]] = False
             if np.array_equal(before, gone):
                 return gone

@@ -20,12 +20,12 @@ from svdcompress.prune._choice import Analysis
 from svdcompress.prune._copies import forget, is_low, plain_copy, torn
 from svdcompress.prune._folding import foldable
 from svdcompress.prune._groups import tell_groups
-from svdcompress.prune._look import look
+from svdcompress.prune._look import Look, look
 from svdcompress.prune._report import PruneReport
 from svdcompress.prune._trace import Trace
 from svdcompress.prune._tracer import OutOfTime, Tracer, leave_idle
 from svdcompress.prune._verify import evaluating, resized
-from svdcompress.relevance import as_masks, relevance
+from svdcompress.relevance import Masks, as_masks, relevance
 
 FEW = 2
 """Examples of the batch that are traced."""
@@ -71,10 +71,7 @@ def prune(
     held = relevance(model, threshold) if masks is None else as_masks(model, masks)
     _known(model, protect)
     plain, inputs = _prepared(model, held, example_inputs)
-    seen = look(plain, inputs, list(held))
-    if seen.past:  # the masked model computes with all of these weights, whatever their masks say
-        held = as_masks(model, {name: torch.ones_like(mask) if name in seen.past else mask for name, mask in held.items()})
-        plain, inputs = _prepared(model, held, example_inputs)
+    held, plain, inputs, seen = _looked_at(model, held, plain, inputs, example_inputs)
     report = PruneReport(round_to=round_to, notes=seen.notes)
     left = time_budget - (time.thread_time() - begun)
     attempt = Attempt(model, held, plain, inputs, left, round_to, report, seen.training)
@@ -110,12 +107,43 @@ def groups(
     return report
 
 
-def analyse(model: nn.Module, example_inputs: Any) -> Analysis | None:
-    """The units of a model as it stands, all weights taken as alive; None where its graph cannot be followed."""
+def analyse(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    masks: Mapping[str, Tensor] | None = None,
+    protect: Sequence[str] = (),
+    remove_inputs: bool = False,
+) -> Analysis | None:
+    """The units of a model under masks (None: all its weights are alive); None where its graph cannot be followed.
+
+    Arguments and errors as those of `prune`, which finds the same units and, with the same masks, makes the same choice.
+    """
+    _known(model, protect)
     everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
-    plain, inputs = _prepared(model, everything, example_inputs)
-    training = look(plain, inputs).training
-    return _analyse(plain, model, everything, inputs, (), False, PruneReport(), training=training)
+    held = everything if masks is None else as_masks(model, masks)
+    plain, inputs = _prepared(model, held, example_inputs)
+    if masks is None:
+        training = look(plain, inputs).training
+        return _analyse(plain, model, held, inputs, protect, remove_inputs, PruneReport(), training=training)
+    held, plain, inputs, seen = _looked_at(model, held, plain, inputs, example_inputs)
+    if seen.torn:
+        return None
+    found = _analyse(plain, model, held, inputs, protect, remove_inputs, PruneReport(), training=seen.training)
+    if found is not None:
+        found.past = frozenset(seen.past)
+    return found
+
+
+def _looked_at(
+    model: nn.Module, held: Masks, plain: nn.Module, inputs: Any, example_inputs: Any
+) -> tuple[Masks, nn.Module, Any, Look]:
+    """The masks that the masked model really computes with, its dense copy, and what was seen of it."""
+    seen = look(plain, inputs, list(held))
+    if seen.past:  # the masked model computes with all of these weights, whatever their masks say
+        held = as_masks(model, {name: torch.ones_like(mask) if name in seen.past else mask for name, mask in held.items()})
+        plain, inputs = _prepared(model, held, example_inputs)
+    return held, plain, inputs, seen
 
 
 def _known(model: nn.Module, protect: Sequence[str]) -> None:

@@ -1,7 +1,21 @@
-"""What stays: thresholds of each layer and share, units judged as one, candidates, and the curve of error against size."""
+"""What stays: thresholds of each layer and share, units judged as one, candidates, and the least relevant of what lives."""
 
 from svdcompress.selection._choose import Selection, check_some_left, choose, limits_of, look_at
 from svdcompress.selection._coupled import Coupling, coupled_relevance
+from svdcompress.selection._ranked import Ranked, Ranking, ranked
 from svdcompress.selection._rule import Rule, rule
 
-__all__ = ["Coupling", "Rule", "Selection", "check_some_left", "choose", "coupled_relevance", "limits_of", "look_at", "rule"]
+__all__ = [
+    "Coupling",
+    "Ranked",
+    "Ranking",
+    "Rule",
+    "Selection",
+    "check_some_left",
+    "choose",
+    "coupled_relevance",
+    "limits_of",
+    "look_at",
+    "ranked",
+    "rule",
+]

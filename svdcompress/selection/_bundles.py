@@ -1,0 +1,90 @@
+"""Units that can only go together though no value ties them: as many of each group of a convolution, or piece of a split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from svdcompress.prune import Analysis
+
+
+def bundles(analysis: Analysis, score: np.ndarray, there: np.ndarray) -> list[list[int]]:
+    """The units that are there, as lists of those that go together: the least of each group, the next ones, and so on.
+
+    score: per root. there: bool per root, the units that may go.
+    """
+    parent = np.arange(analysis.count)
+
+    def find(one: int) -> int:
+        while parent[one] != one:
+            parent[one] = parent[parent[one]]
+            one = int(parent[one])
+        return one
+
+    left = there.copy()
+    for rows in _balanced(analysis):
+        order = [sorted({int(root) for root in row if left[root]}, key=lambda root: (score[root], root)) for row in rows]
+        for same in zip(*order, strict=False):
+            for root in same[1:]:
+                parent[find(root)] = find(same[0])
+        shortest = min(len(row) for row in order)
+        for row in order:
+            left[row[shortest:]] = False  # has nobody to go with
+    found: dict[int, list[int]] = {}
+    for root in np.flatnonzero(there).tolist():
+        found.setdefault(find(root), []).append(root)
+    return [roots for roots in found.values() if left[roots].all()]
+
+
+def _balanced(analysis: Analysis) -> Iterable[np.ndarray]:
+    """Units by row, (groups, per group), where each row has to lose equally many."""
+    for consumer in analysis.consumers:
+        if len(consumer.ins) == 1:
+            continue
+        ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
+        if all(len({*row_in, *row_out}) == 1 for row_in, row_out in zip(ins.tolist(), outs.tolist(), strict=True)):
+            continue  # each group of a depthwise convolution is a unit of its own
+        yield ins
+        yield outs
+    for pieces in analysis.trace.splits:
+        yield analysis.root[pieces.numpy()]
+
+
+class Pools:
+    """What may not become empty: the inputs and outputs of each layer, in each group of a convolution.
+
+    gone: units that are not there, bool per root.
+    """
+
+    def __init__(self, analysis: Analysis, gone: np.ndarray) -> None:
+        self.left: list[int] = []
+        self.of: dict[int, Counter[int]] = {}
+        for consumer in analysis.consumers:
+            for slots in (consumer.ins, consumer.outs):
+                roots = analysis.root[slots]
+                alone = all(len(set(row)) == 1 for row in roots.tolist())  # a depthwise convolution's groups may go whole
+                for row in [roots.reshape(-1)] if alone else roots:
+                    self._add(row[~gone[row]])
+
+    def _add(self, roots: np.ndarray) -> None:
+        number = len(self.left)
+        self.left.append(len(roots))
+        for root in roots.tolist():
+            self.of.setdefault(root, Counter())[number] += 1
+
+    def spare(self, roots: list[int]) -> bool:
+        """Whether something is left of each once these have gone too."""
+        return all(count < self.left[pool] for pool, count in self._counts(roots).items())
+
+    def take(self, roots: list[int]) -> None:
+        """They go."""
+        for pool, count in self._counts(roots).items():
+            self.left[pool] -= count
+
+    def _counts(self, roots: list[int]) -> Counter[int]:
+        total: Counter[int] = Counter()
+        for root in roots:
+            total.update(self.of.get(root, ()))
+        return total

@@ -1,0 +1,233 @@
+"""Beyond the dead: the living units that the data need least for what they cost, until a model is as small as is asked for."""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import UsageError
+from svdcompress.layers import VariationalLayer, variational_layers
+from svdcompress.prune import Analysis, Choice, Consumer, analyse, holders, oriented
+from svdcompress.relevance import Masks, as_masks, information, relevance
+from svdcompress.selection._bundles import Pools, bundles
+from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Masks for a goal, and what `prune` leaves with them.
+
+    parameters, macs: what is left, as `svdcompress.cost.measure` counts it. `prune` leaves less where units become constant
+    because others go, and where attention heads do, whose products of activations are counted here; it leaves more where it
+    has to put units back. units: living units that go beside those that are dead. reached: whether the goal is.
+    """
+
+    masks: Masks
+    parameters: int
+    macs: int
+    units: int
+    reached: bool
+
+
+def ranked(
+    model: nn.Module,
+    example_inputs: Any,
+    masks: Mapping[str, Tensor] | None = None,
+    *,
+    goal: Mapping[str, float],
+    protect: Sequence[str] = (),
+    remove_inputs: bool = False,
+    round_to: int = 1,
+) -> Masks:
+    """Masks with further whole units dead, those of the least relevance for their cost, so that the goal is met.
+
+    The relevance of a unit is the information in the weights that write or read it (see `svdcompress.relevance.information`),
+    per parameter or multiply-accumulate that goes with it. No layer is emptied. `prune(model, example_inputs, masks=...)`
+    removes them exactly; train on afterwards.
+
+    model: converted, and trained so that its variances mean something; it is left as it was. masks: which weights stay at
+    first (None: as `relevance` says).
+    goal: {"macs": 0.5} or {"parameters": 20_000}: numbers up to 1 are shares of the model as it is given, larger ones counts.
+    example_inputs, protect, remove_inputs, round_to: as for `prune`.
+
+    Warns where the goal cannot be reached, and returns the closest. Raises UsageError for a goal of another form, and what
+    `prune` raises.
+
+    Example:
+        >>> masks = ranked(model, x, goal={"macs": 0.5})
+        >>> small = svdc.prune(model, x, masks=masks)
+    """
+    ranking = Ranking(model, example_inputs, masks, protect=protect, remove_inputs=remove_inputs, round_to=round_to)
+    found = ranking.at(goal)
+    if not found.reached:
+        measure, limit = ranking.limit(goal)
+        warnings.warn(
+            f"goal: {measure} {limit:,.0f} cannot be reached: one unit stays in each layer, and so do those that may not go, "
+            f"which leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
+            stacklevel=2,
+        )
+    return found.masks
+
+
+class Ranking:
+    """`ranked` for many goals: the model is traced once, when this is made.
+
+    Arguments as those of `ranked`. The model's weights are read when this is made.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        masks: Mapping[str, Tensor] | None = None,
+        *,
+        protect: Sequence[str] = (),
+        remove_inputs: bool = False,
+        round_to: int = 1,
+    ) -> None:
+        self.model, self.round_to = model, round_to
+        self.masks = relevance(model) if masks is None else as_masks(model, masks)
+        found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
+        self._analysis = found
+        self._orders: dict[str, list[list[int]]] = {}
+        if found is None:  # nothing can go: sizes as they are
+            from svdcompress.cost import measure
+
+            cost = measure(model, example_inputs)
+            self.total = {"parameters": float(cost.parameters), "macs": float(cost.macs)}
+            return
+        self._sizes = Sizes(model, found, example_inputs)
+        self.total = self._sizes.total
+        self._score, self._killable = _scores(model, found, self.masks)
+
+    def limit(self, goal: Mapping[str, float]) -> tuple[str, float]:
+        """What a goal measures, and how much may be left of it. Raises UsageError for a goal of another form."""
+        if len(goal) != 1 or next(iter(goal)) not in MEASURES or not next(iter(goal.values())) > 0:
+            raise UsageError(f"goal: {dict(goal)} is not one of {', '.join(MEASURES)} with a share up to 1 or a count")
+        ((measure, value),) = goal.items()
+        return measure, value * self.total[measure] if value <= 1 else float(value)
+
+    def at(self, goal: Mapping[str, float]) -> Ranked:
+        """The masks for a goal, with as few units gone as it takes; where it cannot be reached, the closest."""
+        measure, limit = self.limit(goal)
+        if self._analysis is None:
+            return self._told(np.zeros(0, bool), None, 0, self.total, self.total[measure] <= limit)
+        order = self._order(measure)
+        least, most = 0, len(order)
+        if self._size(order, most)[1][measure] > limit:
+            least = most  # all of them are not enough
+        while least < most:  # fewer units leave more
+            middle = (least + most) // 2
+            least, most = (least, middle) if self._size(order, middle)[1][measure] <= limit else (middle + 1, most)
+        choice, left = self._size(order, least)
+        return self._told(self._gone(order, least), choice, sum(map(len, order[:least])), left, left[measure] <= limit)
+
+    def _gone(self, order: list[list[int]], count: int) -> np.ndarray:
+        gone = np.zeros(self._found.count, bool)
+        gone[[root for roots in order[:count] for root in roots]] = True
+        return gone
+
+    @property
+    def _found(self) -> Analysis:
+        assert self._analysis is not None
+        return self._analysis
+
+    def _size(self, order: list[list[int]], count: int) -> tuple[Choice, dict[str, float]]:
+        """What prune would choose with the first of an order gone, and what it would leave."""
+        choice = self._found.choose(round_to=self.round_to, unread=self._gone(order, count))
+        return choice, self._sizes.left(choice)
+
+    def _order(self, measure: str) -> list[list[int]]:
+        """Bundles of living units in the order in which they go, to where a layer would be empty."""
+        if measure not in self._orders:
+            self._orders[measure] = self._greedy(measure)
+        return self._orders[measure]
+
+    def _greedy(self, measure: str) -> list[list[int]]:
+        """At each step, the bundle of least information for what it saves at that point.
+
+        What a bundle saves only falls while others go, so that a bundle that was looked at once has to be looked at again only
+        when it comes to be the best (lazy greedy). Of bundles that cost the same, the least relevant is first in any case.
+        """
+        analysis = self._found
+        gone = np.zeros(analysis.count, bool)
+        gone[analysis.root[analysis.choose().removed]] = True
+        shrinking, pools = Shrinking(self._sizes, gone), Pools(analysis, gone)
+        alike: dict[Any, list[tuple[float, list[int]]]] = {}
+        for roots in bundles(analysis, self._score, self._killable & ~gone):
+            alike.setdefault(shrinking.of(roots), []).append((float(self._score[roots].sum()), roots))
+        queues = [(touches, sorted(own, reverse=True)) for touches, own in alike.items()]
+        heap: list[tuple[float, int]] = []
+
+        def push(number: int) -> None:
+            touches, own = queues[number]
+            while own and not pools.spare(own[-1][1]):
+                own.pop()
+            if own and (saved := shrinking.saved(touches, measure)) > 0:
+                heapq.heappush(heap, (own[-1][0] / saved, number))
+
+        for number in range(len(queues)):
+            push(number)
+        order = []
+        while heap:
+            key, number = heapq.heappop(heap)
+            touches, own = queues[number]
+            if not pools.spare(own[-1][1]) or own[-1][0] / max(shrinking.saved(touches, measure), 1e-30) > key * (1 + 1e-12):
+                push(number)
+                continue
+            roots = own.pop()[1]
+            order.append(roots)
+            shrinking.take(touches)
+            pools.take(roots)
+            push(number)
+        return order
+
+    def _told(self, gone: np.ndarray, choice: Choice | None, units: int, left: Mapping[str, float], reached: bool) -> Ranked:
+        masks = {name: mask.clone() for name, mask in self.masks.items()}
+        if choice is not None and gone.any():
+            for consumer, layers in _readers(self.model, self._found):
+                dead_in = torch.from_numpy(gone[self._found.root[consumer.ins]])
+                dead_out = torch.from_numpy(gone[self._found.root[consumer.outs]])
+                for name in layers:
+                    view = oriented(consumer, masks[name])
+                    device = view.device
+                    view &= ~dead_in.to(device)[:, None, :, None] & ~dead_out.to(device)[:, :, None, None]
+        return Ranked(as_masks(self.model, masks), round(left["parameters"]), round(left["macs"]), units, reached)
+
+
+def _readers(model: nn.Module, analysis: Analysis) -> list[tuple[Consumer, list[str]]]:
+    """Each weight that is applied, and the variational layers that hold it and compute with their masks."""
+    names = {id(layer): name for name, layer in variational_layers(model) if name not in analysis.past}
+    return [
+        (
+            consumer,
+            [names[id(m)] for m, key in holders(model, consumer.parameter) if key == "weight" and id(m) in names],
+        )
+        for consumer in analysis.consumers
+    ]
+
+
+def _scores(model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Per root, the information in the weights that go with it, and whether all that read it can be masked."""
+    layers: dict[str, VariationalLayer] = dict(variational_layers(model))
+    score, killable = np.zeros(analysis.count), analysis.free.copy()
+    for consumer, names in _readers(model, analysis):
+        ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
+        if not names:
+            killable[ins] = False
+            continue
+        nats = oriented(consumer, information(layers[names[0]]) * masks[names[0]]).sum(3).double().cpu().numpy()
+        np.add.at(score, ins, nats.sum(1))
+        np.add.at(score, outs, nats.sum(2))
+        own = outs[:, :, None] == ins[:, None, :]  # the unit's own loop is one weight, not two
+        if own.any():
+            group, out, _ = np.nonzero(own)
+            np.subtract.at(score, outs[group, out], nats[own])
+    return score, killable
