@@ -14,7 +14,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._measure import Measure
 from svdcompress.prune import prune
 from svdcompress.relevance import Masks
-from svdcompress.selection import Selection, choose, limits_of, look_at, rule
+from svdcompress.selection import Ranking, Rule, Selection, choose, limits_of, look_at, rule
 
 LOWER = (3.0, 2.0, 1.0)
 """Thresholds that a trial looks at, where all layers have the usual one."""
@@ -50,30 +50,45 @@ def masks_for(
 
 
 def _of_size(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
-    """Masks of which a size comes, by one threshold on all shares, from bisection."""
-    judged = rule(model, context.recipe.relevance, opened.inputs)
-    fixed = sum(p.numel() for p in model.parameters()) - 2 * _weights(model)
-
-    def size(masks: Masks) -> float:
-        if measure.name == "nonzero":
-            return float(masks.kept + fixed)
-        asked: dict[str, Any] = {
-            name: getattr(context.recipe.prune, name) for name in ("remove_inputs", "protect", "time_budget")
-        }
-        return measure.of(small=prune(model, opened.inputs, masks=masks, **asked))["small"][measure.name]
-
-    low, high = LOWEST, HIGHEST
-    steps = STEPS if measure.name == "nonzero" else 8  # each prunes the model
-    for _ in range(steps):
-        middle = (low + high) / 2
-        if size(judged(middle)) <= target:
-            low = middle
-        else:
-            high = middle
-    masks = judged(low)
+    """Masks of which a size comes: single weights go by one threshold on all shares, units by their rank (see `Ranking`)."""
+    own = rule(model, context.recipe.relevance, opened.inputs)
+    others = sum(p.numel() for p in model.parameters()) - 2 * _weights(model)
+    asked = context.recipe.relevance.threshold
+    if measure.name == "nonzero":
+        asked, masks = _threshold_for(own, target - others)
+    else:
+        masks = _units_for(context, opened, model, own(asked), measure, target)
     metrics = look_at(model, masks, dense.trainer.validate)
-    curve = [{"threshold": low, **metrics, "nonzero": float(masks.kept + fixed)}]
-    return replace(Selection(masks, low, limits_of(model, low), curve), target=target)
+    curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + others)}] if isinstance(asked, float) else []
+    return replace(Selection(masks, asked, limits_of(model, asked), curve), target=target)
+
+
+def _threshold_for(masks_at: Rule, kept: float) -> tuple[float, Masks]:
+    """The highest threshold that keeps at most so many weights."""
+    low, high = LOWEST, HIGHEST
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if masks_at(middle).kept <= kept else (low, middle)
+    return low, masks_at(low)
+
+
+def _units_for(context: Context, opened: Opened, model: nn.Module, masks: Masks, measure: Measure, target: float) -> Masks:
+    """Masks with further units dead. Bytes and latency follow parameters and multiply-accumulates, and are corrected once."""
+    settings = context.recipe.prune
+    asked: dict[str, Any] = {name: getattr(settings, name) for name in ("remove_inputs", "protect", "round_to")}
+    ranking = Ranking(model, opened.inputs, masks, **asked)
+    if measure.name in ("parameters", "macs"):
+        return ranking.at({measure.name: max(target, 1.5)}).masks  # up to 1 it would be a share
+    follows = "parameters" if measure.name == "bytes" else "macs"
+    now = measure.of(small=prune(model, opened.inputs, masks=masks, time_budget=settings.time_budget, **asked))["small"]
+    count = now[follows]
+    for _ in range(2):
+        if now[measure.name] <= target:
+            break
+        count = max(count * target / now[measure.name], 1.5)
+        masks = ranking.at({follows: count}).masks
+        now = measure.of(small=prune(model, opened.inputs, masks=masks, time_budget=settings.time_budget, **asked))["small"]
+    return masks
 
 
 def _weights(model: nn.Module) -> int:

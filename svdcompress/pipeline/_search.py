@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.errors import RecipeError
-from svdcompress.files import parse_json, write_atomically
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import masks_for
@@ -24,6 +22,8 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._search_kept import Kept
+from svdcompress.pipeline._search_words import error_of, outcome, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.recipe import Goal, Recipe, parse_goal
@@ -38,6 +38,10 @@ HOPELESS = 10.0
 FURTHER = 0.85
 """The next size to try at a pressure that kept the budget."""
 
+RECOVERY = 0.05
+"""Of a trial's beta, what its recovery goes on with where the recipe says auto. With the masks held all that is left is needed,
+and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
+
 CLOSE = 0.02
 """A size within so much of the goal has reached it."""
 
@@ -49,29 +53,6 @@ class Found:
     variational: Variational
     selection: Selection
     small: Small
-
-
-@dataclass
-class _Kept:
-    """What of a search is on disk: trials and their epochs, seconds spent."""
-
-    file: Path
-    trials: list[Trial] = field(default_factory=list)
-    epochs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def read(self) -> _Kept:
-        """As it was stored, or empty."""
-        if self.file.is_file():
-            stored = parse_json(self.file.read_bytes())
-            self.trials = [Trial.of(each) for each in stored["trials"]]
-            self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
-            self.seconds = float(stored["seconds"])
-        return self
-
-    def write(self) -> None:
-        stored = {"trials": [t.to_dict() for t in self.trials], "epochs": self.epochs, "seconds": self.seconds}
-        write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))
 
 
 class Search:
@@ -87,7 +68,7 @@ class Search:
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.kept = _Kept(self.folder / "trials.json").read()
+        self.kept = Kept(self.folder / "trials.json").read()
         total = sum(prod(shape) for shape in variational.shapes.values())
         self.path = Climb(context, opened, dense, variational, self.folder, total)
         self.started = time.monotonic()
@@ -103,7 +84,7 @@ class Search:
         self._check()
         self._climb()
         if self.goal is not None:
-            self._for_size(self.goal.target(self.costs[self.measure.name]))
+            self._for_size(self._target)
         best = self._best_at_goal()
         if self.budget.given and (best is None or not best.met):
             self._for_drop()
@@ -155,7 +136,7 @@ class Search:
             row = self.path.climb(level)
             self._say(
                 f"level {level}: beta {row['beta']:.3g}, {int(row['nonzero']):,} non-zeros, "
-                f"{_error(row['error'], self.judged)} before recovery"
+                f"{error_of(row['error'], self.judged)} before recovery"
             )
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
@@ -165,10 +146,7 @@ class Search:
 
     def _small_enough(self, row: dict[str, float]) -> bool:
         """Whether more pressure would go far beyond the goal: its size is reached twice over."""
-        assert self.goal is not None
-        if self.measure.name != "nonzero":
-            return False
-        return row["nonzero"] < self.goal.target(self.costs["nonzero"]) / 2
+        return self.measure.name == "nonzero" and row["nonzero"] < self._target / 2
 
     def _for_size(self, target: float) -> None:
         """Trials of the size wanted, at the pressure that gives it by itself and beside it."""
@@ -221,7 +199,7 @@ class Search:
             self.dense,
             self.variational,
             small,
-            ended=self.path.beta(pressure),
+            ended=RECOVERY * self.path.beta(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
         )
@@ -245,6 +223,7 @@ class Search:
             error=verdict.error,
             drop=verdict.drop,
             upper=verdict.upper,
+            allowed=min(self.allowed, 1e9),
             met=verdict.met,
             seconds=time.monotonic() - started,
         )
@@ -252,15 +231,12 @@ class Search:
         self.kept.epochs[number] = [*epochs, *(fit.history if fit is not None else [])]
         self._spend()
         shutil.rmtree(folder)
-        self._say(self._told(trial))
+        self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
 
-    def _told(self, trial: Trial) -> str:
-        size, dense = trial.costs[self.measure.name], self.costs[self.measure.name]
-        kept = "" if not self.budget.given else ": keeps the budget" if trial.met else ": loses too much"
-        return (
-            f"trial {trial.number}: {dense / max(size, 1e-12):.3g}x fewer {WORDS[self.measure.name]}, "
-            f"{_error(trial.error, self.judged)}, {_drop(trial, self.judged)}{kept}"
-        )
+    @property
+    def _target(self) -> float:
+        """The size of the goal; infinite without one."""
+        return math.inf if self.goal is None else self.goal.target(self.costs[self.measure.name])
 
     # What is found
 
@@ -268,7 +244,7 @@ class Search:
         """Of the trials that got to the goal the one of the least error; of none, the closest in size."""
         if self.goal is None or not self.kept.trials:
             return None
-        target = self.goal.target(self.costs[self.measure.name]) * (1 + CLOSE)
+        target = self._target * (1 + CLOSE)
         there_ = [trial for trial in self.kept.trials if trial.costs[self.measure.name] <= target]
         if there_:
             return min(there_, key=lambda one: (one.error, one.metrics["nll"], one.number))
@@ -279,24 +255,9 @@ class Search:
 
     def _report(self, best: Trial) -> None:
         results, settings, measure = self.context.results, self.settings, self.measure.name
-        reached = self.goal is None or best.costs[measure] <= self.goal.target(self.costs[measure]) * (1 + CLOSE)
-        lines = []
-        if self.budget.given and not best.met:
-            lines.append(
-                f"no trial keeps the budget: the closest ({_drop(best, self.judged)}) is kept. Allow more, or train longer: "
-                f"--epochs {2 * self.context.recipe.train.epochs}, and more recover.epochs"
-            )
-        if not reached:
-            assert self.goal is not None
-            if self.budget.given and best.met and any(self._at_goal(t) for t in self.kept.trials):
-                least = min((t for t in self.kept.trials if self._at_goal(t)), key=lambda t: t.drop)
-                why = f"it would lose {least.drop:.2f} {'points' if self.judged.probabilities else '% of RMSE'}"
-                lines.append(f"the goal {self.goal.text} breaks the budget ({why}): the smallest that keeps it is taken")
-            else:
-                lines.append(
-                    f"the goal {self.goal.text} was not reached: {best.costs[measure]:,.4g} against "
-                    f"{self.goal.target(self.costs[measure]):,.4g}; the closest is kept"
-                )
+        target = self._target * (1 + CLOSE)
+        epochs = self.context.recipe.train.epochs
+        lines = outcome(best, self.kept.trials, measure, self.goal, target, self.judged, self.budget.given, epochs)
         for line in lines:
             self.context.warn(line)
         results["search"] = {
@@ -308,15 +269,11 @@ class Search:
             "trials": [trial.to_dict() for trial in self.kept.trials],
             "chosen": best.number,
             "met": best.met if self.budget.given else None,
-            "reached": reached if self.goal is not None else None,
+            "reached": best.costs[measure] <= target if self.goal is not None else None,
             "seconds": self.kept.seconds,
             "notes": lines,
         }
         self._say(f"chosen: trial {best.number}")
-
-    def _at_goal(self, trial: Trial) -> bool:
-        assert self.goal is not None
-        return trial.costs[self.measure.name] <= self.goal.target(self.costs[self.measure.name]) * (1 + CLOSE)
 
     def _found(self, best: Trial) -> Found:
         context = self.context
@@ -363,15 +320,6 @@ class Search:
         self.context.say(f"[dim]search:[/] {escape(line)}")
 
 
-WORDS = {
-    "parameters": "parameters",
-    "macs": "multiply-accumulates",
-    "latency": "milliseconds",
-    "bytes": "bytes",
-    "nonzero": "non-zeros",
-}
-
-
 def objective_of(recipe: Recipe) -> str:
     """What a search makes small: what is set, else what the goal measures, else what the shares of the layers ask for."""
     if recipe.search.goal is not None:
@@ -393,12 +341,3 @@ def _judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:
 
 def _stored(selection: Selection) -> dict[str, Any]:
     return {"asked": selection.asked, "target": selection.target}
-
-
-def _error(error: float, judged: Losses) -> str:
-    return f"{error:.2f}% error" if judged.probabilities else f"RMSE {error:.4g}"
-
-
-def _drop(trial: Trial, judged: Losses) -> str:
-    unit = "points" if judged.probabilities else "%"
-    return f"{trial.drop:+.2f} {unit} (at most {trial.upper:+.2f})"

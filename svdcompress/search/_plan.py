@@ -7,6 +7,12 @@ from collections.abc import Sequence
 
 from svdcompress.search._trial import Trial
 
+FAR = 4.0
+"""From this many times what is allowed on, it goes down by two levels at once."""
+
+LOWEST = -3.0
+"""Four levels below the first, beta is a sixteenth of its own: hardly anything is asked to go."""
+
 FINEST = 0.2
 """Pressures closer than this (a factor of 1.15 in beta, where a level doubles it) differ by less than two seeds do."""
 
@@ -23,10 +29,10 @@ def start_pressure(errors: Sequence[float], dense_error: float, allowed: float) 
     return float(max(near, default=1))
 
 
-def next_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: float = 0.5) -> float | None:
+def next_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: float = LOWEST) -> float | None:
     """The pressure to try next, from those that kept the budget and those that did not; None where no more is to be learnt.
 
-    start: the first to try. levels: the highest. lowest: below it, hardly anything is asked to go.
+    start: the first to try. levels: the highest; lowest: the lowest.
     """
     if not trials:
         return min(max(start, lowest), float(levels))
@@ -35,7 +41,8 @@ def next_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: fl
     low, high = max(kept, default=None), min(lost, default=None)
     if low is None:
         assert high is not None
-        down = high - 1 if high - 1 >= lowest else lowest
+        nearest = min(trials, key=lambda trial: trial.pressure)
+        down = max(high - (2 if nearest.drop > FAR * max(nearest.allowed, 0.1) else 1), lowest)
         return down if high - down > FINEST else None
     lost_above = [pressure for pressure in lost if pressure > low]
     if not lost_above:

@@ -10,8 +10,10 @@ from typing import Any
 @dataclass(frozen=True)
 class Trial:
     """number: from 1 on. pressure: the level of the path that it left from, with a fraction on the way to the next; beta: its
-    weight of the KL. threshold: that its masks come from (None: each layer's own), `ranked`: whether living units went too, to
-    get to a size. costs: by measure. metrics: on validation data. drop, upper, met: as of `Verdict`. seconds: what it took.
+    weight of the KL. threshold: that its masks come from (None: each layer's own); ranked: whether a size was asked for, so
+    that what is alive may have gone too. costs: by measure. metrics: on validation data. error, drop, upper, met: as of
+    `Verdict`;
+    allowed: the drop that the budget has room for (1e9 without one). seconds: what it took.
     """
 
     number: int
@@ -24,6 +26,7 @@ class Trial:
     error: float
     drop: float
     upper: float
+    allowed: float
     met: bool
     seconds: float
 

@@ -1,0 +1,42 @@
+"""What of a search is on disk while it goes on: each trial, so that a stop loses at most one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from svdcompress import report
+from svdcompress.errors import CheckpointError, shortened
+from svdcompress.files import parse_json, write_atomically
+from svdcompress.search import Trial
+
+
+@dataclass
+class Kept:
+    """file: where. epochs: of each trial, by its number. seconds: that the search has taken, over all sittings."""
+
+    file: Path
+    trials: list[Trial] = field(default_factory=list)
+    epochs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def read(self) -> Kept:
+        """As it was stored, or empty."""
+        if self.file.is_file():
+            try:
+                stored = parse_json(self.file.read_bytes())
+                self.trials = [Trial.of(each) for each in stored["trials"]]
+                self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
+                self.seconds = float(stored["seconds"])
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                reason = shortened(f"{type(error).__name__}: {error}")
+                folder = self.file.parent
+                raise CheckpointError(f"{self.file}: damaged ({reason}); remove {folder} to search again") from error
+        return self
+
+    def write(self) -> None:
+        """As it stands now."""
+        stored = {"trials": [t.to_dict() for t in self.trials], "epochs": self.epochs, "seconds": self.seconds}
+        write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))

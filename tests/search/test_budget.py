@@ -1,0 +1,88 @@
+"""A budget of error, against resampling and by hand."""
+
+import math
+
+import pytest
+import torch
+
+from svdcompress.search import Budget, Losses
+
+
+def answers(wrong):
+    wrong = torch.as_tensor(wrong, dtype=torch.float64)
+    return Losses(wrong, torch.ones_like(wrong), True)
+
+
+def squares(values):
+    values = torch.as_tensor(values, dtype=torch.float64)
+    return Losses(values, torch.ones_like(values), False)
+
+
+def test_errors_are_per_cent_and_rmse():
+    assert answers([1, 0, 0, 0]).error == 25.0
+    assert squares([4.0, 0.0]).error == pytest.approx(math.sqrt(2))
+    several = Losses(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 1.0]), True)  # two of five positions
+    assert several.error == pytest.approx(40.0)
+
+
+def test_what_is_allowed_is_the_nearer_of_two_bounds():
+    assert Budget(max_drop=0.5).allowed(2.0) == 0.5
+    assert Budget(max_error=2.3).allowed(2.0) == pytest.approx(0.3)
+    assert Budget(max_drop=0.5, max_error=2.3).allowed(2.0) == pytest.approx(0.3)
+    assert Budget(max_error=1.1).allowed(1.0, probabilities=False) == pytest.approx(10.0)  # per cent of the RMSE
+    assert Budget().allowed(2.0) == math.inf and not Budget().given and Budget(max_drop=0.0).given
+
+
+def test_the_upper_bound_is_what_resampling_gives():
+    """One-sided, of the paired difference: 10% of resampled drops lie above it."""
+    generator = torch.Generator().manual_seed(0)
+    n = 5000
+    dense = (torch.rand(n, generator=generator) < 0.02).double()
+    flips = torch.rand(n, generator=generator) < 0.01
+    small = torch.where(flips, 1 - dense, dense)
+    verdict = Budget(max_drop=1.5).judge(answers(dense), answers(small))
+    draws = torch.randint(n, (4000, n), generator=generator)
+    drops = 100 * (small - dense)[draws].mean(1)
+    assert verdict.drop == pytest.approx(float(100 * (small - dense).mean()))
+    assert verdict.upper == pytest.approx(float(drops.quantile(0.9)), abs=0.03)
+    assert verdict.met is (verdict.upper <= 1.5)
+
+
+def test_a_drop_within_but_not_surely_is_not_met():
+    dense, small = torch.zeros(10_000), torch.zeros(10_000)
+    dense[:200], small[:240] = 1, 1  # 2.0% and 2.4%, on the same examples
+    judged = Budget(max_drop=0.45).judge(answers(dense), answers(small))
+    assert judged.drop == pytest.approx(0.4) and judged.upper > 0.45 and not judged.met
+    assert Budget(max_drop=0.6).judge(answers(dense), answers(small)).met
+    lenient = Budget(max_drop=0.45, confidence=0.6).judge(answers(dense), answers(small))
+    assert lenient.upper < judged.upper and lenient.met
+
+
+def test_few_examples_are_judged_by_the_drop_itself_in_whole_ones():
+    dense, small = torch.zeros(144), torch.zeros(144)
+    dense[:3], small[:4] = 1, 1
+    budget = Budget(max_drop=0.5)  # less than one example of 144
+    assert len(dense) < budget.needed(answers(dense))
+    assert budget.judge(answers(dense), answers(small)).met  # one more is the least that there is
+    small[:5] = 1
+    assert not budget.judge(answers(dense), answers(small)).met
+
+
+def test_how_many_examples_it_takes():
+    """At that many, an equal model whose differences are as many as the dense one's errors is told from one at the limit."""
+    dense = answers(torch.arange(10_000) < 200)
+    budget = Budget(max_drop=0.5, confidence=0.9)
+    z = 1.2815515655446004
+    assert budget.needed(dense) == math.ceil(0.02 / (0.005 / z) ** 2)
+    assert Budget(max_drop=0.25).needed(dense) == pytest.approx(4 * budget.needed(dense), rel=0.01)
+    assert Budget(max_drop=0.0).needed(dense) == 2
+
+
+def test_regression_is_by_the_relative_rmse():
+    generator = torch.Generator().manual_seed(0)
+    errors = torch.randn(20_000, generator=generator, dtype=torch.float64)
+    dense, small = squares(errors**2), squares((1.03 * errors) ** 2)
+    verdict = Budget(max_drop=3.5).judge(dense, small)
+    assert verdict.drop == pytest.approx(3.0, abs=1e-6) and 3.0 < verdict.upper < 3.1 and verdict.met
+    assert not Budget(max_drop=2.9).judge(dense, small).met
+    assert verdict.to_dict()["met"] is True

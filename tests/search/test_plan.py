@@ -1,0 +1,83 @@
+"""Where the search goes next, on curves of error against pressure that are known."""
+
+import math
+
+import pytest
+
+from svdcompress.search import Trial, front, next_pressure, pressure_of_size, smallest, start_pressure
+
+
+def trial(number, pressure, drop, size, allowed=0.5, error=None):
+    return Trial(
+        number=number,
+        pressure=pressure,
+        beta=2.0**pressure,
+        threshold=3.0,
+        ranked=False,
+        costs={"nonzero": size},
+        metrics={"error": 2 + drop, "nll": 0.1},
+        error=2 + drop if error is None else error,
+        drop=drop,
+        upper=drop,
+        allowed=allowed,
+        met=drop <= allowed,
+        seconds=1.0,
+    )
+
+
+def search(drop_of, start, levels=6, most=20):
+    """Trials until nothing more is to be learnt, for a drop that is known at each pressure."""
+    trials = []
+    while (pressure := next_pressure(trials, start, levels)) is not None:
+        assert pressure not in [t.pressure for t in trials]
+        trials.append(trial(len(trials) + 1, pressure, drop_of(pressure), 1000 * 0.5**pressure))
+        assert len(trials) <= most
+    return trials
+
+
+@pytest.mark.parametrize("edge", [0.3, 1.0, 2.4, 3.71, 5.0, 5.9])
+@pytest.mark.parametrize("start", [1.0, 3.0, 6.0])
+def test_the_edge_of_the_budget_is_found_from_anywhere(edge, start):
+    trials = search(lambda p: 0.5 * 4 ** (p - edge), start)
+    best = smallest(trials, "nonzero")
+    assert best is not None and edge - 0.2 <= best.pressure <= edge
+    assert len(trials) <= 9
+
+
+def test_all_levels_may_be_within_the_budget_and_none():
+    assert max(t.pressure for t in search(lambda p: 0.0, 2.0)) == 6.0
+    lost = search(lambda p: 9.0, 3.0)
+    assert smallest(lost, "nonzero") is None and min(t.pressure for t in lost) == -3.0 and len(lost) <= 5
+
+
+def test_far_from_the_budget_it_goes_down_faster():
+    assert next_pressure([trial(1, 5.0, 0.6, 10)], 5.0, 6) == 4.0
+    assert next_pressure([trial(1, 5.0, 8.0, 10)], 5.0, 6) == 3.0
+
+
+def test_the_start_is_the_last_level_that_recovery_may_still_save():
+    assert start_pressure([2.0, 2.4, 3.1, 9.0], 2.0, 0.5) == 3.0
+    assert start_pressure([9.0, 9.0], 2.0, 0.5) == 1.0
+    assert start_pressure([], 2.0, 0.5) == 1.0
+
+
+def test_the_pressure_of_a_size_is_between_levels_by_its_log():
+    sizes = [1000.0, 500.0, 100.0]
+    assert pressure_of_size(sizes, 2000.0) == 1.0 and pressure_of_size(sizes, 10.0) == 3.0
+    assert pressure_of_size(sizes, math.sqrt(500 * 100)) == pytest.approx(2.5)
+
+
+def test_of_trials_within_the_budget_the_smallest_and_of_equal_ones_the_better():
+    trials = [trial(1, 1, 0.1, 90), trial(2, 2, 0.4, 50), trial(3, 3, 0.3, 50), trial(4, 4, 0.9, 20)]
+    found = smallest(trials, "nonzero")
+    assert found is not None and found.number == 3
+
+
+def test_the_front_has_what_nothing_beats():
+    trials = [trial(1, 1, 0.1, 90), trial(2, 2, 0.4, 50), trial(3, 3, 0.6, 60), trial(4, 4, 0.9, 20), trial(5, 4, 0.9, 20)]
+    assert [t.number for t in front(trials, "nonzero")] == [1, 2, 4]
+
+
+def test_a_trial_is_stored_and_read():
+    one = trial(1, 2.5, 0.1, 90)
+    assert Trial.of(one.to_dict()) == one
