@@ -54,4 +54,5 @@ class Facts(_Part):
     seconds: dict[str, float] = {}
     pruning: Selected | None = None
     torch_threads: Length | None = None
+    torch_threads_first: Length | None = None
     finished: bool = False

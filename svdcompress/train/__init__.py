@@ -12,6 +12,7 @@ from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
 from svdcompress.train._shrink import shrink
 from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
+from svdcompress.train._threads import Trial, choosing, fastest
 
 __all__ = [
     "Bars",
@@ -21,10 +22,13 @@ __all__ = [
     "Place",
     "Reach",
     "StateFile",
+    "Trial",
     "agree",
+    "choosing",
     "distances",
     "evaluate",
     "factors",
+    "fastest",
     "find_place",
     "fit",
     "leave",

@@ -38,7 +38,7 @@ def train_epoch(
 
     Raises NotFinite, Interrupted, and DataError where there is no batch.
     """
-    _mode(work)
+    train_mode(work)
     epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
     seed_everything(work.seed, work.stage, epoch, "noise", work.rank)
     order = mix(work.seed, work.stage, epoch, "order")
@@ -54,7 +54,7 @@ def train_epoch(
         last = final or group == settings.accumulate
         # Both ways within no_sync: it is the forward pass that prepares DDP to average the gradients.
         with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):
-            loss, nll, kl = _forward(work, network, x, y, where)
+            loss, nll, kl = forward(work, network, x, y, where)
             if index % look_every == 0 and not math.isfinite(value := loss.item()):
                 return _not_finite(work, standing, x, value, rewinds)
             steps.backward(loss / settings.accumulate if settings.accumulate > 1 else loss)
@@ -87,14 +87,15 @@ def train_epoch(
     }
 
 
-def _mode(work: Work) -> None:
+def train_mode(work: Work) -> None:
+    """Put the model in `train()`, but for layers whose noise is left out."""
     work.model.train()
     if not work.noise:
         for _, layer in variational_layers(work.model):
             layer.eval()
 
 
-def _forward(work: Work, network: Network, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
+def forward(work: Work, network: Network, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
     """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
     with work.autocast():
         output = call(network.called, x)

@@ -14,6 +14,7 @@ from svdcompress.train._network import Network
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
 from svdcompress.train._steps import Steps
+from svdcompress.train._threads import settle
 from svdcompress.train._work import Work
 
 LOOK_EVERY = {"cpu": 1}
@@ -47,6 +48,7 @@ class Loop:
         if work.bars is not None:
             work.bars.start(work.stage, work.last, standing.epoch)
         try:
+            settle(work, trains=standing.epoch < work.last)
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1
                 row = train_epoch(work, self._network, self._steps, standing, look_every=self._look_every, rewinds=rewinds)
