@@ -9,6 +9,7 @@ import typer
 from svdcompress import errors
 from svdcompress.cli import _bench, _inspect, _recipes, _runs, _sparsify, _verify
 from svdcompress.cli._common import command
+from svdcompress.cli._threads import wait_passively
 
 EXIT_CODES = (
     ("0", "done (figures that could not be made are warnings, and `failed` in report.json: the files are there)"),
@@ -98,4 +99,5 @@ for _work in (_runs.evaluate, _runs.predict, _runs.export, _bench.bench, _runs.r
 
 def main() -> None:
     """The entry point of `svdc`."""
+    wait_passively()
     app()

@@ -14,6 +14,7 @@ from rich.table import Table
 from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, announce_code, err_console, out_console, print_json
 from svdcompress.cli._experiment import experiment
+from svdcompress.cli._threads import number_is_set
 from svdcompress.errors import TrustError, UsageError
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def sparsify(
     console = err_console()
     if not silent:
         _announce(made, folder, recipe, console)
-    results = pipeline.run(made, folder, resume=resume, overwrite=overwrite, console=console, quiet=silent)
+    how: dict[str, Any] = {"console": console, "quiet": silent, "choose_threads": not number_is_set()}
+    results = pipeline.run(made, folder, resume=resume, overwrite=overwrite, **how)
     if json and results:
         print_json({**results, "out": str(folder)})
     elif results and not quiet:

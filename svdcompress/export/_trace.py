@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import logging
 import re
@@ -138,7 +137,6 @@ def _clean(model: ir.Model) -> None:
     import onnx_ir.passes.common as passes
 
     passes.ClearMetadataAndDocStringPass()(model)
-    _contiguous(model)
     merge_constants(model)
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
@@ -154,15 +152,11 @@ def _clean(model: ir.Model) -> None:
 
 def merge_constants(model: ir.Model) -> None:
     """Keep equal constants, tied weights above all, once; the default of an input is none."""
-    first: dict[tuple, ir.Value] = {}
-    for name, value in list(model.graph.initializers.items()):
-        if value.const_value is None or value.is_graph_output() or value.is_graph_input():
-            continue
-        array = value.const_value.numpy()
-        key = (value.const_value.dtype, array.shape, hashlib.sha256(array.tobytes()).digest())
-        if first.setdefault(key, value) is not value:
-            value.replace_all_uses_with(first[key])
-            del model.graph.initializers[name]
+    import onnx_ir.passes.common as passes
+
+    _contiguous(model)
+    with _quiet():  # it warns of each default that it leaves alone
+        passes.DeduplicateHashedInitializersPass()(model)
 
 
 def strip_shapes(model: ir.Model) -> None:

@@ -53,4 +53,5 @@ class Facts(_Part):
 
     seconds: dict[str, float] = {}
     torch_threads: Length | None = None
+    torch_threads_first: Length | None = None
     finished: bool = False

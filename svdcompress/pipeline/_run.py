@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from svdcompress.errors import Interrupted, OutputError, RecipeError, SvdcError, TrainingError
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._folder import (
-    RunState,
     discard,
     free_folder,
     locked,
@@ -24,7 +22,12 @@ from svdcompress.pipeline._folder import (
     stored_recipe,
 )
 from svdcompress.pipeline._resume import outdated
+<<<<<<< HEAD
 from svdcompress.pipeline._stages import run_stages
+=======
+from svdcompress.pipeline._stages import Stages
+from svdcompress.pipeline._threads import Threads, first_training, same_threads
+>>>>>>> h-loop
 from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, NotFinite, Place, find_place, out_of_memory, told, wait
 
@@ -37,6 +40,7 @@ def run(
     overwrite: bool = False,
     console: Console | None = None,
     quiet: bool = True,
+    choose_threads: bool = False,
 ) -> dict[str, Any]:
     """Do all stages of a recipe and write the run's folder; returns what `report.json` holds.
 
@@ -46,6 +50,8 @@ def run(
         rates, clip and precision of the one under way (as after a loss that is not finite).
     overwrite: move aside what the folder holds.
     console, quiet: where progress is shown, and whether not at all.
+    choose_threads: try, ahead of the first epoch, with how many of PyTorch's threads training is fastest here and now, at most
+        those that are set, and stay with that number (False: those that are set). Results depend on it in their last bits.
 
     SIGINT and SIGTERM stop in good order: Interrupted says how to go on. Raises OutputError for a folder that holds something
     else, and what the stages raise.
@@ -70,7 +76,7 @@ def run(
         if place.first and not resume:
             stack.enter_context(locked(folder))
         wait()
-        with same_threads(folder, place.first, say) as threads:
+        with same_threads(folder, place.first, say, choose_threads) as threads:
             return _stages(recipe, folder, place, console, say, threads, resume=resume, quiet=quiet)
 
 
@@ -80,7 +86,7 @@ def _stages(
     place: Place,
     console: Console,
     say: Callable[[str], None],
-    threads: int,
+    threads: Threads,
     *,
     resume: bool,
     quiet: bool,
@@ -89,9 +95,15 @@ def _stages(
     again = resume_command(folder, recipe)
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
+<<<<<<< HEAD
             state = RunState(folder, place.first)
             results = {"seconds": dict(state.facts.get("seconds", {})), "torch_threads": threads}
             return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
+=======
+            stages = Stages(recipe, folder, place, bars, stop, say)
+            with first_training(threads, stages.state, stages.results, say):
+                return stages.run()
+>>>>>>> h-loop
         except Interrupted as error:
             raise Interrupted(f"{error} Go on with: {again}") from None
         except NotFinite as error:
@@ -116,24 +128,3 @@ def _stages(
                 where = f"{error.filename}: " if error.filename else ""
                 raise OutputError(f"{where}{error.strerror or error}") from error
             raise
-
-
-@contextmanager
-def same_threads(folder: Path, first: bool, say: Callable[[str], None]) -> Iterator[int]:
-    """Within it PyTorch computes with as many threads as the run began with, since another number changes last bits.
-
-    A new run takes what is set; a resumed one what its `state/run.json` says. Gives that number.
-    """
-    state = RunState(folder, writer=first)
-    own = torch.get_num_threads()
-    threads = state.facts.get("torch_threads") or own
-    if "torch_threads" not in state.facts:
-        state.put(torch_threads=threads)
-    if threads != own:
-        say(f"goes on with {threads} threads of PyTorch, as it began (here {own} are set): another number changes the result")
-        torch.set_num_threads(threads)
-    try:
-        yield threads
-    finally:
-        if threads != own:
-            torch.set_num_threads(own)

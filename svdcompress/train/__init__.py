@@ -5,14 +5,20 @@ from svdcompress.likelihoods import score  # here for callers of before
 from svdcompress.train._device import Place, agree, find_place, leave, make_accelerator, told, wait
 from svdcompress.train._failed import out_of_memory
 from svdcompress.train._fit import fit
+<<<<<<< HEAD
 from svdcompress.train._loop import Fit
 from svdcompress.train._metrics import evaluate, losses
+=======
+from svdcompress.train._metrics import evaluate, losses, score
+>>>>>>> h-loop
 from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars
 from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
 from svdcompress.train._shrink import shrink
+from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
+from svdcompress.train._threads import Trial, choosing, fastest
 
 __all__ = [
     "Bars",
@@ -22,10 +28,13 @@ __all__ = [
     "Place",
     "Reach",
     "StateFile",
+    "Trial",
     "agree",
+    "choosing",
     "distances",
     "evaluate",
     "factors",
+    "fastest",
     "find_place",
     "fit",
     "leave",

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, UsageError
 from svdcompress.likelihoods import Likelihood, Loss, likelihood_for
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
@@ -18,9 +18,11 @@ from svdcompress.sources import Examples
 from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._gradients import means_alone
-from svdcompress.train._loop import Fit, Loop
+from svdcompress.train._loop import Loop
 from svdcompress.train._progress import Bars
+from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile
+from svdcompress.train._work import Work
 
 
 def fit(
@@ -46,6 +48,7 @@ def fit(
     shrink_from: float = math.inf,
     shrink: Callable[[nn.Module], bool] | None = None,
     state: Path | None = None,
+    last_epoch: int | None = None,
     bars: Bars | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -69,24 +72,30 @@ def fit(
     shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
         units in place, the optimizer starts anew. Not under several processes.
     state: file to save each epoch in and to go on from if it exists.
+    last_epoch: train up to this epoch of the `settings.epochs` over which learning rates and beta are scheduled (None: all of
+        them). A later call with the same `state` and a later last epoch goes on as one long fit would, to the bit; it may have
+        another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
     stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
 
-    Raises TrainingError for a loss that is not finite (the state before is kept), DataError without examples.
+    Raises TrainingError for a loss that is not finite (the state before is kept) and for a state that has done more than
+    `last_epoch`, DataError without examples, UsageError for a last epoch that is none of the settings'.
     """
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
+    if last_epoch is not None and not 1 <= last_epoch <= settings.epochs:
+        raise UsageError(f"last_epoch: {last_epoch} is not one of the {settings.epochs} epochs ({stage}.epochs)")
     learnt = None
     if teacher is not None and distill is not None and distill.weight:
         learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
-    elbo = ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None
-    loop = Loop(
+    work = Work(
         model,
         examples,
         loss,
         settings,
         make_accelerator(device, settings.precision),
         stage=stage,
-        elbo=elbo,
+        last=settings.epochs if last_epoch is None else last_epoch,
+        elbo=ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
         teacher=learnt,
         lr_log_sigma2=lr_log_sigma2,
         noise=noise,
@@ -96,9 +105,13 @@ def fit(
         bars=bars,
         stop=stop,
         file=StateFile(state),
+        validate=validate,
+        shrink_from=math.inf if shrink is None else shrink_from,
+        shrink=shrink,
+        on_epoch=on_epoch,
     )
     with nullcontext() if noise else means_alone(model):
-        return loop.run(validate, shrink_from if shrink is not None else math.inf, shrink, on_epoch)
+        return Loop(work).run()
 
 
 def _as_it_is(loss: Tensor) -> Tensor:

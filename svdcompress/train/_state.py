@@ -103,7 +103,7 @@ class _Chosen(BaseModel):
 
 
 class _Saved(BaseModel):
-    """What `Loop` saves, as far as its types go; whether tensors fit the model is seen when it takes them."""
+    """What a fit saves, as far as its types go; whether tensors fit the model is seen when it takes them."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     stage: str

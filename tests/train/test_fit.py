@@ -13,7 +13,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import Distillation, LossSection, LrSchedule, Training
 from svdcompress.sources import InMemory
-from svdcompress.train import LrFactor, evaluate, fit, make_optimizer, mix, seed_everything
+from svdcompress.train import LrFactor, _loop, evaluate, fit, make_optimizer, mix, seed_everything
 
 LOSS = make_loss(LossSection())
 
@@ -218,17 +218,7 @@ def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_state(tmp_
 
 def test_a_bad_loss_seen_late_is_traced_to_its_step(tmp_path, monkeypatch):
     """As on an accelerator, where not each step is looked at."""
-    from svdcompress.train import _fit
-
-    class Late(_fit.Loop):
-        def __setattr__(self, name, value):
-            looks = getattr(self, "looks", 0)
-            if name == "look_each_step":
-                object.__setattr__(self, "looks", looks + 1)
-                value = value and looks > 0
-            object.__setattr__(self, name, value)
-
-    monkeypatch.setattr(_fit, "Loop", Late)
+    monkeypatch.setitem(_loop.LOOK_EVERY, "cpu", 20)
     data = examples()
     data.inputs[:, 3] *= 1e30
     with pytest.raises(TrainingError) as error:
@@ -369,3 +359,24 @@ def test_a_compiled_fit_trains_as_another_and_goes_on_after_a_stop(tmp_path, mon
     assert torch.equal(weights(again), weights(model))
     assert resumed.history == result.history
     torch.compiler.reset()
+
+
+def test_a_fit_rewound_by_a_loss_that_was_bad_by_chance_ends_as_an_undisturbed_one(tmp_path, monkeypatch):
+    class Hiccup(nn.Module):
+        def forward(self, x):
+            return x * float("nan") if self.training and next(calls) == 6 else x
+
+    def run(**more):
+        model = convert(net(), log_sigma2=-6.0)
+        model.append(Hiccup())
+        return fit(model, examples(), LOSS, settings(lr=1e-2), schedule=Constant(0.5), device="cpu", **more), model
+
+    calls = iter(range(7, 10**6))
+    undisturbed, expected = run()
+    monkeypatch.setitem(_loop.LOOK_EVERY, "cpu", 20)
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    calls = iter(range(10**6))
+    result, model = run(state=tmp_path / "fit.pt")
+    assert next(calls) > 12 + 4 - 1  # the second epoch was done twice
+    assert result.history == undisturbed.history
+    assert torch.equal(weights(model), weights(expected))

@@ -1,0 +1,133 @@
+"""One epoch: batches, objective and steps, and its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.batch import call
+from svdcompress.errors import DataError, Interrupted
+from svdcompress.layers import variational_layers
+from svdcompress.train._gradients import nothing
+from svdcompress.train._network import Network
+from svdcompress.train._nonfinite import explain
+from svdcompress.train._standing import Row, Standing
+from svdcompress.train._state import mix, seed_everything
+from svdcompress.train._steps import Steps
+from svdcompress.train._work import Work
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """An epoch's result where a loss is not finite and may have been so for some batches: do it again, looking at each."""
+
+
+def train_epoch(
+    work: Work, network: Network, steps: Steps, standing: Standing, *, look_every: int, rewinds: bool
+) -> Row | Rewind:
+    """Train one epoch; its figures.
+
+    look_every: batches between looks at the loss. rewinds: whether the fit can go back to look at each.
+
+    Raises NotFinite, Interrupted, and DataError where there is no batch.
+    """
+    train_mode(work)
+    epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
+    seed_everything(work.seed, work.stage, epoch, "noise", work.rank)
+    order = mix(work.seed, work.stage, epoch, "order")
+    losses, nlls, kls = [], [], []
+    per_step = settings.batch_size * world
+    batches = max(1, math.ceil(len(work.examples) / per_step))
+    group = 0  # batches since the last step
+    stream = work.examples.batches(settings.batch_size, shuffle=order, rank=work.rank, world=world, device=device)
+    marked = _final_known(stream) if settings.accumulate > 1 else ((batch, True) for batch in stream)
+    for index, ((x, y), final) in enumerate(marked):
+        where = epoch + index / batches
+        group += 1
+        last = final or group == settings.accumulate
+        # Both ways within no_sync: it is the forward pass that prepares DDP to average the gradients.
+        with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):
+            loss, nll, kl = forward(work, network, x, y, where)
+            if index % look_every == 0 and not math.isfinite(value := loss.item()):
+                return _not_finite(work, standing, x, value, rewinds)
+            steps.backward(loss / settings.accumulate if settings.accumulate > 1 else loss)
+        if last:
+            steps.step(where, group)
+            group = 0
+        losses.append(loss.detach())
+        nlls.append(nll)
+        if kl is not None:
+            kls.append(kl)
+        standing.steps += 1
+        if work.bars is not None:
+            work.bars.step(where, loss.item)
+        if work.stop():
+            raise Interrupted(f"stopped in {work.stage}, epoch {epoch + 1} of {settings.epochs}. {work.kept}")
+    if not losses:
+        raise DataError(f"{work.stage}.batch_size: {per_step} is more than the {len(work.examples)} training examples")
+    mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
+    loss_mean, nll_mean = (_mean_of_ranks(mean) if world > 1 else mean).tolist()
+    if not math.isfinite(loss_mean):
+        return _not_finite(work, standing, x, loss_mean, rewinds)
+    return {
+        "stage": work.stage,
+        "epoch": epoch + 1,
+        "loss": loss_mean,
+        "nll": nll_mean,
+        "kl": float(torch.stack(kls).mean()) if kls else None,
+        "beta": work.elbo.beta if work.elbo is not None else None,
+        "lr": steps.lr,
+    }
+
+
+def train_mode(work: Work) -> None:
+    """Put the model in `train()`, but for layers whose noise is left out."""
+    work.model.train()
+    if not work.noise:
+        for _, layer in variational_layers(work.model):
+            layer.eval()
+
+
+def forward(work: Work, network: Network, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
+    with work.autocast():
+        output = call(network.called, x)
+        loss = work.loss(output, y)
+        if work.teacher is not None:
+            loss = work.teacher.mix(loss, output, x)
+    nll, kl = loss.detach(), None
+    if work.elbo is not None:
+        work.elbo.set_epoch(where)
+        loss = work.elbo(loss)
+        kl = work.elbo.last_kl
+    return (loss + nothing(work.model) if work.world > 1 else loss), nll, kl
+
+
+def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: bool) -> Rewind:
+    """A rewind where one can help; else raises NotFinite."""
+    if rewinds:
+        return Rewind()
+    raise explain(work.model, x, work.stage, standing.steps, standing.epoch, value, work.kept, work.autocast())
+
+
+def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each batch, and whether it is the last one: read one ahead."""
+    stream = iter(batches)
+    waiting = list(islice(stream, 1))
+    for batch in stream:
+        yield waiting.pop(), False
+        waiting.append(batch)
+    yield from ((batch, True) for batch in waiting)
+
+
+def _mean_of_ranks(values: Tensor) -> Tensor:
+    """The mean over all processes."""
+    torch.distributed.all_reduce(values)
+    return values / torch.distributed.get_world_size()

@@ -1,0 +1,79 @@
+"""Where a fit stands: what is done, what it reports, and the best epoch so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import to_device
+from svdcompress.likelihoods import score
+from svdcompress.relevance import relevance
+
+Row = dict[str, Any]
+"""The figures of an epoch, as the history holds them."""
+
+
+@dataclass
+class Fit:
+    """What a fit reports: a dict per epoch, and which epoch's weights the model now has."""
+
+    history: list[Row] = field(default_factory=list)
+    kept_epoch: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Best:
+    """The best epoch so far; without weights there is none yet."""
+
+    score: tuple[float, float] = (math.inf, math.inf)
+    epoch: int = 0
+    weights: dict[str, Tensor] | None = None
+
+    def offer(self, model: nn.Module, metrics: dict[str, float], epoch: int) -> None:
+        """Keep a model's weights if they are better than those that are kept."""
+        if score(metrics) < self.score:
+            self.score, self.epoch = score(metrics), epoch
+            self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+    def forget(self) -> None:
+        """Drop weights that do not fit a shrunk model, and with them what the next ones would be compared with."""
+        self.score, self.weights = (math.inf, math.inf), None
+
+
+@dataclass
+class Standing:
+    """A fit on its way.
+
+    epoch: epochs that are done. steps: batches that were trained on. total: the number of weights of which the history's
+    sparsity is a share (None: the model's own). history: the figures of each epoch.
+    """
+
+    total: int | None = None
+    epoch: int = 0
+    steps: int = 0
+    history: list[Row] = field(default_factory=list)
+    best: Best = field(default_factory=Best)
+
+    def sparsity(self, model: nn.Module) -> float:
+        """The share of weights that are irrelevant or were removed."""
+        masks = relevance(model)
+        return 1 - masks.kept / (self.total or masks.total)
+
+    def state(self) -> dict[str, Any]:
+        """What a later fit needs to go on."""
+        best = {"score": list(self.best.score), "epoch": self.best.epoch, "weights": self.best.weights}
+        return {"epoch": self.epoch, "steps": self.steps, "total": self.total, "history": self.history, "best": best}
+
+    def take(self, saved: dict[str, Any], device: torch.device) -> None:
+        """Stand where a saved fit stood."""
+        self.epoch, self.steps = saved["epoch"], saved["steps"]
+        self.total = saved.get("total") or self.total  # former states have none
+        self.history[:] = saved["history"]
+        best = saved["best"]
+        weights = None if best["weights"] is None else to_device(best["weights"], device)
+        self.best = Best(tuple(best["score"]), best["epoch"], weights)

@@ -1,0 +1,71 @@
+"""What a fit works with, settled before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress.likelihoods import Loss
+from svdcompress.objective import ELBO
+from svdcompress.recipe import Training
+from svdcompress.sources import Examples
+from svdcompress.train._distill import Teacher
+from svdcompress.train._progress import Bars
+from svdcompress.train._state import StateFile
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arguments of a fit, as `fit` explains them; `last` is the epoch that it ends with."""
+
+    model: nn.Module
+    examples: Examples
+    loss: Loss
+    settings: Training
+    accelerator: Any
+    _: KW_ONLY
+    stage: str
+    last: int
+    elbo: ELBO | None
+    teacher: Teacher | None
+    lr_log_sigma2: float | None
+    noise: bool
+    total: int | None
+    seed: int
+    compiled: bool
+    bars: Bars | None
+    stop: Callable[[], bool]
+    file: StateFile
+    validate: Callable[[nn.Module], dict[str, float]] | None
+    shrink_from: float
+    shrink: Callable[[nn.Module], bool] | None
+    on_epoch: Callable[[dict[str, Any]], None] | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is trained."""
+        return self.accelerator.device
+
+    @property
+    def rank(self) -> int:
+        """This process's number among those of the launch."""
+        return self.accelerator.process_index
+
+    @property
+    def world(self) -> int:
+        """The number of processes."""
+        return self.accelerator.num_processes
+
+    @property
+    def kept(self) -> str:
+        """A sentence on what is left of a training that fails."""
+        return f"The state before it is kept in {self.file.path}." if self.file.path else "The model has its last good weights."
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Within it the model computes in the precision that was asked for."""
+        return self.accelerator.autocast() if self.accelerator.native_amp else nullcontext()
