@@ -67,6 +67,7 @@ class Pools:
                 alone = all(len(set(row)) == 1 for row in roots.tolist())  # a depthwise convolution's groups may go whole
                 for row in [roots.reshape(-1)] if alone else roots:
                     self._add(row[~gone[row]])
+        self.whole = list(self.left)
 
     def _add(self, roots: np.ndarray) -> None:
         number = len(self.left)
@@ -77,6 +78,10 @@ class Pools:
     def spare(self, roots: list[int]) -> bool:
         """Whether something is left of each once these have gone too."""
         return all(count < self.left[pool] for pool, count in self._counts(roots).items())
+
+    def shrunk(self, roots: list[int]) -> float:
+        """How many times more there were at first, where that is most."""
+        return max((self.whole[pool] / self.left[pool] for pool in self._counts(roots)), default=1.0)
 
     def take(self, roots: list[int]) -> None:
         """They go."""

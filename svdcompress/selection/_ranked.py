@@ -49,8 +49,8 @@ def ranked(
     """Masks with further whole units dead, those of the least relevance for their cost, so that the goal is met.
 
     The relevance of a unit is the information in the weights that write or read it (see `svdcompress.relevance.information`),
-    per parameter or multiply-accumulate that goes with it. No layer is emptied. `prune(model, example_inputs, masks=...)`
-    removes them exactly; train on afterwards.
+    per parameter or multiply-accumulate that goes with it; it counts for more, the fewer units are left in its layer. No layer
+    is emptied. `prune(model, example_inputs, masks=...)` removes them exactly; train on afterwards.
 
     model: converted, and trained so that its variances mean something; it is left as it was. masks: which weights stay at
     first (None: as `relevance` says).
@@ -151,10 +151,11 @@ class Ranking:
         return self._orders[measure]
 
     def _greedy(self, measure: str) -> list[list[int]]:
-        """At each step, the bundle of least information for what it saves at that point.
+        """At each step, the bundle of least information for what it saves at that point, times how far its layer has shrunk.
 
-        What a bundle saves only falls while others go, so that a bundle that was looked at once has to be looked at again only
-        when it comes to be the best (lazy greedy). Of bundles that cost the same, the least relevant is first in any case.
+        That factor keeps layers from becoming bottlenecks: what a unit carries counts for more, the fewer are left beside it.
+        A bundle's key only rises while others go, so that one that was looked at has to be looked at again only when it comes
+        to be the best (lazy greedy). Of bundles that cost the same, the least relevant is first in any case.
         """
         analysis = self._found
         gone = np.zeros(analysis.count, bool)
@@ -166,12 +167,17 @@ class Ranking:
         queues = [(touches, sorted(own, reverse=True)) for touches, own in alike.items()]
         heap: list[tuple[float, int]] = []
 
-        def push(number: int) -> None:
+        def worth(number: int) -> float:
             touches, own = queues[number]
+            saved = shrinking.saved(touches, measure)
+            return own[-1][0] * pools.shrunk(own[-1][1]) / saved if saved > 0 else np.inf
+
+        def push(number: int) -> None:
+            own = queues[number][1]
             while own and not pools.spare(own[-1][1]):
                 own.pop()
-            if own and (saved := shrinking.saved(touches, measure)) > 0:
-                heapq.heappush(heap, (own[-1][0] / saved, number))
+            if own and (key := worth(number)) < np.inf:
+                heapq.heappush(heap, (key, number))
 
         for number in range(len(queues)):
             push(number)
@@ -179,7 +185,7 @@ class Ranking:
         while heap:
             key, number = heapq.heappop(heap)
             touches, own = queues[number]
-            if not pools.spare(own[-1][1]) or own[-1][0] / max(shrinking.saved(touches, measure), 1e-30) > key * (1 + 1e-12):
+            if not pools.spare(own[-1][1]) or worth(number) > key * (1 + 1e-12):
                 push(number)
                 continue
             roots = own.pop()[1]

@@ -122,7 +122,8 @@ def test_the_order_is_that_of_trying_every_unit_at_every_step(measure: str, seed
             if sum(one == name for one, _ in alive) == 1:
                 continue  # the last of its layer
             saved = size(masks) - size(without(model, masks, name, unit))
-            key = told_by_hand(model, start, name, unit) / saved
+            left, whole = (sum(one == name for one, _ in units) for units in (alive, units_of(model)))
+            key = told_by_hand(model, start, name, unit) / saved * whole / left
             best = min(best, (key, name, unit)) if best is not None else (key, name, unit)
         assert best is not None
         _, name, unit = best
