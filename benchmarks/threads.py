@@ -3,7 +3,7 @@
     python benchmarks/threads.py [--busy 0 1 2 4] [--epochs 10]
 
 Each row is a whole short run (`svdc sparsify digits`) in a process of its own, the two ways by turns; the busy processes count
-in a loop. Beside its seconds on the clock stands the time that it had of the processors: on an idle machine, a run of one thread
+in a loop. Beside its seconds on the clock stands the time that it had of the processors: on an idle machine a run of one thread
 takes hardly more than that. What else ran on the machine is noted with each row: a machine that others use is not idle at 0.
 Written to benchmarks/results/threads.json and threads.md.
 """

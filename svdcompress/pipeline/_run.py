@@ -13,6 +13,7 @@ from rich.console import Console
 from svdcompress.errors import Interrupted, OutputError, RecipeError, SvdcError, TrainingError
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._folder import (
+    RunState,
     discard,
     free_folder,
     locked,
@@ -22,12 +23,8 @@ from svdcompress.pipeline._folder import (
     stored_recipe,
 )
 from svdcompress.pipeline._resume import outdated
-<<<<<<< HEAD
 from svdcompress.pipeline._stages import run_stages
-=======
-from svdcompress.pipeline._stages import Stages
 from svdcompress.pipeline._threads import Threads, first_training, same_threads
->>>>>>> h-loop
 from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, NotFinite, Place, find_place, out_of_memory, told, wait
 
@@ -95,15 +92,10 @@ def _stages(
     again = resume_command(folder, recipe)
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
-<<<<<<< HEAD
-            state = RunState(folder, place.first)
-            results = {"seconds": dict(state.facts.get("seconds", {})), "torch_threads": threads}
-            return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
-=======
-            stages = Stages(recipe, folder, place, bars, stop, say)
-            with first_training(threads, stages.state, stages.results, say):
-                return stages.run()
->>>>>>> h-loop
+            state = RunState(folder, writer=place.first)
+            results = {"seconds": dict(state.facts.get("seconds", {}))}
+            with first_training(threads, state, results, say):
+                return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
         except Interrupted as error:
             raise Interrupted(f"{error} Go on with: {again}") from None
         except NotFinite as error:

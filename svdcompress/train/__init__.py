@@ -5,12 +5,7 @@ from svdcompress.likelihoods import score  # here for callers of before
 from svdcompress.train._device import Place, agree, find_place, leave, make_accelerator, told, wait
 from svdcompress.train._failed import out_of_memory
 from svdcompress.train._fit import fit
-<<<<<<< HEAD
-from svdcompress.train._loop import Fit
 from svdcompress.train._metrics import evaluate, losses
-=======
-from svdcompress.train._metrics import evaluate, losses, score
->>>>>>> h-loop
 from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._optim import LrFactor, make_optimizer
 from svdcompress.train._progress import Bars

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from svdcompress.errors import Interrupted
-from svdcompress.pipeline import _run
 from svdcompress.pipeline import run as run_recipe
+from svdcompress.pipeline._context import Context
 from svdcompress.recipe import load_recipe
 from svdcompress.train import Trial, _threads
 
@@ -43,16 +43,15 @@ def facts(out):
     return json.loads((out / "state" / "run.json").read_text())
 
 
-def stopping(monkeypatch, stage):
+def stopping(monkeypatch, stage_to_stop):
     """Runs stop at a stage, as by a signal."""
 
-    class Stops(_run.Stages):
-        def _stage(self, name, work):
-            if name == stage:
-                self.stop.signal = "SIGTERM"
-            super()._stage(name, work)
+    def stage(self, name, work=Context.stage):
+        if name == stage_to_stop:
+            self.stop.signal = "SIGTERM"
+        return work(self, name)
 
-    monkeypatch.setattr(_run, "Stages", Stops)
+    monkeypatch.setattr(Context, "stage", stage)
 
 
 def test_a_run_chooses_once_and_keeps_what_it_chose(tmp_path, counts, monkeypatch):
