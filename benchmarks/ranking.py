@@ -13,20 +13,24 @@ many of their living units go, or so many that this share of the parameters is l
 - chance.
 
 These are ranked by torch-pruning's pruner over the whole network, through `svdcompress.interop.torch_pruning`; "ranked" is
-`svdcompress.selection.ranked`: information, both sides, per parameter. Test digits are looked at after each removal; they
-choose nothing. Written to benchmarks/results/ranking.json and ranking.md.
+`svdcompress.selection.ranked`. By parameters, the small network is also trained on for a few epochs. Test digits are looked at
+after each removal; they choose nothing. Written to benchmarks/results/ranking.json and ranking.md; what is there is not
+measured again without --again.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch_pruning as tp
-from mnist import HERE
+from mnist import HERE, cpu, read, span, write
 from torch import Tensor, nn
 
 import svdcompress as svdc
@@ -43,6 +47,14 @@ REMOVED = (0.3, 0.5, 0.7)
 LEFT = (0.5, 0.3, 0.15)
 BATCH = 100
 BETA = 0.05
+STEPS = 60
+"""Steps in which torch-pruning goes to its last size."""
+
+UNIT_STEPS = 20
+"""Steps in which it takes a share of the units."""
+
+RECOVERY = 10
+"""Epochs of training afterwards, of the mean."""
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, loss: Callable[[int, Tensor, Tensor], Tensor]) -> None:
@@ -86,25 +98,29 @@ def snr(layer: VariationalLayer) -> Tensor:
 
 
 class GroupLogAlpha(tp.importance.Importance):
-    """Minus the log alpha of all that reads a channel, as one group."""
+    """Signal to noise of all that reads a channel as one group: the higher, the lower its log alpha."""
 
     def __call__(self, group: Any) -> Tensor | None:
-        signal = RelevanceImportance(weigh=lambda layer: layer.weight.square())(group)
-        noise = RelevanceImportance(weigh=lambda layer: layer.log_sigma2.exp())(group)
-        return None if signal is None or noise is None else ((signal + 1e-8) / (noise + 1e-30)).log()
+        signal = RelevanceImportance("readers", weigh=lambda layer: layer.weight.square())(group)
+        noise = RelevanceImportance("readers", weigh=lambda layer: layer.log_sigma2.exp())(group)
+        return None if signal is None or noise is None else signal / (noise + 1e-30)
 
 
 SCORES: dict[str, Callable[[], Any]] = {
-    "information, readers": lambda: RelevanceImportance(),
+    "information, readers": lambda: RelevanceImportance("readers"),
     "information, writers": lambda: RelevanceImportance("writers"),
     "information, both": lambda: RelevanceImportance("both"),
-    "signal to noise, readers": lambda: RelevanceImportance(weigh=snr),
+    "signal to noise, readers": lambda: RelevanceImportance("readers", weigh=snr),
     "signal to noise, both": lambda: RelevanceImportance("both", weigh=snr),
     "log alpha, readers": GroupLogAlpha,
     "torch-pruning, magnitude": lambda: tp.importance.GroupMagnitudeImportance(),
     "torch-pruning, Taylor": lambda: tp.importance.GroupTaylorImportance(),
     "chance": lambda: tp.importance.RandomImportance(),
 }
+
+
+METHODS = ("ranked", "information, both", "torch-pruning, magnitude", "torch-pruning, Taylor")
+"""What is compared by parameters: ours, and three of the scores by torch-pruning's pruner."""
 
 
 def error(model: nn.Module, masks: Masks) -> float:
@@ -120,40 +136,70 @@ def error(model: nn.Module, masks: Masks) -> float:
 
 def pruner(model: nn.Module, score: str, ratio: float, steps: int = 1) -> Any:
     """torch-pruning's, over the whole network; gradients are there for it."""
-    (x, y), _ = data()
-    model.zero_grad(set_to_none=True)
-    nn.functional.cross_entropy(model(x), y).backward()
+    (x, _), _ = data()
+    gradients(model)
     head = [layer for _, layer in variational_layers(model)][-1]
     options = {"global_pruning": True, "pruning_ratio": ratio, "iterative_steps": steps, "ignored_layers": [head]}
     return tp.pruner.BasePruner(model, x[:2], SCORES[score](), **options)
+
+
+def gradients(model: nn.Module) -> None:
+    """Of the loss over all training digits."""
+    (x, y), _ = data()
+    model.zero_grad(set_to_none=True)
+    nn.functional.cross_entropy(model(x), y).backward()
 
 
 def by_units(model: nn.Module, score: str, living: float) -> dict[str, float]:
     """Error by the share of living units that went. living: their share of all units."""
     found = {}
     for share in REMOVED:
-        ratio = 1 - living * (1 - share)
-        found[str(share)] = error(model, chosen(pruner(copy.deepcopy(model), score, ratio)))
+        work = copy.deepcopy(model)
+        steps = 1 if score == "chance" else UNIT_STEPS  # which would draw anew at each
+        one = pruner(work, score, 1 - living * (1 - share), steps)
+        for _ in range(steps):  # in one step, its pruner leaves a layer whole of which all would go
+            hold(work, chosen(one))
+        found[str(share)] = error(model, svdc.relevance(work))
     return found
 
 
-def by_parameters(model: nn.Module, score: str) -> dict[str, float]:
-    """Error by the share of the parameters that is left at most, after dead units."""
+def by_parameters(model: nn.Module, method: str, seed: int) -> dict[str, list[float]]:
+    """[error, error after recovery] by the share of the parameters that is left at most, after dead units."""
     (x, _), _ = data()
     total = svdc.prune(model, x[:2], verify=False).pruning.parameters_after
-    found, work = {}, copy.deepcopy(model)
-    steps = 200
-    one = pruner(work, score, 0.995, steps)
     ranking = Ranking(model, x[:2])
+    found, work = {}, copy.deepcopy(model)
+    one = pruner(work, "information, both" if method == "ranked" else method, 0.99, STEPS)
     for share in LEFT:
-        if score == "ranked":
+        if method == "ranked":
             masks = ranking.at({"parameters": round(share * total)}).masks
         else:
             while svdc.prune(work, x[:2], verify=False).pruning.parameters_after > share * total:
+                gradients(work)
                 hold(work, chosen(one))
             masks = svdc.relevance(work)
-        found[str(share)] = error(model, masks)
+        found[str(share)] = [error(model, masks), recovered(model, masks, seed)]
     return found
+
+
+def recovered(model: nn.Module, masks: Masks, seed: int) -> float:
+    """Error after a few epochs of the small network's mean, with the masks held."""
+    (x, y), (x_test, y_test) = data()
+    small = svdc.prune(model, x[:2], masks=masks, verify=False)
+    held = {name: layer.relevant().float() for name, layer in variational_layers(small)}
+    svdc.to_dense(small)
+    weights = [(small.get_submodule(name).weight, mask) for name, mask in held.items()]
+
+    def loss(epoch: int, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+    handles = [weight.register_hook(lambda gradient, mask=mask: gradient * mask) for weight, mask in weights]
+    torch.manual_seed(seed)
+    train(small, x, y, RECOVERY, loss)
+    for handle in handles:
+        handle.remove()
+    with torch.no_grad():
+        return 100 * float((small(x_test).argmax(1) != y_test).double().mean())
 
 
 def measured(name: str, seed: int) -> dict[str, Any]:
@@ -161,10 +207,62 @@ def measured(name: str, seed: int) -> dict[str, Any]:
     model = trained(name, seed)
     (x, _), _ = data()
     report = svdc.groups(model, x[:2], masks=svdc.relevance(model))
-    units = {group.name: (group.removed, group.removed + group.kept) for group in report.groups if group.can_go}
+    units = {group.name: (group.removed, group.removed + group.kept) for group in report.groups if group.prunable}
     living = 1 - sum(gone for gone, _ in units.values()) / sum(count for _, count in units.values())
     found: dict[str, Any] = {"error": error(model, svdc.relevance(model)), "living": living, "units": units}
     torch.manual_seed(seed)
     found["by units"] = {score: by_units(model, score, living) for score in SCORES}
-    found["by parameters"] = {score: by_parameters(model, score) for score in ("ranked", *SCORES)}
+    found["by parameters"] = {method: by_parameters(model, method, seed) for method in METHODS}
     return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: for each network, error by units gone and by parameters left."""
+    lines = [
+        "# Which units a network can do without",
+        "",
+        "Written by `benchmarks/ranking.py`, which says how. Test errors in %, ",
+    ]
+    lines[-1] += (
+        "means over the seeds, in brackets the least and the largest. They start from variational networks whose dead units"
+    )
+    lines += ["have gone. Errors of a half and more are those of networks of which a layer is as good as gone."]
+    for name, runs in results["networks"].items():
+        runs = [runs[seed] for seed in sorted(runs, key=int)]
+        lines += ["", f"## {name}", "", f"Before: {span([run['error'] for run in runs])}; {len(runs)} seeds.", ""]
+        lines += [f"| score, network-wide | {' | '.join(f'{share:.0%} of the units gone' for share in REMOVED)} |"]
+        lines += ["|---" * (1 + len(REMOVED)) + "|"]
+        for score in SCORES:
+            cells = [span([run["by units"][score][str(share)] for run in runs]) for share in REMOVED]
+            lines.append(f"| {score} | {' | '.join(cells)} |")
+        heads = [f"{share:.0%} of the parameters left{what}" for what in ("", f", {RECOVERY} epochs on") for share in LEFT]
+        lines += ["", f"| method | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+        for method in METHODS:
+            cells = [span([run["by parameters"][method][str(share)][i] for run in runs]) for i in (0, 1) for share in LEFT]
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    return "\n".join([*lines, "", f"{results['cpu']}, one thread; {versions}.", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--again", action="store_true", help="measure those again whose results are stored")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    path = options.results / "ranking.json"
+    results = {"networks": {}} if options.again or not path.is_file() else read(path)
+    for seed in options.seeds:
+        for name in NETWORKS:
+            if str(seed) in results["networks"].get(name, {}):
+                continue
+            results["networks"].setdefault(name, {})[str(seed)] = measured(name, seed)
+            results |= {"cpu": cpu(), "versions": {one: version(one) for one in ("torch", "torch-pruning", "svdcompress")}}
+            write(path, results)
+            path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+            print(name, seed, flush=True)
+
+
+if __name__ == "__main__":
+    main()

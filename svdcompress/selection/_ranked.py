@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ def ranked(
     protect: Sequence[str] = (),
     remove_inputs: bool = False,
     round_to: int = 1,
+    weigh: Callable[[VariationalLayer], Tensor] = information,
 ) -> Masks:
     """Masks with further whole units dead, those of the least relevance for their cost, so that the goal is met.
 
@@ -55,7 +56,8 @@ def ranked(
     model: converted, and trained so that its variances mean something; it is left as it was. masks: which weights stay at
     first (None: as `relevance` says).
     goal: {"macs": 0.5} or {"parameters": 20_000}: numbers up to 1 are shares of the model as it is given, larger ones counts.
-    example_inputs, protect, remove_inputs, round_to: as for `prune`.
+    example_inputs, protect, remove_inputs, round_to: as for `prune`. weigh: what each weight of a layer is worth, at least 0
+    and in the shape of its weight, where that is to be something else than information.
 
     Warns where the goal cannot be reached, and returns the closest. Raises UsageError for a goal of another form, and what
     `prune` raises.
@@ -64,7 +66,9 @@ def ranked(
         >>> masks = ranked(model, x, goal={"macs": 0.5})
         >>> small = svdc.prune(model, x, masks=masks)
     """
-    ranking = Ranking(model, example_inputs, masks, protect=protect, remove_inputs=remove_inputs, round_to=round_to)
+    ranking = Ranking(
+        model, example_inputs, masks, protect=protect, remove_inputs=remove_inputs, round_to=round_to, weigh=weigh
+    )
     found = ranking.at(goal)
     if not found.reached:
         measure, limit = ranking.limit(goal)
@@ -91,6 +95,7 @@ class Ranking:
         protect: Sequence[str] = (),
         remove_inputs: bool = False,
         round_to: int = 1,
+        weigh: Callable[[VariationalLayer], Tensor] = information,
     ) -> None:
         self.model, self.round_to = model, round_to
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
@@ -105,7 +110,7 @@ class Ranking:
             return
         self._sizes = Sizes(model, found, example_inputs)
         self.total = self._sizes.total
-        self._score, self._killable = _scores(model, found, self.masks)
+        self._score, self._killable = _scores(model, found, self.masks, weigh)
 
     def limit(self, goal: Mapping[str, float]) -> tuple[str, float]:
         """What a goal measures, and how much may be left of it. Raises UsageError for a goal of another form."""
@@ -220,8 +225,11 @@ def _readers(model: nn.Module, analysis: Analysis) -> list[tuple[Consumer, list[
     ]
 
 
-def _scores(model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Per root, the information in the weights that go with it, and whether all that read it can be masked."""
+@torch.no_grad()
+def _scores(
+    model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], weigh: Callable[[VariationalLayer], Tensor]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Per root, what the weights that go with it are worth, and whether all that read it can be masked."""
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     score, killable = np.zeros(analysis.count), analysis.free.copy()
     for consumer, names in _readers(model, analysis):
@@ -229,7 +237,7 @@ def _scores(model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor]) -
         if not names:
             killable[ins] = False
             continue
-        nats = oriented(consumer, information(layers[names[0]]) * masks[names[0]]).sum(3).double().cpu().numpy()
+        nats = oriented(consumer, weigh(layers[names[0]]) * masks[names[0]]).sum(3).double().cpu().numpy()
         np.add.at(score, ins, nats.sum(1))
         np.add.at(score, outs, nats.sum(2))
         own = outs[:, :, None] == ins[:, None, :]  # the unit's own loop is one weight, not two
