@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from svdcompress.pipeline import Sparsified, sparsify
     from svdcompress.prune import PruneReport, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
+    from svdcompress.report import plot_tradeoff
     from svdcompress.selection import coupled_relevance
     from svdcompress.uncertainty import Prediction, mc_predict
 
@@ -30,6 +31,7 @@ _HOMES = {
     "pipeline": ("Sparsified", "sparsify"),
     "prune": ("PruneReport", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
+    "report": ("plot_tradeoff",),
     "selection": ("coupled_relevance",),
     "uncertainty": ("Prediction", "mc_predict"),
 }
@@ -59,6 +61,7 @@ __all__ = [
     "load",
     "mc_predict",
     "plan",
+    "plot_tradeoff",
     "prune",
     "read_manifest",
     "relevance",

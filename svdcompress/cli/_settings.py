@@ -204,4 +204,9 @@ def stem(recipe: str | None, made: Recipe) -> str:
         of_a_run = path.name == "recipe.yaml" and path.resolve().parent.name  # runs/mine/recipe.yaml: another runs/mine
         return of_a_run or (path.name if path.is_dir() else path.stem)
     name = str(made.model.name).rpartition(":")[2] if ":" in str(made.model.name) else str(made.model.name)
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name) or "run"
+    return safe_name(name) or "run"
+
+
+def safe_name(text: str) -> str:
+    """A text as the name of a file."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from svdcompress.recipe import Goal
+from svdcompress.recipe import MEASURES, Goal
 from svdcompress.search import Losses, Trial
-
-WORDS = {
-    "parameters": "parameters",
-    "macs": "multiply-accumulates",
-    "latency": "milliseconds",
-    "bytes": "bytes",
-    "nonzero": "non-zeros",
-}
 
 
 def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: Losses, budget: bool) -> str:
@@ -21,7 +13,7 @@ def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: L
     ratio = dense[measure] / max(trial.costs[measure], 1e-12)
     kept = "" if not budget else ": within the budget" if trial.met else ": loses too much"
     lost = f"{error_of(trial.error, judged)}, {drop_of(trial, judged)}{kept}"
-    return f"trial {trial.number}: {ratio:.3g}x fewer {WORDS[measure]}, {lost}"
+    return f"trial {trial.number}: {ratio:.3g}x fewer {MEASURES[measure]}, {lost}"
 
 
 def error_of(error: float, judged: Losses) -> str:

@@ -26,6 +26,8 @@ it knows these keys, all optional:
     pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
         round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
         parameters_unrounded, notes}
+    search: {objective, goal, max_drop, max_error, confidence, dense: {error, costs}, validation_examples, path: [{level, beta,
+        error, nll, nonzero}], trials: [as `svdcompress.search.Trial`], chosen, met, reached, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
     experiment: its name; its own tables, {row: {figure: number}} under any key, are shown then, and
@@ -39,10 +41,12 @@ from svdcompress.report._integrity import FORMAT, altered, stamped
 from svdcompress.report._rows import Row, rows
 from svdcompress.report._schema import Results
 from svdcompress.report._terminal import table
+from svdcompress.report._tradeoff import Curve, plot_tradeoff, run_point, search_curve
 from svdcompress.report._write import render, write
 
 __all__ = [
     "FORMAT",
+    "Curve",
     "Results",
     "Row",
     "altered",
@@ -50,8 +54,11 @@ __all__ = [
     "load",
     "log_alpha_histograms",
     "plain",
+    "plot_tradeoff",
     "render",
     "rows",
+    "run_point",
+    "search_curve",
     "stamped",
     "table",
     "write",

@@ -8,12 +8,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report import _sections
+from svdcompress.report import _sections, _tradeoff
 
 Section = Callable[[Mapping[str, Any], "Path | None"], str]
 
 SECTIONS: dict[str, tuple[str, Section]] = {
     "summary": ("Dense beside sparse", _sections.summary),
+    "search": ("What was tried", _tradeoff.search),
     "pictures": ("Pictures of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),

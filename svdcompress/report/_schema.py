@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -131,6 +131,45 @@ class Digest(_Part):
     bytes: Count
 
 
+class Tried(_Part):
+    """One of `search.trials`."""
+
+    number: Count
+    pressure: float
+    beta: float
+    costs: dict[str, float]
+    error: float
+    drop: float
+    upper: float
+    met: bool
+    seconds: float
+
+
+class DenseCost(_Part):
+    """`search.dense`."""
+
+    error: float
+    costs: dict[str, float]
+
+
+class Search(_Part):
+    """`search`."""
+
+    objective: Literal["parameters", "macs", "latency", "bytes", "nonzero"]
+    goal: str | None = None
+    max_drop: Number = None
+    max_error: Number = None
+    confidence: float
+    dense: DenseCost
+    validation_examples: Count
+    path: list[dict[str, float]]
+    trials: list[Tried]
+    chosen: Count
+    met: bool | None = None
+    reached: bool | None = None
+    notes: list[str] | None = None
+
+
 class Results(_Part):
     """All of it."""
 
@@ -161,5 +200,6 @@ class Results(_Part):
     threshold_curve: list[dict[str, Any]] | None = None
     calibration: dict[str, dict[str, Any] | None] | None = None
     pruning: Pruning | None = None
+    search: Search | None = None
     filters: dict[str, Filters] | None = None
     pictures: list[Picture] | None = None

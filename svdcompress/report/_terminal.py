@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from svdcompress.report._rows import chance, duration, rounding, rows, size
+from svdcompress.report._tradeoff import trials_table
 
 FILES = {
     "recipe.yaml": "the resolved recipe",
@@ -38,6 +39,9 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
         colour = {True: "green", False: "yellow", None: ""}[row.better]
         view.add_row(row.label, row.dense, Text(row.sparse, style="bold"), Text(row.change, style=colour))
     console.print(view if view.row_count else f"[bold]{escape(str(results.get('name') or ''))}[/]")
+    if (trials := trials_table(results)) is not None:
+        console.print()
+        console.print(trials)
     for text in filter(None, (chance(results), rounding(results))):
         console.print(f"\n{text}", highlight=False)
     if results.get("seconds"):

@@ -1,0 +1,167 @@
+"""`compare` and `sweep`: several runs in one table and one picture."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from svdcompress.cli import _settings as s
+from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
+from svdcompress.errors import UsageError
+from svdcompress.recipe import MEASURES
+
+Picture = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the picture, error against size: .png, .svg or .pdf.")
+]
+Measure = Annotated[
+    str, typer.Option(metavar="MEASURE", help=f"The picture's size: {', '.join(MEASURES)}. The table has all of them.")
+]
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    picture: Picture = None,
+    measure: Measure = "nonzero",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Put runs into one table: error of the dense and the sparse model on test data, and how much smaller it is."""
+    from svdcompress import report
+
+    _check_measure(measure)
+    _show([report.load(run) for run in runs], runs, picture, measure, json)
+
+
+@s.with_settings
+def sweep(
+    settings: s.Settings,
+    grid: Annotated[
+        list[str],
+        typer.Option(metavar="FIELD=A,B,...", help="Values of a field of the recipe; several make all combinations."),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder that gets a run's folder for each combination.")],
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).")] = None,
+    device: Device = None,
+    picture: Picture = None,
+    measure: Measure = "nonzero",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a recipe with each combination of some settings, then compare the runs. One that is stopped goes on when repeated.
+
+    As in: svdc sweep digits --grid train.beta.final=0.1,0.3,1 --grid convert.share=weight,input --out runs/grid
+    """
+    from svdcompress import pipeline, report
+    from svdcompress.recipe import load_recipe
+
+    _check_measure(measure)
+    fields = [_values(text) for text in grid]
+    if not fields:
+        raise UsageError("--grid is missing: name a field and its values, as in --grid train.beta.final=0.1,0.3,1")
+    base = settings.resolved(seed=seed, device=device)
+    if base.experiment is not None:
+        raise UsageError("sweep: an experiment has no figures of size; name a recipe of a model and data")
+    combinations = [list(zip([name for name, _ in fields], values, strict=True)) for values in
+                    itertools.product(*(values for _, values in fields))]  # fmt: skip
+    console = err_console()
+    folders = []
+    for pairs in combinations:
+        text = [f"{name}={value}" for name, value in pairs]
+        recipe = settings.resolved(seed=seed, device=device) if not text else _with(settings, text, seed, device)
+        folder = out / s.safe_name("_".join(text))
+        folders.append(folder)
+        if (folder / "report.json").is_file() and not (folder / "state").exists():
+            console.print(f"{folder}: finished already", highlight=False)
+            continue
+        console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
+        resume = (folder / "recipe.yaml").is_file()
+        if resume:
+            recipe = load_recipe(folder / "recipe.yaml")
+        pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
+    _show([report.load(folder) for folder in folders], folders, picture, measure, json)
+
+
+def _with(settings: s.Settings, text: list[str], seed: int | None, device: str | None) -> Any:
+    from dataclasses import replace
+
+    return replace(settings, set_=[*settings.set_, *text]).resolved(seed=seed, device=device)
+
+
+def _values(text: str) -> tuple[str, list[str]]:
+    """A field and its values; commas inside brackets do not part them."""
+    field, equals, rest = text.partition("=")
+    values, depth, start = [], 0, 0
+    for place, letter in enumerate(rest):
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            values.append(rest[start:place].strip())
+            start = place + 1
+    values.append(rest[start:].strip())
+    if not equals or not field.strip() or not all(values):
+        raise UsageError(f"--grid {text}: write it as FIELD=A,B,..., such as train.beta.final=0.1,0.3,1")
+    return field.strip(), values
+
+
+def _check_measure(measure: str) -> None:
+    if measure not in MEASURES:
+        raise UsageError(f"--measure: {measure!r} is none of {', '.join(MEASURES)}")
+
+
+def _show(found: Sequence[dict[str, Any]], folders: Sequence[Path], picture: Path | None, measure: str, json: bool) -> None:
+    rows = [_row(results, folder) for results, folder in zip(found, folders, strict=True)]
+    if picture is not None:
+        from svdcompress import report
+
+        report.plot_tradeoff(*found, measure=measure).savefig(picture, dpi=150)
+    if json:
+        print_json(rows)
+        return
+    console = out_console()
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for heading in ("dense", "sparse", "change (95%)", "non-zeros", "parameters", "MACs", "bytes", "batch 1", "batch 128"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(str(row["run"]), *(_cell(row, key) for key in CELLS))
+    console.print(table)
+    unit = {row["metric"] for row in rows}
+    console.print(
+        f"\n{' and '.join(sorted(unit))} on test data; sizes and latencies as times smaller and faster than the dense model's",
+        highlight=False,
+    )
+    if picture is not None:
+        console.print(f"picture: {picture}", highlight=False)
+
+
+CELLS = ("dense", "sparse", "change", "nonzero", "parameters", "macs", "bytes", "batch_1", "batch_128")
+
+
+def _row(results: dict[str, Any], folder: Path) -> dict[str, Any]:
+    sides = [((results.get(side) or {}).get("metrics") or {}) for side in ("dense", "sparse")]
+    metric = "error" if "error" in sides[1] else "rmse"
+    ratios = results.get("compression") or {}
+    latency = ratios.get("latency") or {}
+    change = (results.get("changes") or {}).get(metric) or {}
+    return {
+        "run": str(folder),
+        "metric": "error in %" if metric == "error" else "RMSE",
+        "dense": sides[0].get(metric),
+        "sparse": sides[1].get(metric),
+        "change": [change["low"], change["high"]] if change else None,
+        **{key: ratios.get(key) for key in ("nonzero", "parameters", "macs", "bytes")},
+        **{key: latency.get(key) for key in ("batch_1", "batch_128")},
+    }
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    value = row[key]
+    if value is None:
+        return "–"
+    if key == "change":
+        return f"{value[0]:+.2f} to {value[1]:+.2f}"
+    return f"{value:.3g}" if key in ("dense", "sparse") else f"{value:.3g}x"

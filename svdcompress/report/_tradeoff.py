@@ -1,0 +1,213 @@
+"""Error against size: a search's trials, or several runs, as a picture, a section of the page and lines on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from svdcompress.errors import UsageError
+from svdcompress.recipe import MEASURES
+from svdcompress.report._files import load
+
+if TYPE_CHECKING:  # matplotlib only when something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model: its size as how many times smaller than the dense one, its error, the most that it may be, and a name."""
+
+    ratio: float
+    error: float
+    upper: float | None = None
+    name: str = ""
+    met: bool | None = None
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Models of one search or run; error: what is measured ("error (%)" or "RMSE"), on which data."""
+
+    name: str
+    measure: str
+    what: str
+    dense: float
+    points: list[Point]
+
+
+def search_curve(results: Mapping[str, Any]) -> Curve | None:
+    """The trials of a run's search, by validation error; None for a run without one."""
+    found = results.get("search")
+    if not found or not found.get("trials"):
+        return None
+    measure, dense = found["objective"], found["dense"]
+    regression = results.get("task") in ("regression", "gaussian")
+    points = []
+    for trial in found["trials"]:
+        lost = trial["upper"] - trial["drop"]
+        points.append(
+            Point(
+                dense["costs"][measure] / max(trial["costs"][measure], 1e-12),
+                trial["error"],
+                trial["error"] + (lost * dense["error"] / 100 if regression else lost),
+                str(trial["number"]),
+                trial["met"] if found.get("met") is not None else None,
+                trial["number"] == found.get("chosen"),
+            )
+        )
+    what = f"validation {'RMSE' if regression else 'error (%)'}"
+    return Curve(str(results.get("name") or ""), measure, what, dense["error"], points)
+
+
+def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] | None:
+    """A finished run by its test error, and the dense model's; None where either is missing."""
+    sides = [(results.get(side) or {}) for side in ("dense", "sparse")]
+    errors = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
+    ratio = (results.get("compression") or {}).get(measure)
+    if isinstance(ratio, Mapping):
+        ratio = next(iter(ratio.values()), None)
+    if ratio is None or None in errors:
+        return None
+    changes = (results.get("changes") or {}).get("error") or (results.get("changes") or {}).get("rmse")
+    upper = None if not changes else errors[0] + changes["high"]
+    return Point(float(ratio), float(errors[1]), upper, str(results.get("name") or "")), float(errors[0])
+
+
+def draw(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
+    """Each curve in a colour of its own: trials with the most that their error may be, the best at each size joined."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    from svdcompress.report._draw import short
+
+    for k, curve in enumerate(curves):
+        ax.axhline(curve.dense, color=quiet, lw=0.8, ls=(0, (4, 3)))
+        best = _front(curve.points)
+        ax.plot([p.ratio for p in best], [p.error for p in best], color=colour(k), lw=1.2, alpha=0.6)
+        for point in curve.points:
+            if point.upper is not None:
+                ax.plot([point.ratio] * 2, [point.error, point.upper], color=colour(k), lw=0.8, alpha=0.5)
+            filled = point.met is not False
+            ax.plot(
+                point.ratio, point.error, "o", ms=7 if point.chosen else 4, color=colour(k), mfc=colour(k) if filled else "none"
+            )
+        if curve.points and len(curves) > 1:
+            last = max(curve.points, key=lambda p: p.ratio)
+            ax.annotate(curve.name, (last.ratio, last.error), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{short(value, place)}x"))
+    ax.xaxis.set_minor_locator(NullLocator())
+    if curves:
+        ax.set_xlabel(f"times fewer {MEASURES.get(curves[0].measure, curves[0].measure)}")
+        ax.set_ylabel(curves[0].what)
+
+
+def _front(points: Sequence[Point]) -> list[Point]:
+    found: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.ratio, p.error)):
+        if not found or point.error < found[-1].error:
+            found.append(point)
+    return found
+
+
+def search(results: Mapping[str, Any], folder: Path | None) -> str:
+    """The section of a search: the picture, and a table of its trials."""
+    curve = search_curve(results)
+    if curve is None:
+        return ""
+    from svdcompress.report._draw import QUIET, Drawing, series
+
+    with Drawing(5.2, 2.6) as drawing:
+        draw(drawing.ax, [curve], series, QUIET)
+    found = results["search"]
+    asked = ", ".join(
+        text
+        for text in (
+            f"goal {found['goal']}" if found.get("goal") else "",
+            f"at most {found['max_drop']:g} lost" if found.get("max_drop") is not None else "",
+            f"at most {found['max_error']:g} of error" if found.get("max_error") is not None else "",
+        )
+        if text
+    )
+    caption = (
+        f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the most that "
+        f"its error may be, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
+        f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was taken."
+    )
+    figure = f'<figure class="one">{drawing.svg}<figcaption>{caption}</figcaption></figure>'
+    lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or ())
+    return f'{lines}<div class="figures">{figure}</div>{_table(found, curve)}'
+
+
+def _table(found: Mapping[str, Any], curve: Curve) -> str:
+    rows = []
+    for trial, point in zip(found["trials"], curve.points, strict=True):
+        kept = {True: "yes", False: "no", None: ""}[point.met]
+        numbers = (f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}")
+        cells = [
+            f"<td>{trial['number']}{' (taken)' if point.chosen else ''}</td>",
+            *(f'<td class="r">{text}</td>' for text in numbers),
+            f'<td>{kept}</td><td class="r">{trial["beta"]:.3g}</td><td class="r">{trial["seconds"]:.0f} s</td>',
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    fewer = f"fewer {MEASURES[curve.measure]}"
+    names = ("trial", fewer, curve.what, "lost", "at most", "within the budget", "beta", "took")
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def trials_table(results: Mapping[str, Any], width: int = 14) -> Table | None:
+    """The same for the terminal: one line a trial from large to small, the error as a bar; None without a search."""
+    curve = search_curve(results)
+    if curve is None:
+        return None
+    view = Table(show_edge=False, pad_edge=False, title="Trials", title_justify="left", title_style="bold")
+    for heading in (f"fewer {MEASURES[curve.measure]}", curve.what, "at most"):
+        view.add_column(heading, justify="right")
+    view.add_column(f"dense {curve.dense:.3g}")
+    top = max(max(p.upper or p.error for p in curve.points), curve.dense, 1e-12)
+    for point in sorted(curve.points, key=lambda p: p.ratio):
+        bar = "█" * max(1, round(width * point.error / top))
+        style = "bold green" if point.chosen else "" if point.met is not False else "dim"
+        mark = "  taken" if point.chosen else "" if point.met is not False else "  loses too much"
+        upper = "" if point.upper is None else f"{point.upper:.3g}"
+        view.add_row(f"{point.ratio:.3g}x", f"{point.error:.3g}", upper, bar + mark, style=style)
+    return view
+
+
+def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None) -> Figure:
+    """Error against size, as a matplotlib figure.
+
+    runs: folders of runs, what `sparsify` returned, or dicts as of `report.json`. A single one with a search shows its trials
+    by validation error; several ones are points of their test error.
+    measure: parameters, macs, latency, bytes or nonzero (None: what the search made small, else nonzero). ax: where to draw.
+    Raises UsageError without a run that has figures of it.
+
+    Example:
+        >>> svdc.plot_tradeoff("runs/digits").savefig("tradeoff.png")
+    """
+    from matplotlib.figure import Figure
+
+    found = [run.results if hasattr(run, "results") else run if isinstance(run, Mapping) else load(Path(run)) for run in runs]
+    curves: list[Curve] = []
+    if len(found) == 1 and (curve := search_curve(found[0])) is not None and measure in (None, curve.measure):
+        curves = [curve]
+    else:
+        for results in found:
+            name = measure or (results.get("search") or {}).get("objective") or "nonzero"
+            if (pair := run_point(results, name)) is not None:
+                what = "test RMSE" if results.get("task") in ("regression", "gaussian") else "test error (%)"
+                curves.append(Curve(pair[0].name, name, what, pair[1], [pair[0]]))
+    if not curves:
+        raise UsageError("plot_tradeoff: no run with a report that has errors and sizes was given")
+    if ax is None:
+        ax = Figure(figsize=(5.6, 3.4), layout="constrained").subplots()
+    draw(ax, curves, lambda k: f"C{k}", "0.5")
+    return ax.figure  # type: ignore[return-value]
