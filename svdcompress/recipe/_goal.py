@@ -14,8 +14,8 @@ MEASURES = {
     "bytes": "bytes",
     "nonzero": "non-zeros",
 }
-"""What a model can be small in, and what that is counted in: macs for one example; latency and bytes of model.onnx, the former in
-onnxruntime in ms; nonzero parameters."""
+"""What a model can be small in, and what that is counted in: macs for one example; latency (ms, in onnxruntime) and bytes of
+model.onnx; nonzero parameters."""
 
 UNITS = {
     "bytes": {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3},

@@ -1,0 +1,206 @@
+"""A run that searches: its budget and goal, by figures computed without it; stops; bad input."""
+
+import json
+import stat
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import svdcompress as svdc
+from svdcompress.errors import ExportError, Interrupted, RecipeError
+from svdcompress.pipeline import open_run, run
+from svdcompress.pipeline._measure import asked
+from svdcompress.pipeline._search import objective_of
+from svdcompress.recipe import load_recipe
+
+QUICK = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=3", "search.trials=3"]
+
+
+def searching(tiny_recipe, *overrides):
+    from svdcompress.recipe import dump_recipe, parse_recipe, parse_yaml
+
+    content = parse_yaml(dump_recipe(tiny_recipe))
+    for text in [*QUICK, *overrides]:
+        field, _, value = text.partition("=")
+        section, name = field.split(".")
+        content[section][name] = parse_yaml(value)
+    return parse_recipe(content)
+
+
+def error_of_file(file, data):
+    """Per cent of wrong answers of an ONNX file, by a loop that shares no code with the package."""
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    wrong = total = 0
+    for x, y in data.batches(50):
+        answer = session.run(None, {name: x.numpy()})[0]
+        wrong += int((np.argmax(answer, 1) != y.numpy()).sum())
+        total += len(y)
+    return 100 * wrong / total
+
+
+@pytest.fixture(scope="module")
+def searched(tiny_recipe, tmp_path_factory):
+    """A search within a wide budget, undisturbed."""
+    out = tmp_path_factory.mktemp("search") / "run"
+    recipe = searching(tiny_recipe, "search.max_drop=25")
+    return recipe, out, run(recipe, out)
+
+
+def test_the_model_that_is_written_keeps_the_budget(searched):
+    _, out, results = searched
+    found = results["search"]
+    data = open_run(out).data.validation
+    drop = error_of_file(out / "model.onnx", data) - error_of_file(out / "dense.onnx", data)
+    chosen = next(trial for trial in found["trials"] if trial["number"] == found["chosen"])
+    assert chosen["drop"] == pytest.approx(drop, abs=1e-6) and found["met"] is chosen["met"] is True
+    assert drop <= 25
+    kept = [trial for trial in found["trials"] if trial["met"]]
+    assert chosen["costs"]["nonzero"] == min(trial["costs"]["nonzero"] for trial in kept) == results["sparse"]["nonzero"]
+    assert found["objective"] == "nonzero" and len(found["trials"]) <= 3
+    assert [row["level"] for row in found["path"]] == [1, 2, 3][: len(found["path"])]
+
+
+def test_each_trial_is_kept_and_the_rest_is_cleared(searched):
+    _, out, results = searched
+    numbers = [trial["number"] for trial in results["search"]["trials"]]
+    assert sorted(path.name for path in (out / "trials").iterdir()) == [f"{number:02d}.safetensors" for number in numbers]
+    assert not (out / "state").exists()
+    stages = [row["stage"] for row in results["history"]]
+    assert stages[0] == "dense" and "level 1" in stages and f"trial {results['search']['chosen']}" in stages
+
+
+@pytest.mark.slow
+def test_a_search_that_was_stopped_anywhere_ends_in_the_same_bytes(searched, tmp_path, monkeypatch):
+    from svdcompress.pipeline import _trainer
+
+    recipe, whole, results = searched
+    epochs = len([row for row in results["history"] if row["stage"] != "dense"])
+    out, counted = tmp_path / "run", []
+
+    def log(self, row):
+        counted.append(row["stage"])
+        if len(counted) % 5 == 0:  # again and again, in the path and in trials
+            self.context.stop.signal = "SIGTERM"
+
+    monkeypatch.setattr(_trainer.Trainer, "_log", log)
+    stops = 0
+    for attempt in range(40):
+        try:
+            run(recipe, out, resume=attempt > 0)
+            break
+        except Interrupted:
+            stops += 1
+    assert stops >= 2 and len(counted) >= epochs
+    for name in ("model.safetensors", "model.onnx", "model_mc.onnx"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    again = json.loads((out / "report.json").read_text())["search"]
+    for key in ("chosen", "path"):
+        assert again[key] == results["search"][key]
+    assert [t["error"] for t in again["trials"]] == [t["error"] for t in results["search"]["trials"]]
+
+
+@pytest.mark.parametrize("goal", ["nonzero=5x", "parameters=2x"])
+def test_a_goal_is_reached(tiny_recipe, tmp_path, goal):
+    measure, _, factor = goal.partition("=")
+    results = run(searching(tiny_recipe, f"search.goal='{goal}'", "search.trials=2"), tmp_path / "run")
+    found = results["search"]
+    assert found["objective"] == measure and found["reached"] is True and found["met"] is None
+    assert results["sparse"][measure] <= 1.02 * results["dense"][measure] / float(factor[:-1])
+
+
+def test_a_goal_that_the_budget_forbids_gives_way(tiny_recipe, tmp_path):
+    overrides = ("search.goal='nonzero=20x'", "search.max_drop=12", "search.trials=5")
+    results = run(searching(tiny_recipe, *overrides), tmp_path / "run")
+    found = results["search"]
+    assert found["met"] is True and found["reached"] is False
+    assert any("the goal nonzero=20x breaks the budget (it would lose" in line for line in results["warnings"])
+    small = [trial for trial in found["trials"] if trial["costs"]["nonzero"] <= results["dense"]["nonzero"] / 20 * 1.02]
+    assert small and not any(trial["met"] for trial in small)
+
+
+def test_a_budget_that_the_dense_model_misses_is_refused(tiny_recipe, tmp_path):
+    with pytest.raises(RecipeError, match=r"search.max_error: 0.001: the dense model itself has .*% on the validation data"):
+        run(searching(tiny_recipe, "search.max_error=0.001"), tmp_path / "run")
+
+
+def test_few_validation_examples_are_said(searched):
+    warned = " ".join(searched[2]["warnings"])
+    assert "validation examples cannot tell" not in warned  # 25 points can be told
+    recipe, *_ = searched
+    assert recipe.search.confidence == 0.9
+
+
+def test_what_is_made_small_follows_the_shares():
+    assert objective_of(load_recipe(None)) == "nonzero"
+    assert objective_of(load_recipe(None, ["convert.share={weight: 0.8, input: 0.2}"])) == "macs"
+    assert objective_of(load_recipe(None, ["search.objective=bytes"])) == "bytes"
+    assert objective_of(load_recipe(None, ["search.objective=bytes", "search.goal='latency=2x'"])) == "latency"
+
+
+# The latency of another machine
+
+
+def command(folder, body):
+    file = folder / "ask.sh"
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return str(file)
+
+
+def test_a_command_is_asked_for_the_milliseconds_of_a_file(tmp_path):
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"12345")
+    assert asked(command(tmp_path, 'echo "took $(wc -c < "$1")"'), file) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo no; exit 3", "exit code 3"),
+        ("echo fast", "has to be the milliseconds"),
+        ("true", "printed ''"),
+        ("echo -1", "'-1'"),
+    ],
+)
+def test_a_command_that_fails_is_an_error_that_names_it(tmp_path, body, said):
+    with pytest.raises(ExportError, match=f"search.latency_command: .*ask.sh.*{said}"):
+        asked(command(tmp_path, body), tmp_path / "model.onnx")
+    with pytest.raises(ExportError, match="could not be run"):
+        asked(str(tmp_path / "nobody"), tmp_path / "model.onnx")
+
+
+# In one call
+
+
+def test_sparsify_takes_objects_and_leaves_the_model():
+    torch.manual_seed(0)
+    x = torch.randn(600, 12)
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    model = torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[:400]), y[:400]).backward()
+        optimizer.step()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    settings = {"train.epochs": 10, "recover.epochs": 2, "search.trials": 2, "search.levels": 2, "uncertainty.samples": 5}
+    data = {"train": (x[:400], y[:400]), "validation": (x[400:500], y[400:500]), "test": (x[500:], y[500:])}
+    found = svdc.sparsify(model, data, max_drop=10, settings={**settings, "report.latency": False})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        answer = found.model(x[500:])
+    error = 100 * float((answer.argmax(1) != y[500:]).float().mean())
+    assert found.report.sparse is not None and found.report.sparse.metrics is not None
+    assert found.report.sparse.metrics["error"] == pytest.approx(error, abs=1e-4)
+    assert found.onnx.is_file() and repr(found).startswith("Sparsified(error ")
+    assert found.results["search"]["chosen"] >= 1
+    figure = svdc.plot_tradeoff(found)
+    assert figure.axes[0].get_xlabel() == "times fewer multiply-accumulates"
+
+
+def test_sparsify_says_what_is_no_model():
+    with pytest.raises(svdc.SvdcError, match=r"model: list is no torch.nn.Module"):
+        svdc.sparsify([], ())
