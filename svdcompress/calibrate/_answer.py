@@ -14,6 +14,9 @@ from svdcompress.errors import DataError, UsageError
 CONFIDENCE = 0.95
 """Of the promise: the chance, over validation data, that it holds."""
 
+STARTS = 5
+"""Sequences of thresholds at most."""
+
 STEPS = 100
 """Thresholds that are tried from each start."""
 
@@ -43,13 +46,9 @@ def tail(errors: int, count: int, rate: float) -> float:
     """P(Binomial(count, rate) <= errors), the p-value of `errors` were the error rate `rate`: the test of Clopper & Pearson."""
     if errors >= count:
         return 1.0
-    log_rate, log_rest = math.log(rate), math.log1p(-rate)
-    logs = [
-        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * log_rate + (count - k) * log_rest
-        for k in range(errors + 1)
-    ]
-    top = max(logs)
-    return min(1.0, math.exp(top) * math.fsum(math.exp(log - top) for log in logs))
+    k = torch.arange(errors + 1, dtype=torch.float64)
+    ways = math.lgamma(count + 1) - torch.lgamma(k + 1) - torch.lgamma(count - k + 1)
+    return min(1.0, math.exp(float((ways + k * math.log(rate) + (count - k) * math.log1p(-rate)).logsumexp(0))))
 
 
 def lower_bound(errors: int, count: int, delta: float) -> float:
@@ -57,7 +56,7 @@ def lower_bound(errors: int, count: int, delta: float) -> float:
     if errors >= count:
         return 0.0
     low, high = errors / count if errors else 0.0, 1.0
-    for _ in range(60):
+    for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if 0 < middle < 1 and tail(errors, count, middle) > delta else (low, middle)
     return 1 - high
@@ -74,10 +73,10 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
     confidence: (N,) of validation examples that the model was not trained on; right: (N,) of yes or no; accuracy: wanted,
     between 0 and 1; sure: the chance, over validation data, that the promise holds.
 
-    Thresholds are tested one after the other by exact binomial tests, from two shares of the data that do not depend on the
-    labels (the least with which a test can pass, and half of the data) towards more answers, and each sequence ends where one
-    fails: learn then test with fixed sequences (Angelopoulos et al. 2021, arXiv 2110.01052, sec. 2.3). The highest share that
-    passed is taken. "On average over inputs like the validation data": the promise does not hold under shift.
+    Thresholds are tested one after the other by exact binomial tests, towards more answers, until one fails: learn then test
+    with fixed sequences (Angelopoulos et al. 2021, arXiv 2110.01052, sec. 2.3), from several starts that do not depend on the
+    labels, which share the chance of an error. The highest share that passed is taken. The promise is about inputs like the
+    validation data; it does not hold under shift.
 
     Raises UsageError for an accuracy or chance that is not between 0 and 1, DataError where no threshold reaches the accuracy:
     it says which accuracy could be had, or how many examples it takes.
@@ -90,22 +89,22 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
         raise DataError(f"right: {len(right)} of them for {count} confidences")
     ordered, order = confidence.detach().double().flatten().sort(descending=True)
     wrong = (~right.detach().bool().flatten().to(order.device)[order]).long().cumsum(0)
-    delta = (1 - sure) / 2
-    least = least_answered(accuracy, delta)
+    starts = _starts(count, accuracy, 1 - sure)
+    delta = (1 - sure) / len(starts)
+    least = starts[0]
     if least > count:
         raise DataError(
             f"answer_above: {accuracy:g} cannot be promised from {count} validation examples: it takes {least} without an error"
             " (data.validation makes the split larger), or a smaller accuracy"
         )
     best = 0
-    for start in sorted({least, max(least, math.ceil(count / 2))}):
+    for start in starts:
         for answered in _shares(ordered, start):
             if tail(int(wrong[answered - 1]), answered, 1 - accuracy) > delta:
                 break
             best = max(best, answered)
     if not best:
-        at = max(range(least, count + 1), key=lambda n: lower_bound(int(wrong[n - 1]), n, delta))
-        reached = lower_bound(int(wrong[at - 1]), at, delta)
+        reached = max(lower_bound(int(wrong[number - 1]), number, delta) for number in _shares(ordered, least))
         raise DataError(
             f"answer_above: no confidence reaches an accuracy of {accuracy:g} with the {count} validation examples; "
             f"{math.floor(1000 * reached) / 1000:g} is the most that they could promise"
@@ -120,6 +119,13 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
         confidence=float(sure),
         examples=count,
     )
+
+
+def _starts(count: int, accuracy: float, delta: float) -> list[int]:
+    """Numbers of answers that sequences start from: the least with which a test can pass, and doubles of it."""
+    number = max(1, min(STARTS, 1 + int(math.log2(max(count / least_answered(accuracy, delta), 1)))))
+    least = least_answered(accuracy, delta / number)
+    return [least] + [least * 2**k for k in range(1, number) if least * 2**k <= count]
 
 
 def _shares(ordered: Tensor, start: int) -> list[int]:

@@ -83,8 +83,7 @@ def _rank(count: int, coverage: float) -> int:
 
 def quantile(values: Tensor, coverage: float) -> float:
     """The finite-sample quantile: the ceil((n + 1) coverage)-th smallest of n scores (Vovk et al. 2005; Angelopoulos & Bates
-    2023, arXiv 2107.07511, sec. 1.1). Raises UsageError for a coverage of 0 or 1, DataError where there are too few."""
-    coverage = check_coverage(coverage)
+    2023, arXiv 2107.07511, sec. 1.1). Raises DataError where there are too few."""
     count = values.numel()
     rank = _rank(count, coverage)
     if rank > count:
@@ -103,12 +102,12 @@ def scores(probabilities: Tensor, penalty: float = 0.0, free: int = 1) -> Tensor
     uniform number u at 0 in place of a random one: the sets are the same at each call and never empty, and cover as much or
     more. Of equal probabilities the first class counts as likelier.
     """
-    order = probabilities.argsort(-1, descending=True, stable=True)
+    order = probabilities.argsort(dim=-1, descending=True, stable=True)
     ordered = probabilities.gather(-1, order)
     before = ordered.cumsum(-1) - ordered
     before[..., 0] = 0.0
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
-    before = before + penalty * (rank + 1 - free).clamp_min(0)
+    before = before + penalty * (rank + 1 - free).clamp_min(0).to(before)
     return torch.empty_like(before).scatter_(-1, order, before)
 
 
@@ -123,6 +122,7 @@ def conformal_sets(
 
     Example: conformal_sets(p, y, 0.9).sets(mc_predict(model, x).mean)
     """
+    coverage = check_coverage(coverage)
     limit_of = scores(probabilities.double(), penalty, free).gather(1, labels.long().view(-1, 1)).squeeze(1)
     limit = quantile(limit_of, coverage)
     there = labels.long().bincount(minlength=probabilities.shape[1])
@@ -133,7 +133,7 @@ def conformal_sets(
             f"{'this class' if len(missing) == 1 else 'these classes'} alone",
             stacklevel=2,
         )
-    return ConformalSets(float(coverage), limit, len(labels), penalty, free, missing)
+    return ConformalSets(coverage, limit, len(labels), penalty, free, missing)
 
 
 def _named(classes: tuple[int, ...]) -> str:
@@ -145,9 +145,10 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
     """Intervals about a regression's mean, as wide as its own predictive standard deviation says (Lei et al. 2018, sec. 5.2;
     Papadopoulos et al. 2008), from validation data; all (N,) or of equal shapes. Raises as `conformal_sets`.
     """
+    coverage = check_coverage(coverage)
     distance = (targets.double().view_as(mean) - mean.double()).abs()
     ratio = distance / deviation.double().clamp_min(torch.finfo(torch.float64).tiny)
-    return ConformalIntervals(float(coverage), quantile(ratio, coverage), ratio.numel())
+    return ConformalIntervals(coverage, quantile(ratio, coverage), ratio.numel())
 
 
 def from_dict(stored: dict[str, Any]) -> ConformalSets | ConformalIntervals:

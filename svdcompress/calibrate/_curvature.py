@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 from torch.utils._pytree import tree_map
 
-from svdcompress.batch import map_tensors
+from svdcompress.batch import call, map_tensors
 from svdcompress.calibrate._draws import bare
 from svdcompress.calibrate._kept import AsFunction, Kept
 from svdcompress.errors import ModelError
@@ -19,6 +19,26 @@ from svdcompress.sources import Examples
 
 NUMBERS = 10**7
 """Numbers of the Jacobians of a batch."""
+
+MOST_WEIGHTS = 6000
+"""Weights of which a full matrix is made: 288 MB, and some minutes for its eigenvectors."""
+
+
+def check_fits(weights: int) -> None:
+    """Raises ModelError where a full matrix of so many weights is more than is spent on it."""
+    if weights > MOST_WEIGHTS:
+        raise ModelError(
+            f"a posterior over {weights:,} weights together takes a matrix of {8 * weights**2 / 2**30:.1f} GiB; at most "
+            f"{MOST_WEIGHTS:,} are taken together: the diagonal, or the last layer, takes less"
+        )
+
+
+def some(examples: Examples, most: int | None, seed: int) -> Examples:
+    """At most so many of the examples, drawn with a seed."""
+    if most is None or most >= len(examples):
+        return examples
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
+    return examples.subset(order[:most].sort().values)
 
 
 @dataclass(frozen=True)
@@ -121,13 +141,13 @@ def gauss_newton(
     tau: noise precision of a regression. most: examples that are looked at, drawn with the seed; the sum is scaled up to all.
     """
     count = len(examples)
-    if most is not None and most < count:
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
-        examples = examples.subset(order)
+    examples = some(examples, most, seed)
     factor, size = count / len(examples), len(kept)
     part = kept.slices[-1] if structure == "last-layer" else slice(0, size)
+    if structure != "diagonal":
+        check_fits(part.stop - part.start)
     total = torch.zeros(size if structure == "diagonal" else (part.stop - part.start,) * 2, dtype=torch.float64)
-    batch = max(1, min(250, NUMBERS // (10 * sum(torch.Size(shape).numel() for shape in kept.shapes))))
+    batch = _batch(model, kept, examples, likelihood, device)
     for rows in roots(model, kept, examples, likelihood, tau, batch, device):
         if structure == "diagonal":
             total += rows.square().sum(0).double().cpu()
@@ -139,3 +159,12 @@ def gauss_newton(
         return Curvature(structure, (Block(slice(0, size), total),), size, len(examples))
     values, vectors = torch.linalg.eigh(total)
     return Curvature(structure, (Block(part, values.clamp_min(0), vectors),), size, len(examples))
+
+
+def _batch(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, device: Any) -> int:
+    """Examples whose Jacobians fit in memory together."""
+    plain = bare(likelihood)
+    inputs, _ = next(iter(examples.batches(1, device=device)))
+    with torch.no_grad():
+        heads = flat_heads(plain, plain.heads(call(model, inputs))).shape[1]
+    return max(1, min(250, NUMBERS // (heads * sum(torch.Size(shape).numel() for shape in kept.shapes))))

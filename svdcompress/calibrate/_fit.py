@@ -68,48 +68,64 @@ def fit_setting(
     draw: draws for a setting, by the same noise at each call, so that the NLL is a smooth function of it. beforehand: nats that
     a setting costs at first sight. temperature: False keeps it at 1 (a regression's noise is fitted in any case).
     """
-    tempering = tempers(likelihood) and (temperature or likelihood.constant_noise)
-    about: list[float] = []
-    knobs: dict[float, float] = {}
-    tables, extras, folds = [], [], None
-
-    def judge(setting: float, coarse: bool) -> float:
-        nonlocal folds
-        draws = draw(setting)
-        if not about:
-            about.append(centre(likelihood, draws))
-        if tempering:
-            knob, nll = fit_knob(likelihood, draws, about[0])
-            cost = penalty(likelihood, knob)
-        else:
-            knob, cost = 0.0, 0.0
-            nll = float(nll_rows(likelihood, draws, knob).mean())
-        knobs[setting] = knob
-        found[setting] = nll
-        if coarse:
-            folds = folds_of(draws)
-            rows = table(likelihood, draws, about[0]) if tempering else nll_rows(likelihood, draws, 0.0).unsqueeze(0)
-            tables.append(rows)
-            extras.append((penalties(likelihood) if tempering else torch.zeros(1)) + beforehand(setting))
-        return nll * len(draws) + cost + beforehand(setting)
-
-    found: dict[float, float] = {}
-    coarse = {setting: judge(setting, True) for setting in grid}
-    assert folds is not None
-    rows = cross_validated(torch.cat(tables), torch.cat(extras), folds)
-    best = min(coarse, key=coarse.__getitem__)
+    search = _Search(draw, likelihood, beforehand, tempers(likelihood) and (temperature or likelihood.constant_noise))
+    costs = {setting: search.look(setting) for setting in grid}
+    tables = [search.table(setting) for setting in grid]
+    extras = [search.extras() + beforehand(setting) for setting in grid]
+    rows = cross_validated(torch.cat(tables), torch.cat(extras), folds_of(search.last))
+    best = min(costs, key=costs.__getitem__)
     if len(grid) > 1:
         at = list(grid).index(best)
-        around = [grid[max(at - 1, 0)], best, grid[min(at + 1, len(grid) - 1)]]
-        known = dict(coarse)
+        around = sorted({grid[max(at - 1, 0)], best, grid[min(at + 1, len(grid) - 1)]})
+        best, _ = least(search.look, around, REFINED)
+    return Fitted(best, search.knobs[best], search.nlls[best], rows)
 
-        def again(setting: float) -> float:
-            if setting not in known:
-                known[setting] = judge(setting, False)
-            return known[setting]
 
-        best, _ = least(again, sorted(set(around)), REFINED)
-    return Fitted(best, knobs[best], found[best], rows)
+class _Search:
+    """What was found at each setting so far."""
+
+    def __init__(
+        self,
+        draw: Callable[[float], Draws],
+        likelihood: Likelihood,
+        beforehand: Callable[[float], float],
+        tempering: bool,
+    ) -> None:
+        self.draw, self.likelihood, self.beforehand, self.tempering = draw, likelihood, beforehand, tempering
+        self.costs: dict[float, float] = {}
+        self.knobs: dict[float, float] = {}
+        self.nlls: dict[float, float] = {}
+        self.tables: dict[float, Tensor] = {}
+        self.about: float | None = None
+        self.last: Draws
+
+    def look(self, setting: float) -> float:
+        """The sum of the validation NLL with the best knob, and what both settings cost beforehand."""
+        if setting in self.costs:
+            return self.costs[setting]
+        self.last = draws = self.draw(setting)
+        if self.about is None:
+            self.about = centre(self.likelihood, draws)
+        knob, cost = 0.0, 0.0
+        if self.tempering:
+            knob, nll = fit_knob(self.likelihood, draws, self.about)
+            cost = penalty(self.likelihood, knob)
+            self.tables[setting] = table(self.likelihood, draws, self.about)
+        else:
+            rows = nll_rows(self.likelihood, draws, 0.0)
+            nll = float(rows.mean())
+            self.tables[setting] = rows.unsqueeze(0)
+        self.knobs[setting], self.nlls[setting] = knob, nll
+        self.costs[setting] = nll * len(draws) + cost + self.beforehand(setting)
+        return self.costs[setting]
+
+    def table(self, setting: float) -> Tensor:
+        """(knobs, R) NLL of each target."""
+        return self.tables.pop(setting)
+
+    def extras(self) -> Tensor:
+        """(knobs,) what each knob costs beforehand."""
+        return penalties(self.likelihood) if self.tempering else torch.zeros(1, dtype=torch.float64)
 
 
 def with_scales(model: nn.Module, base: dict[str, Tensor], scales: dict[str, float]) -> nn.Module:
@@ -155,16 +171,12 @@ def fit_scale(
     def cost(log_scale: float) -> float:
         return 0.5 * (log_scale / SPREAD) ** 2
 
-    fitted = fit_setting(
-        lambda s: draw(dict.fromkeys(base, s)), likelihood, SCALES, beforehand=cost, temperature=temperature
-    )
+    fitted = fit_setting(lambda s: draw(dict.fromkeys(base, s)), likelihood, SCALES, beforehand=cost, temperature=temperature)
     scales = dict.fromkeys(base, fitted.setting)
     if by_layer and len(base) > 1:
         for name in base:
             grid = (-2.0, -1.0, 0.0, 1.0, 2.0)
-            one = fit_setting(
-                lambda s, name=name: draw({name: s}), likelihood, grid, beforehand=cost, temperature=temperature
-            )
+            one = fit_setting(lambda s, name=name: draw({name: s}), likelihood, grid, beforehand=cost, temperature=temperature)
             scales[name] += one.setting
             fitted = one
     return scales, fitted

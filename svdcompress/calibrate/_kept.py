@@ -94,9 +94,7 @@ class AsFunction:
     def __init__(self, model: nn.Module, kept: Kept, likelihood: Likelihood) -> None:
         self.model, self.kept, self.likelihood = model, kept, likelihood
         self.layers = stochastic_layers(model)
-        self.own = {
-            name: layer.weight.detach() for name, layer in variational_layers(model) if name in set(kept.names)
-        }
+        self.own = {name: layer.weight.detach() for name, layer in variational_layers(model) if name in set(kept.names)}
         self.vector = kept.gather(self.own)
 
     def __call__(self, vector: Tensor, inputs: Any) -> Any:

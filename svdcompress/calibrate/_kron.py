@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from svdcompress.batch import call
-from svdcompress.calibrate._curvature import Block, Curvature, flat_heads, noise_root
+from svdcompress.calibrate._curvature import Block, Curvature, check_fits, flat_heads, noise_root, some
 from svdcompress.calibrate._draws import bare
 from svdcompress.calibrate._kept import Kept
 from svdcompress.errors import ModelError
@@ -40,9 +40,9 @@ def kronecker(
     rule for: neither Linear nor a convolution in one or two dimensions without groups.
     """
     count = len(examples)
-    if most is not None and most < count:
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
-        examples = examples.subset(order)
+    examples = some(examples, most, seed)
+    for where in kept.slices:
+        check_fits(where.stop - where.start)
     factors = _factors(model, kept, examples, bare(likelihood), tau, device)
     blocks = []
     for name, place, where in zip(kept.names, kept.places, kept.slices, strict=True):
