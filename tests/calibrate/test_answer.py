@@ -55,7 +55,7 @@ def test_the_promise_holds_as_often_as_it_says():
 
 def test_a_threshold_that_does_not_exist():
     confidence, _ = population(2000, 0)
-    with pytest.raises(DataError, match="no confidence reaches .* 0.99"):
+    with pytest.raises(DataError, match=r"no confidence reaches .* 0\.99"):
         answer_above(confidence, torch.arange(2000) % 5 > 0, 0.99)
 
 

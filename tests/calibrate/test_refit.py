@@ -29,15 +29,15 @@ def test_the_scale_of_a_linear_model_is_that_of_the_closed_form():
     wanted = optimize.minimize(nll, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-4}).x
     assert wanted[0] > 1.5  # the posterior as it stands is far too narrow
     with held(model):
-        scales, fitted = fit_scale(model, examples_of(x, y.unsqueeze(1)), likelihood_for("regression"), 400)
-    assert scales["0"] == pytest.approx(wanted[0], abs=0.15)
-    assert fitted.log_knob == pytest.approx(wanted[1], abs=0.1)
+        scales, fitted = fit_scale(model, examples_of(x, y.unsqueeze(1)), likelihood_for("regression"), 100)
+    assert scales["0"] == pytest.approx(wanted[0], abs=0.25)
+    assert fitted.log_knob == pytest.approx(wanted[1], abs=0.15)
     assert fitted.nll * 600 == pytest.approx(nll(wanted) - 0.5 * (wanted[0] / 3) ** 2, rel=0.01)
-    assert float(model[0].log_sigma2[0, 0]) == pytest.approx(math.log(0.01)), "the model is left as it was"
+    assert float(model[0].log_sigma2.detach()[0, 0]) == pytest.approx(math.log(0.01)), "the model is left as it was"
 
 
 def test_one_scale_for_each_layer_finds_the_layer_that_is_too_narrow():
-    model, (x, _) = mlp_classifier(400)
+    model, (x, _) = mlp_classifier(150)
     base = log_variances(model)
     model[2].log_sigma2.data += 5.0
     from svdcompress.uncertainty import mc_predict
@@ -46,8 +46,8 @@ def test_one_scale_for_each_layer_finds_the_layer_that_is_too_narrow():
     y = torch.multinomial(p, 1, generator=torch.Generator().manual_seed(1)).squeeze(1)
     model[2].log_sigma2.data.copy_(base["2"])
     with held(model):
-        one, fitted = fit_scale(model, examples_of(x, y), likelihood_for("classification"), 50)
-        each, layered = fit_scale(model, examples_of(x, y), likelihood_for("classification"), 50, by_layer=True)
+        one, fitted = fit_scale(model, examples_of(x, y), likelihood_for("classification"), 20)
+        each, layered = fit_scale(model, examples_of(x, y), likelihood_for("classification"), 20, by_layer=True)
     assert one["0"] == one["2"]
     assert layered.nll <= fitted.nll + 1e-9
     assert each["0"] != each["2"]
@@ -60,9 +60,10 @@ def test_variances_alone_go_where_the_bound_has_its_least():
     x = torch.linalg.qr(x)[0] * math.sqrt(n)  # orthogonal columns of mean square 1
     model = sparse(nn.Sequential(nn.Linear(3, 1, bias=False)), keep=1.1)
     model[0].weight.data = torch.tensor([[1.0, 0.1, 0.03]])
+    model[0].log_sigma2.data.fill_(-6.5)
     y = model(x).detach() + torch.randn(n, 1, generator=generator)
     found = refit(
-        model, examples_of(x, y), likelihood_for("regression"), means=False, epochs=200, lr_log_sigma2=0.1, batch_size=200
+        model, examples_of(x, y), likelihood_for("regression"), means=False, epochs=200, lr_log_sigma2=0.05, batch_size=4000
     )
     assert torch.equal(found[0].weight, model[0].weight) and not torch.equal(found[0].log_sigma2, model[0].log_sigma2)
     for weight, log_sigma2 in zip([1.0, 0.1, 0.03], found[0].log_sigma2[0].tolist(), strict=True):
