@@ -39,7 +39,7 @@ class AnswerAbove:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return asdict(self)
+        return {"kind": "answers", **asdict(self)}
 
 
 def tail(errors: int, count: int, rate: float) -> float:

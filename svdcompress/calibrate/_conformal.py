@@ -104,8 +104,7 @@ def scores(probabilities: Tensor, penalty: float = 0.0, free: int = 1) -> Tensor
     """
     order = probabilities.argsort(dim=-1, descending=True, stable=True)
     ordered = probabilities.gather(-1, order)
-    before = ordered.cumsum(-1) - ordered
-    before[..., 0] = 0.0
+    before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered.cumsum(-1)[..., :-1]], -1)
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
     before = before + penalty * (rank + 1 - free).clamp_min(0).to(before)
     return torch.empty_like(before).scatter_(-1, order, before)
@@ -123,17 +122,24 @@ def conformal_sets(
     Example: conformal_sets(p, y, 0.9).sets(mc_predict(model, x).mean)
     """
     coverage = check_coverage(coverage)
-    limit_of = scores(probabilities.double(), penalty, free).gather(1, labels.long().view(-1, 1)).squeeze(1)
-    limit = quantile(limit_of, coverage)
-    there = labels.long().bincount(minlength=probabilities.shape[1])
+    truths = scores(probabilities.double(), penalty, free).gather(1, labels.long().view(-1, 1)).squeeze(1)
+    return sets_from(truths, labels, probabilities.shape[1], coverage, penalty=penalty, free=free)
+
+
+def sets_from(
+    truths: Tensor, labels: Tensor, classes: int, coverage: float, *, penalty: float = 0.0, free: int = 1
+) -> ConformalSets:
+    """`conformal_sets` from the scores of the true classes, (N,)."""
+    limit = quantile(truths, check_coverage(coverage))
+    there = labels.long().bincount(minlength=classes)
     missing = tuple(int(index) for index in (there == 0).nonzero().flatten())
     if missing:
         warnings.warn(
             f"validation data have no example of {_named(missing)}: the sets promise nothing for "
             f"{'this class' if len(missing) == 1 else 'these classes'} alone",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return ConformalSets(coverage, limit, len(labels), penalty, free, missing)
+    return ConformalSets(float(coverage), limit, len(labels), penalty, free, missing)
 
 
 def _named(classes: tuple[int, ...]) -> str:
@@ -148,12 +154,9 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
     coverage = check_coverage(coverage)
     distance = (targets.double().view_as(mean) - mean.double()).abs()
     ratio = distance / deviation.double().clamp_min(torch.finfo(torch.float64).tiny)
-    return ConformalIntervals(coverage, quantile(ratio, coverage), ratio.numel())
+    return intervals_from(ratio, coverage)
 
 
-def from_dict(stored: dict[str, Any]) -> ConformalSets | ConformalIntervals:
-    """What `to_dict` gave."""
-    settings = {name: value for name, value in stored.items() if name != "kind"}
-    if stored["kind"] == "intervals":
-        return ConformalIntervals(**settings)
-    return ConformalSets(**{**settings, "missing": tuple(settings.get("missing", ()))})
+def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:
+    """`conformal_intervals` from the distances of the truths, in predictive standard deviations."""
+    return ConformalIntervals(check_coverage(coverage), quantile(ratios, coverage), ratios.numel())

@@ -58,6 +58,7 @@ def evaluate(
     shuffled, uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
     """
     from svdcompress import uncertainty
+    from svdcompress.likelihoods import own_likelihood
     from svdcompress.report import write_json
 
     place = on_device(device)
@@ -70,12 +71,11 @@ def evaluate(
         opened.model.to(place),
         test,
         lambda: data.validation.batches(BATCH),
-        task=data.task,
+        task=own_likelihood(opened.model, data.task, data.dim),
         ood={**uncertainty.outside(test, seed), **_others(outside, data)},
         samples=samples,
         seed=seed,
         scale=1.0 if data.target_scale is None else data.target_scale[1],
-        dim=data.dim,
     )
     pictures = uncertainty.draw(result, folder)
     write_json(folder / "evaluation.json", result)
@@ -159,6 +159,7 @@ def export(
 ) -> None:
     """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
     from svdcompress.export import export_onnx
+    from svdcompress.likelihoods import own_likelihood
     from svdcompress.pipeline import baked, export_model, feed, file_metadata
     from svdcompress.sources import example_inputs
 
@@ -171,9 +172,10 @@ def export(
     units = baked(opened.preprocessing, recipe.task, opened.dim)
     metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task)
     if monte_carlo or noise != "random":  # of which the latter alone is refused
-        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": recipe.task, "noise": noise}
-        more |= {"tau": units.tau(opened.tau), "dim": opened.dim}
-        written = export_onnx(units.model(opened.model), out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
+        small = units.model(opened.model)
+        own = own_likelihood(small, recipe.task, opened.dim, units.tau(opened.tau))
+        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise}
+        written = export_onnx(small, out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
     else:
         batches = partial(feed, opened.data)
         timed = recipe.report.latency

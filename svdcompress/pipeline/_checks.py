@@ -18,6 +18,7 @@ from svdcompress.checkpoint import read_manifest
 from svdcompress.errors import UsageError
 from svdcompress.export import check_parity
 from svdcompress.layers import variational_layers
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline._baked import Baked, baked
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._open import OpenRun
@@ -228,7 +229,8 @@ def errors(material: Material) -> Iterator[Check]:
     if material.reference is None:
         stored = (material.results.get("sparse") or {}).get("metrics") or {}
     else:
-        stored = evaluate(material.reference, test, **what)
+        own = own_likelihood(material.reference, data.task, data.dim).of_mean()
+        stored = evaluate(material.reference, test, **{**what, "task": own})
     if not stored:
         raise Skip("the report has no figures of the test data")
     found = evaluate(OnnxModel(path, material.units), test, **what)
@@ -255,8 +257,9 @@ def monte_carlo(material: Material) -> Iterator[Check]:
     generator = torch.Generator().manual_seed(1)
     tau, local = material.units.tau(opened.tau if task == "regression" else None), not seeded  # files of 0.1.0 draw otherwise
     model = material.units.model(opened.model)
+    own = own_likelihood(model, task, opened.dim, tau)
     try:
-        torchs = mc_predict(model, inputs, samples, task=task, dim=opened.dim, generator=generator, tau=tau, local=local)
+        torchs = mc_predict(model, inputs, samples, task=own, generator=generator, local=local)
     except UsageError as error:
         raise Skip(str(error)) from error
     ours, spread = torchs.mean.double(), torchs.epistemic.double().clamp_min(0)

@@ -12,6 +12,7 @@ from torch import nn
 
 from svdcompress.errors import ExportError
 from svdcompress.export import Exported, export_onnx
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
@@ -67,15 +68,14 @@ class Files:
 
     def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
         path, units = self.out / "model_mc.onnx", self.units
+        model, tau = units.model(small), units.tau(_figures.noise_precision(small, self.data))
         try:
             file = export_onnx(
-                units.model(small),
+                model,
                 path,
                 units.inputs(self.inputs),
                 monte_carlo=True,
-                task=self.data.task,
-                tau=units.tau(_figures.noise_precision(small, self.data)),
-                dim=self.data.dim,
+                task=own_likelihood(model, self.data.task, self.data.dim, tau),
                 opset=self.recipe.export.opset,
                 metadata=metadata,
             )

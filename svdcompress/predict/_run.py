@@ -13,6 +13,7 @@ from torch import Tensor
 from svdcompress.batch import first_tensor, map_tensors
 from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, shortened
 from svdcompress.export import read_metadata
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
@@ -131,10 +132,10 @@ def _batches(x: Any) -> Iterator[Any]:
 def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | None) -> Iterator[dict[str, np.ndarray]]:
     model = opened.model.to(device or "cpu")
     generator = torch.Generator().manual_seed(seed)
-    task, tau = opened.recipe.task, opened.tau
+    own = own_likelihood(opened.model, opened.recipe.task, opened.dim, opened.tau)
     for batch in _batches(x):
         try:
-            found = mc_predict(model, batch, samples, task=task, dim=opened.dim, generator=generator, tau=tau)
+            found = mc_predict(model, batch, samples, task=own, generator=generator)
         except SvdcError:
             raise
         except Exception as error:  # whatever the model raises

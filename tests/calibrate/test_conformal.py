@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from svdcompress.calibrate import conformal_intervals, conformal_sets
-from svdcompress.calibrate._conformal import from_dict, least_examples, quantile
+from svdcompress.calibrate import conformal_intervals, conformal_sets, from_dict
+from svdcompress.calibrate._conformal import least_examples, quantile
 from svdcompress.errors import DataError, UsageError
 
 
