@@ -75,8 +75,8 @@ def export_onnx(
     """Write a model as ONNX; the model itself is left as it is.
 
     Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output", logits over the
-    temperature of the mean model where the likelihood has one; others keep their key, or are numbered from "output_1". With `monte_carlo`: the predictive distribution over `samples` draws, as `mc_predict`
-    has it; see the notes below.
+    temperature of the mean model where the likelihood has one; others keep their key, or are numbered from "output_1". With
+    `monte_carlo`: the predictive distribution over `samples` draws, as `mc_predict` has it; see the notes below.
 
     The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example.
     The file is checked by onnx.checker, and (`verify`) against PyTorch in onnxruntime at batches of 1, 3 and 7 rows, of which
