@@ -2,10 +2,10 @@
 
     python benchmarks/posteriors.py RUN [RUN ...] [--samples 50] [--again]
 
-Each row is a posterior with the temperature that was fitted together with it on the run's validation data. "held": NLL of these
-by five-fold cross-validation, what a choice would be made by; test: NLL, ECE (15 bins), error in per cent; "less": test NLL less
-that of the mean with its temperature, with its 95% interval over the test examples. Written to benchmarks/results/posteriors.json
-and posteriors.md after each run; a run that is there is not measured again without --again.
+Each row is a posterior with the temperature that was fitted together with it on the run's validation data. "held": NLL of
+these by five-fold cross-validation, what a choice would be made by; test: NLL, ECE (15 bins), error in per cent; "less": test
+NLL less that of the mean with its temperature, with its 95% interval over the test examples. Written to
+benchmarks/results/posteriors.json and posteriors.md after each run; a run that is there is not measured again without --again.
 """
 
 from __future__ import annotations

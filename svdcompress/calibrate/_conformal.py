@@ -100,10 +100,9 @@ def scores(probabilities: Tensor, penalty: float = 0.0, free: int = 1) -> Tensor
 
     APS (Romano et al. 2020, arXiv 2006.02544, eq. 5) and RAPS (Angelopoulos et al. 2021, arXiv 2009.14193, eq. 4) with their
     uniform number u at 0 in place of a random one: the sets are the same at each call and never empty, and cover as much or
-    more. Of equal probabilities the first class counts as likelier.
+    more. Of equal probabilities either may count as likelier.
     """
-    order = probabilities.argsort(dim=-1, descending=True, stable=True)
-    ordered = probabilities.gather(-1, order)
+    ordered, order = probabilities.topk(probabilities.shape[-1], -1)  # ONNX has this, and no stable sort
     before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered.cumsum(-1)[..., :-1]], -1)
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
     before = before + penalty * (rank + 1 - free).clamp_min(0).to(before)

@@ -22,6 +22,7 @@ from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline._baked import Baked, baked
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._open import OpenRun
+from svdcompress.pipeline._promised import sets_of
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._uncertainty import _some
 from svdcompress.sources import example_inputs
@@ -216,7 +217,11 @@ def parity(material: Material) -> Iterator[Check]:
     path = material.path(ONNX)
     stored = (material.results.get("parity") or {}).get(ONNX)
     model = material.units.model(material.opened.model)
-    found = check_parity(path, model, material.inputs(path))  # raises beyond its tolerance
+    further = None
+    if material.opened.recipe.export.sets:
+        own = own_likelihood(model, material.opened.recipe.task, material.opened.dim)
+        further = sets_of(material.results, "mean", own)
+    found = check_parity(path, model, material.inputs(path), further=further)  # raises beyond its tolerance
     yield Check(f"difference from {MODEL}", ONNX, stored, found)
 
 

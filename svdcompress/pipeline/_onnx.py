@@ -16,6 +16,7 @@ from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
+from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
@@ -46,6 +47,7 @@ class Files:
         more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
         feed, timed = partial(_figures.feed, data), self.recipe.report.latency
         try:
+            more |= {"metadata": {**metadata, **promised(self.results, "mean")}, "sets": self._sets("mean")}
             file, gathers = export_model(small, self.out / "model.onnx", self.inputs, feed, timed=timed, **more)
             self._keep("sparse", file)
             if gathers is not None:
@@ -55,6 +57,13 @@ class Files:
             self.error = error
         if export.monte_carlo:
             self._monte_carlo(small, metadata)
+
+    def _sets(self, who: str) -> Callable[[nn.Module], Any] | None:
+        """What makes further outputs, where the recipe wants them."""
+        if not self.recipe.export.sets:
+            return None
+        data = self.data
+        return lambda model: sets_of(self.results, who, own_likelihood(model, data.task, data.dim))
 
     def dense(self, model: nn.Module) -> None:
         """dense.onnx, to compare with."""
@@ -68,6 +77,7 @@ class Files:
 
     def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
         path, units = self.out / "model_mc.onnx", self.units
+        sets = self._sets("samples")
         model, tau = units.model(small), units.tau(_figures.noise_precision(small, self.data))
         try:
             file = export_onnx(
@@ -77,7 +87,8 @@ class Files:
                 monte_carlo=True,
                 task=own_likelihood(model, self.data.task, self.data.dim, tau),
                 opset=self.recipe.export.opset,
-                metadata=metadata,
+                metadata={**metadata, **promised(self.results, "samples")},
+                further=None if sets is None else sets(model),
             )
         except ExportError as error:  # the run's other files are good
             self.warn(f"model_mc.onnx was not written: {error}")

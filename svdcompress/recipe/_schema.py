@@ -380,6 +380,12 @@ class Recipe(Section):
     device: Annotated[str, AfterValidator(str.strip)] = "auto"  # auto, cpu, cuda, cuda:1, mps
     out: str | None = None  # the run's folder; None: runs/NAME
 
+    @model_validator(mode="after")
+    def _sets_of_a_coverage(self) -> Recipe:
+        if self.export.sets and self.calibrate.coverage is None:
+            raise ValueError("export.sets: prediction sets of which coverage? Set calibrate.coverage too (--coverage 0.9)")
+        return self
+
     @property
     def task(self) -> str:
         """classification, binary, regression or gaussian."""
