@@ -266,12 +266,13 @@ def _promises(told: dict[str, Any]) -> list[str]:
     lines = []
     if found := told.get("answer_above"):
         lines.append(
-            f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or more; "
-            f"on inputs like the validation data {100 * found['accuracy']:g}% of the answers are right (with "
+            f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "
+            f"more; on inputs like the validation data {100 * found['accuracy']:g}% of the answers are right (with "
             f"{100 * found['confidence']:g}% confidence, from {found['examples']:,} validation examples)"
         )
     if found := told.get("coverage"):
-        size = f"{found['mean_size']:.3g} classes a set" if found["kind"] == "sets" else f"{found['width']:.3g} deviations wide"
+        sets = found["kind"] == "sets"
+        size = f"{found['mean_size']:.3g} classes a set" if sets else f"{found['width']:.3g} deviations each way"
         lines.append(
             f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ({found['examples']:,} "
             f"examples); {size} on average"
