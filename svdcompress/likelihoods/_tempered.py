@@ -21,7 +21,8 @@ class Tempered(Likelihood):
     def __init__(self, dim: int = 1, temperature: float = 1.0, mean_temperature: float | None = None) -> None:
         super().__init__(dim)
         self.temperature = check_temperature(temperature)
-        self.mean_temperature = None if mean_temperature is None else check_temperature(mean_temperature)
+        own = None if mean_temperature is None else check_temperature(mean_temperature)
+        self.mean_temperature = None if own == self.temperature else own
 
     def settings(self) -> dict[str, Any]:
         """`dim`, and temperatures other than 1."""
@@ -35,7 +36,7 @@ class Tempered(Likelihood):
     def of_mean(self) -> Likelihood:
         """With the mean model's own temperature in place of that of draws."""
         own = self.mean_temperature
-        return self if own is None or own == self.temperature else type(self)(self.dim, own, own)
+        return self if own is None else type(self)(self.dim, own)
 
     def plain(self) -> Likelihood:
         """At temperature 1."""
