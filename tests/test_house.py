@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
-    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "export", "uncertainty",
+    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "calibrate", "export", "uncertainty",
     "selection", "prune", "cost", "relevance", "objective", "checkpoint", "convert", "layers", "likelihoods", "sources",
     "recipe", "files", "batch", "errors", "lazy", "version",
 ]

@@ -58,6 +58,7 @@ def evaluate(
     shuffled, uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
     """
     from svdcompress import uncertainty
+    from svdcompress.likelihoods import own_likelihood
     from svdcompress.report import write_json
 
     place = on_device(device)
@@ -70,12 +71,11 @@ def evaluate(
         opened.model.to(place),
         test,
         lambda: data.validation.batches(BATCH),
-        task=data.task,
+        task=own_likelihood(opened.model, data.task, data.dim),
         ood={**uncertainty.outside(test, seed), **_others(outside, data)},
         samples=samples,
         seed=seed,
         scale=1.0 if data.target_scale is None else data.target_scale[1],
-        dim=data.dim,
     )
     pictures = uncertainty.draw(result, folder)
     write_json(folder / "evaluation.json", result)
@@ -159,7 +159,8 @@ def export(
 ) -> None:
     """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
     from svdcompress.export import export_onnx
-    from svdcompress.pipeline import baked, export_model, feed, file_metadata
+    from svdcompress.likelihoods import own_likelihood
+    from svdcompress.pipeline import baked, export_model, feed, file_metadata, promised, sets_of
     from svdcompress.sources import example_inputs
 
     opened = opened_run(run, trust_code, model)
@@ -171,13 +172,19 @@ def export(
     units = baked(opened.preprocessing, recipe.task, opened.dim)
     metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task)
     if monte_carlo or noise != "random":  # of which the latter alone is refused
-        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": recipe.task, "noise": noise}
-        more |= {"tau": units.tau(opened.tau), "dim": opened.dim}
-        written = export_onnx(units.model(opened.model), out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
+        small = units.model(opened.model)
+        own = own_likelihood(small, recipe.task, opened.dim, units.tau(opened.tau))
+        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise}
+        more["further"] = sets_of(results, "samples", own) if recipe.export.sets else None
+        metadata |= promised(results, "samples")
+        written = export_onnx(small, out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
     else:
         batches = partial(feed, opened.data)
         timed = recipe.report.latency
-        more = {"opset": opset, "metadata": metadata, "timed": timed, "units": units}
+        task, dim = recipe.task, opened.dim
+        sets = (lambda model: sets_of(results, "mean", own_likelihood(model, task, dim))) if recipe.export.sets else None
+        metadata |= promised(results, "mean")
+        more = {"opset": opset, "metadata": metadata, "timed": timed, "units": units, "sets": sets}
         written, _ = export_model(opened.model, out, inputs, batches, **more)
     if json:
         print_json(written.to_dict())
@@ -215,11 +222,21 @@ def predict(
     seed: Annotated[int | None, typer.Option(help="Seed of the draws; by default 0, with --onnx a fresh one.")] = None,
     device: Device = "auto",
     model: ModelAgain = None,
+    answer_above: Annotated[
+        float | None,
+        typer.Option(help="Accuracy wanted on what is answered, as in 0.99; inputs that are not sure enough are marked."),
+    ] = None,
+    coverage: Annotated[
+        float | None, typer.Option(help="Share of truths that a prediction set or interval is to hold, as in 0.9.")
+    ] = None,
     trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Predict, and say how sure: mean, variance and entropies of each input, written as a table.
+
+    With --answer-above a column says which inputs are answered; the confidence that it takes comes from the run's validation
+    data. With --coverage a column has each input's set of classes, or columns the ends of its interval.
 
     Example: svdc predict runs/digits --input scans.npy --samples 200 --out sure.csv
     """
@@ -234,6 +251,30 @@ def predict(
     if trust_code:
         opened_run(run, trust_code, model)  # says what runs
     trusted: dict[str, Any] = {"trust_code": trust_code, "model": model}
-    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place, **trusted)
-    report = {"file": str(path), "predictions": count}
+    told: dict[str, Any] = {}
+    promised: dict[str, Any] = {"answer_above": answer_above, "coverage": coverage, "told": told}
+    path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place, **trusted, **promised)
+    report = {"file": str(path), "predictions": count, **told}
+    if not json:
+        for line in _promises(told):
+            err_console().print(line, highlight=False, soft_wrap=True)
     print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)
+
+
+def _promises(told: dict[str, Any]) -> list[str]:
+    """What was promised of predictions, in words."""
+    lines = []
+    if found := told.get("answer_above"):
+        lines.append(
+            f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "
+            f"more; on inputs like the validation data {100 * found['accuracy']:g}% of the answers are right (with "
+            f"{100 * found['confidence']:g}% confidence, from {found['examples']:,} validation examples)"
+        )
+    if found := told.get("coverage"):
+        sets = found["kind"] == "sets"
+        size = f"{found['mean_size']:.3g} classes a set" if sets else f"{found['width']:.3g} deviations each way"
+        lines.append(
+            f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ({found['examples']:,} "
+            f"examples); {size} on average"
+        )
+    return lines

@@ -76,6 +76,16 @@ def sparsify(
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
+    no_calibrate: Annotated[
+        bool,
+        typer.Option("--no-calibrate", help="No temperature, no other posterior than training's.", rich_help_panel=s.TRAINING),
+    ] = False,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of truths that prediction sets or intervals are to hold, as in 0.9.", rich_help_panel=s.TRAINING
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).", rich_help_panel=s.RUN)] = None,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (a new one below runs/).", rich_help_panel=s.RUN)] = None,
@@ -114,7 +124,9 @@ def sparsify(
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
     limit = None if resume else threshold  # what is trained already has its own in its layers
     options: dict[str, Any] = {"train__epochs": epochs, "dense__epochs": dense_epochs, "convert__threshold": limit}
-    options |= {"seed": seed, "device": device}
+    options |= {"seed": seed, "device": device, "calibrate__coverage": coverage}
+    if no_calibrate:
+        options |= {"calibrate__temperature": False, "calibrate__posterior": "variational"}
     options |= {"search__max_drop": max_drop, "search__max_error": max_error, "search__goal": goal}
     options |= {"search__trials": trials, "search__max_minutes": max_minutes, "search__latency_command": latency_command}
     options["search__objective"] = objective

@@ -18,6 +18,7 @@ from svdcompress.export._deterministic import Deterministic, compare
 from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode
 from svdcompress.export._monte_carlo import MonteCarlo, Options
+from svdcompress.export._tempered import Further, finished
 from svdcompress.layers import unwrapped
 from svdcompress.likelihoods import Likelihood, resolve
 from svdcompress.recipe import LAST_RANDOM_OPSET
@@ -66,15 +67,16 @@ def export_onnx(
     tau: float | None = None,
     dim: int | None = None,
     parts: bool = False,
+    further: Further | None = None,
     metadata: Mapping[str, Any] | None = None,
     opset: int = 20,
     verify: bool = True,
 ) -> Exported:
     """Write a model as ONNX; the model itself is left as it is.
 
-    Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output"; others keep their
-    key, or are numbered from "output_1". With `monte_carlo`: the predictive distribution over `samples` draws, as `mc_predict`
-    has it; see the notes below.
+    Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output", logits over the
+    temperature of the mean model where the likelihood has one; others keep their key, or are numbered from "output_1". With
+    `monte_carlo`: the predictive distribution over `samples` draws, as `mc_predict` has it; see the notes below.
 
     The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example.
     The file is checked by onnx.checker, and (`verify`) against PyTorch in onnxruntime at batches of 1, 3 and 7 rows, of which
@@ -98,6 +100,7 @@ def export_onnx(
     tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the first.
         None: as the likelihood has them, or none and 1.
     parts: outputs `aleatoric` and `epistemic` for classification and binary too.
+    further: a function of the file's outputs by name that gives more of them, float32; it becomes part of the graph.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added, and "inputs" where pruning
         removed input features: those of the first model that are read, and along which dimension.
     opset: 18 to 23, or to 21 for a file that draws.
@@ -126,9 +129,11 @@ def export_onnx(
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
     signature = Signature(reference, example_inputs)
-    options = Options(likelihood, noise, parts)
-    work = MonteCarlo(reference, signature, options) if monte_carlo else Deterministic(reference, signature)
-    props = {**_inputs(model), **(metadata or {}), **_versions(), **work.metadata}
+    if monte_carlo:
+        work: MonteCarlo | Deterministic = MonteCarlo(reference, signature, Options(likelihood, noise, parts, further))
+    else:
+        work = Deterministic(finished(reference, likelihood, further), signature)
+    props = {**_inputs(model), **(metadata or {}), **_versions(), **work.metadata, **_temperature(likelihood, monte_carlo)}
     encoded = encode(props)
     graph = work.graph(opset, verify)
     _sign(graph, encoded, type(reference).__name__)
@@ -139,13 +144,17 @@ def export_onnx(
     return Exported(path, size, inputs, outputs, parity, parities, props, time.perf_counter() - start)
 
 
-def check_parity(path: str | Path, model: nn.Module, example_inputs: Any) -> float:
+def check_parity(
+    path: str | Path, model: nn.Module, example_inputs: Any, task: Likelihood | None = None, further: Further | None = None
+) -> float:
     """Largest absolute difference of a deterministic file from a model in `eval()`, over batches of 1, 3 and 7 rows.
 
+    task: whose temperature is in the file; None: that of the likelihood that the model carries. further: as for the file.
     Raises ExportError beyond the tolerance, for a file that onnxruntime cannot load, or with other inputs than the model's.
     """
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
+    finished(reference, resolve(unwrapped(model), task), further)
     return max(compare(Path(path), reference, Signature(reference, example_inputs)).values())
 
 
@@ -164,6 +173,12 @@ def _check_tau(likelihood: Likelihood) -> None:
     tau = getattr(likelihood, "tau", None)
     if tau is not None and not (isinstance(tau, int | float) and 0 < tau < float("inf")):
         raise UsageError(f"tau: {tau!r} is not a precision; it is one number, 1 over the noise's variance, above 0")
+
+
+def _temperature(likelihood: Likelihood, monte_carlo: bool) -> dict[str, float]:
+    """What the logits were divided by in the file, where it is not 1."""
+    found = likelihood.temperature if monte_carlo else likelihood.of_mean().temperature
+    return {} if found == 1 else {"temperature": found}
 
 
 def _versions() -> dict[str, str]:

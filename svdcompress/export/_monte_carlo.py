@@ -19,6 +19,7 @@ from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
 from svdcompress.export._posterior import drawn_whole
 from svdcompress.export._rows import RowsError
+from svdcompress.export._tempered import Further, WithFurther
 from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
 from svdcompress.export._write import write
 from svdcompress.likelihoods import Likelihood
@@ -37,6 +38,7 @@ class Options:
     likelihood: Likelihood
     noise: str
     parts: bool
+    further: Further | None = None
 
 
 class MonteCarlo:
@@ -49,6 +51,8 @@ class MonteCarlo:
             raise ExportError(f"monte_carlo: the model has an input named {taken.pop()!r}, which the file has for itself")
         self.signature, self.options = signature, options
         statistics = options.likelihood.statistics(options.parts)
+        if options.further is not None:
+            statistics = WithFurther(statistics, options.further)
         frozen = eval_copy(reference)
         whole = drawn_whole(reference, signature, (TRACE_BATCH, TRACE_BATCH + 2))
         self._reference = Draw(reference, listen(reference, active, whole), signature, statistics)

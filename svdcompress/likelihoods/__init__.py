@@ -11,7 +11,7 @@ from svdcompress.likelihoods._prediction import Prediction
 from svdcompress.likelihoods._regression import Regression
 from svdcompress.likelihoods._score import score
 from svdcompress.likelihoods._statistics import Statistics
-from svdcompress.likelihoods._stored import as_stored, from_stored, likelihood_of, resolve, set_likelihood
+from svdcompress.likelihoods._stored import as_stored, from_stored, likelihood_of, own_likelihood, resolve, set_likelihood
 from svdcompress.likelihoods._sums import Sums
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "likelihood_for",
     "likelihood_of",
     "make_loss",
+    "own_likelihood",
     "resolve",
     "score",
     "set_likelihood",

@@ -27,6 +27,9 @@ class Likelihood:
     dim: the dimension of an output that holds the classes or the heads, counted with the batch at 0.
     """
 
+    temperature: float = 1.0
+    """What logits are divided by: calibration finds it on validation data. `heads` gives tempered ones."""
+
     name: ClassVar[str] = ""
     probabilities: ClassVar[bool] = False
     """Whether predictions are probabilities, judged by error and calibration; else they are values, judged by RMSE."""
@@ -68,6 +71,18 @@ class Likelihood:
     def heads(self, output: Any) -> Any:
         """What is read of a model's output: its main tensor, or a tuple of equal tensors where there are several heads."""
         return main_output(output)
+
+    def of_mean(self) -> Likelihood:
+        """The likelihood of the mean model's one output, which calibration tempers apart from draws; itself without that."""
+        return self
+
+    def plain(self) -> Likelihood:
+        """The same without what calibration found of one model: what another model's outputs are read by."""
+        return self
+
+    def rescaled(self, scale: float) -> Likelihood:
+        """The same for outputs that are `scale` times as large."""
+        return self
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance of an observation, from the heads (any shape, element by element) of one draw."""

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from svdcompress.likelihoods._base import Likelihood
 from svdcompress.likelihoods._prediction import Prediction
 from svdcompress.likelihoods._statistics import Statistics, entropy_of, file_outputs
 from svdcompress.likelihoods._sums import Sums
+from svdcompress.likelihoods._tempered import Tempered
 from svdcompress.sources import like
 
 
-class Binary(Likelihood):
+class Binary(Tempered):
     """A logit for each question; targets are 0 and 1."""
 
     name = "binary"

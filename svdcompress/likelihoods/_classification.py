@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from svdcompress.errors import ExportError, ModelError
-from svdcompress.likelihoods._base import Likelihood
 from svdcompress.likelihoods._prediction import Prediction
 from svdcompress.likelihoods._statistics import Statistics, entropy_of, file_outputs
 from svdcompress.likelihoods._sums import LEAST_LOG, Sums
+from svdcompress.likelihoods._tempered import Tempered
 from svdcompress.sources import IGNORED, classes_second
 
 
-class Classification(Likelihood):
+class Classification(Tempered):
     """Logits of classes, along `dim`; targets are indices of classes, and positions of the class -100 do not count."""
 
     name = "classification"

@@ -21,18 +21,34 @@ class Regression(Likelihood):
 
     tau: that precision (1 over the noise's variance) in the units of the output, a number or one for each output. None: it is
     not known; predictions are then without noise, the loss is that of precision 1, and metrics take the one that fits best.
+    mean_tau: the same for the mean model, whose errors hold what draws say of themselves; None: as for draws.
     """
 
     name = "regression"
     constant_noise = True
 
-    def __init__(self, dim: int = 1, tau: float | Tensor | list[float] | None = None) -> None:
+    def __init__(self, dim: int = 1, tau: float | Tensor | list[float] | None = None, mean_tau: float | None = None) -> None:
         super().__init__(dim)
         self.tau = check_tau(torch.tensor(tau) if isinstance(tau, list) else tau)
+        self.mean_tau = check_tau(mean_tau)
 
     def settings(self) -> dict[str, Any]:
-        """`dim` and `tau`."""
-        return {**super().settings(), "tau": self.tau.tolist() if isinstance(self.tau, Tensor) else self.tau}
+        """`dim` and `tau`, and a `mean_tau` where there is one."""
+        own = {} if self.mean_tau is None else {"mean_tau": self.mean_tau}
+        return {**super().settings(), "tau": self.tau.tolist() if isinstance(self.tau, Tensor) else self.tau, **own}
+
+    def of_mean(self) -> Regression:
+        """With the mean model's own noise."""
+        return self if self.mean_tau is None else Regression(self.dim, self.mean_tau, self.mean_tau)
+
+    def plain(self) -> Regression:
+        """Without noise that is known."""
+        return Regression(self.dim)
+
+    def rescaled(self, scale: float) -> Regression:
+        """Precisions over the square of the scale."""
+        own = None if self.mean_tau is None else self.mean_tau / scale**2
+        return Regression(self.dim, None if self.tau is None else self.tau / scale**2, own)
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """The value and 1 / tau (0 without one); one tau for all outputs."""

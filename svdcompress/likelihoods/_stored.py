@@ -51,6 +51,15 @@ def resolve(
     return likelihood_for(task or likelihood_of(model) or default, dim, tau)
 
 
+def own_likelihood(model: nn.Module, task: str | Likelihood, dim: int | None = None, tau: Any = None) -> Likelihood:
+    """The likelihood that a model carries, where it is of the task: with what calibration found. Else the task's own.
+
+    dim, tau: where the model carries none.
+    """
+    own, asked = likelihood_of(model), likelihood_for(task, dim, tau)
+    return asked if own is None or own.name != asked.name else own
+
+
 def as_stored(likelihood: Likelihood) -> dict[str, Any]:
     """For a manifest, JSON-able: name and settings."""
     return {"name": likelihood.name, "settings": likelihood.settings()}

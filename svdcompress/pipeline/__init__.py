@@ -2,6 +2,7 @@
 
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._baked import baked
+from svdcompress.pipeline._calibrate import KEPT
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
@@ -9,12 +10,14 @@ from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run, untrusted
+from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
 
 __all__ = [
+    "KEPT",
     "Estimate",
     "OpenRun",
     "Sparsified",
@@ -35,9 +38,11 @@ __all__ = [
     "out_of_reach",
     "planned",
     "prepare",
+    "promised",
     "rate_of_variances",
     "reach_of",
     "run",
+    "sets_of",
     "sparsify",
     "stored_recipe",
     "untrusted",

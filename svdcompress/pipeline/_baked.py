@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import map_tensors
-from svdcompress.likelihoods import Classification, Likelihood, likelihood_for
+from svdcompress.likelihoods import Classification, Likelihood, likelihood_for, likelihood_of, set_likelihood
 
 
 class InUnits(nn.Module):
@@ -56,7 +56,9 @@ class Baked:
         """The model as the files hold it."""
         if self.columns is None and self.target is None:
             return model
-        return InUnits(model, self.columns, self.target, self.likelihood).eval()
+        units = InUnits(model, self.columns, self.target, self.likelihood).eval()
+        own = likelihood_of(model)
+        return units if own is None else set_likelihood(units, own.rescaled(self.target[1] if self.target else 1.0))
 
     def inputs(self, inputs: Any) -> Any:
         """Inputs as the files take them, from those that the model takes."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from svdcompress.likelihoods import likelihood_for
+from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline._figures import noise_precision
 from svdcompress.sources import Data
 from svdcompress.train import losses
@@ -21,7 +21,8 @@ def changes(dense: nn.Module, sparse: nn.Module, data: Data, device: torch.devic
     It says what other test data could have given, not what other seeds of the training would have. device: of both models.
     """
     likelihood = likelihood_for(data.task, data.dim)
-    found = [losses(model, data.test, likelihood, device=device) for model in (dense, sparse)]
+    own = [own_likelihood(model, likelihood).of_mean() for model in (dense, sparse)]
+    found = [losses(model, data.test, its, device=device) for model, its in zip((dense, sparse), own, strict=True)]
     some = found[0][2] > 0  # positions of the class -100 do not count, and they may be all that an example has
     found = [tuple(part[some] for part in one) for one in found]
     if len(found[0][0]) < 2:

@@ -18,9 +18,11 @@ from svdcompress.checkpoint import read_manifest
 from svdcompress.errors import UsageError
 from svdcompress.export import check_parity
 from svdcompress.layers import variational_layers
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline._baked import Baked, baked
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._open import OpenRun
+from svdcompress.pipeline._promised import sets_of
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._uncertainty import _some
 from svdcompress.sources import example_inputs
@@ -215,7 +217,11 @@ def parity(material: Material) -> Iterator[Check]:
     path = material.path(ONNX)
     stored = (material.results.get("parity") or {}).get(ONNX)
     model = material.units.model(material.opened.model)
-    found = check_parity(path, model, material.inputs(path))  # raises beyond its tolerance
+    further = None
+    if material.opened.recipe.export.sets:
+        own = own_likelihood(model, material.opened.recipe.task, material.opened.dim)
+        further = sets_of(material.results, "mean", own)
+    found = check_parity(path, model, material.inputs(path), further=further)  # raises beyond its tolerance
     yield Check(f"difference from {MODEL}", ONNX, stored, found)
 
 
@@ -228,7 +234,8 @@ def errors(material: Material) -> Iterator[Check]:
     if material.reference is None:
         stored = (material.results.get("sparse") or {}).get("metrics") or {}
     else:
-        stored = evaluate(material.reference, test, **what)
+        own = own_likelihood(material.reference, data.task, data.dim).of_mean()
+        stored = evaluate(material.reference, test, **{**what, "task": own})
     if not stored:
         raise Skip("the report has no figures of the test data")
     found = evaluate(OnnxModel(path, material.units), test, **what)
@@ -255,8 +262,9 @@ def monte_carlo(material: Material) -> Iterator[Check]:
     generator = torch.Generator().manual_seed(1)
     tau, local = material.units.tau(opened.tau if task == "regression" else None), not seeded  # files of 0.1.0 draw otherwise
     model = material.units.model(opened.model)
+    own = own_likelihood(model, task, opened.dim, tau)
     try:
-        torchs = mc_predict(model, inputs, samples, task=task, dim=opened.dim, generator=generator, tau=tau, local=local)
+        torchs = mc_predict(model, inputs, samples, task=own, generator=generator, local=local)
     except UsageError as error:
         raise Skip(str(error)) from error
     ours, spread = torchs.mean.double(), torchs.epistemic.double().clamp_min(0)

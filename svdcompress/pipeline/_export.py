@@ -35,20 +35,23 @@ def export_model(
     metadata: Mapping[str, Any],
     timed: bool = True,
     units: Baked | None = None,
+    sets: Callable[[nn.Module], Any] | None = None,
 ) -> tuple[Exported, bool | None]:
     """Write a pruned model's deterministic file; returns it, and for a model that reads a part of its inputs whether the file
     selects these (None: the model reads all).
 
     feed: from a file to batches for it, as `cost.latencies` has them. timed: where inputs were removed, the form is taken that
     measures faster, selecting or reading all with weights of 0; else it selects. units: what the file does beside the model.
+    sets: from the model as the file holds it to a function that gives further outputs (`export_onnx`).
     """
     units = units or Baked()
-    file = export_onnx(units.model(model), path, units.inputs(inputs), opset=opset, metadata=metadata)
+    further = None if sets is None else sets(units.model(model))
+    file = export_onnx(units.model(model), path, units.inputs(inputs), opset=opset, metadata=metadata, further=further)
     if not isinstance(model, Select):
         return file, None
     if not timed:
         return file, True
-    more = {"opset": opset, "metadata": {**file.metadata, **metadata}}
+    more: dict[str, Any] = {"opset": opset, "metadata": {**file.metadata, **metadata}, "further": further}
 
     def write(wide: nn.Module, place: Path) -> Exported:
         return export_onnx(units.model(wide), place, units.inputs(inputs), **more)

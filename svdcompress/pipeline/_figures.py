@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import map_tensors
-from svdcompress.likelihoods import likelihood_for
+from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.relevance import Masks
 from svdcompress.sources import Data, example_inputs
 from svdcompress.train import evaluate
@@ -59,8 +59,8 @@ def noise_precision(model: nn.Module, data: Data) -> float | None:
 
 def test_metrics(model: nn.Module, data: Data) -> dict[str, float]:
     """Metrics on the test data; the noise of a regression is that of the validation data."""
-    tau = noise_precision(model, data)
-    return evaluate(model, data.test, data.task, device=_device(model), tau=tau, scale=data.target_scale, dim=data.dim)
+    tau, own = noise_precision(model, data), own_likelihood(model, data.task, data.dim).of_mean()
+    return evaluate(model, data.test, own, device=_device(model), tau=tau, scale=data.target_scale, dim=data.dim)
 
 
 def layer_rows(before: dict[str, tuple[int, ...]], masks: Masks, small: nn.Module) -> list[dict[str, Any]]:

@@ -12,9 +12,11 @@ from torch import nn
 
 from svdcompress.errors import ExportError
 from svdcompress.export import Exported, export_onnx
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
+from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
@@ -45,6 +47,7 @@ class Files:
         more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
         feed, timed = partial(_figures.feed, data), self.recipe.report.latency
         try:
+            more |= {"metadata": {**metadata, **promised(self.results, "mean")}, "sets": self._sets("mean")}
             file, gathers = export_model(small, self.out / "model.onnx", self.inputs, feed, timed=timed, **more)
             self._keep("sparse", file)
             if gathers is not None:
@@ -54,6 +57,13 @@ class Files:
             self.error = error
         if export.monte_carlo:
             self._monte_carlo(small, metadata)
+
+    def _sets(self, who: str) -> Callable[[nn.Module], Any] | None:
+        """What makes further outputs, where the recipe wants them."""
+        if not self.recipe.export.sets:
+            return None
+        data = self.data
+        return lambda model: sets_of(self.results, who, own_likelihood(model, data.task, data.dim))
 
     def dense(self, model: nn.Module) -> None:
         """dense.onnx, to compare with."""
@@ -67,17 +77,18 @@ class Files:
 
     def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
         path, units = self.out / "model_mc.onnx", self.units
+        sets = self._sets("samples")
+        model, tau = units.model(small), units.tau(_figures.noise_precision(small, self.data))
         try:
             file = export_onnx(
-                units.model(small),
+                model,
                 path,
                 units.inputs(self.inputs),
                 monte_carlo=True,
-                task=self.data.task,
-                tau=units.tau(_figures.noise_precision(small, self.data)),
-                dim=self.data.dim,
+                task=own_likelihood(model, self.data.task, self.data.dim, tau),
                 opset=self.recipe.export.opset,
-                metadata=metadata,
+                metadata={**metadata, **promised(self.results, "samples")},
+                further=None if sets is None else sets(model),
             )
         except ExportError as error:  # the run's other files are good
             self.warn(f"model_mc.onnx was not written: {error}")

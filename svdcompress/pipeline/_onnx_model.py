@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from svdcompress.errors import ExportError, shortened
 from svdcompress.likelihoods import Gaussian
 from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._promised import NAMES
 
 
 class OnnxModel(nn.Module):
@@ -28,7 +29,8 @@ class OnnxModel(nn.Module):
 
     def forward(self, *positional: Any, **named: Any) -> Any:
         given: Any = named or (positional[0] if len(positional) == 1 else positional)
-        outputs = [torch.from_numpy(array) for array in run(self.session, self.units.inputs(given), self.path)]
+        arrays = zip(self.session.get_outputs(), run(self.session, self.units.inputs(given), self.path), strict=True)
+        outputs = [torch.from_numpy(array) for value, array in arrays if value.name not in NAMES]
         pair = len(outputs) > 1 and isinstance(self.units.likelihood, Gaussian)
         output: Any = tuple(outputs[:2]) if pair else outputs[0]
         if self.units.target is None:

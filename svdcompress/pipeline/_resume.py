@@ -19,7 +19,7 @@ FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "reco
 FURTHER = ("search.trials", "search.max_minutes")
 """Fields that say how far a search goes, and may change at any time."""
 
-ALWAYS = ("out", "device", "export", "uncertainty", "report", "description")
+ALWAYS = ("out", "device", "calibrate", "export", "uncertainty", "report", "description")
 """Sections that tell only how a run is carried out and what is written at its end."""
 
 UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")

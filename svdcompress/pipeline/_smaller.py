@@ -12,7 +12,7 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError
-from svdcompress.likelihoods import likelihood_for, set_likelihood
+from svdcompress.likelihoods import likelihood_for, likelihood_of, set_likelihood
 from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
@@ -111,7 +111,8 @@ def keep(context: Context, opened: Opened, small: Small) -> None:
     """Write model.safetensors."""
     data, pruning = opened.data, small.pruning
     tau = _figures.noise_precision(small.model, data)
-    set_likelihood(bare(small.model), likelihood_for(data.task, data.dim, tau))
+    if likelihood_of(bare(small.model)) is None:  # it was not calibrated
+        set_likelihood(bare(small.model), likelihood_for(data.task, data.dim, tau))
     extra: dict[str, Any] = {
         "recipe": context.recipe.model_dump(mode="json"),
         "preprocessing": data.preprocessing,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from svdcompress.pipeline._begin import convert_stage, dense_stage, open_stage, train_stage
+from svdcompress.pipeline._calibrate import calibrate_stage, measure_promises, promise_stage
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._finish import (
     Finished,
@@ -46,7 +48,10 @@ def run_stages(context: Context) -> dict[str, Any]:
                 context.history += fit.history
     context.results["pruning"] = {name: value for name, value in small.pruning.items() if name != "surgery"}
     if context.place.first:
-        keep(context, opened, small)
+        with context.stage("calibrate"):
+            small = calibrate_stage(context, opened, small)
+            keep(context, opened, small)
+            context.attempt("what validation data promise", partial(promise_stage, context, opened, small))
     wrong = error = None
     if context.place.first:
         models = Finished(dense, variational, selection.masks, small)
@@ -56,6 +61,7 @@ def run_stages(context: Context) -> dict[str, Any]:
             files = export_stage(context, opened, models)
         with context.stage("figures"):  # from here on all that is left is figures
             figures_stage(context, opened, models)
+            context.attempt("the promises on the test data", partial(measure_promises, context, opened, small))
         with context.stage("cost"):
             cost_stage(context, opened, files)
         with context.stage("verify"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from svdcompress.likelihoods import make_loss
+from svdcompress.likelihoods import make_loss, own_likelihood
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._log import log_row
@@ -75,7 +75,8 @@ class Trainer:
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """On the validation data, where the model is."""
         device, data = next(model.parameters()).device, self.data
-        return evaluate(model, data.validation, data.task, device=device, scale=data.target_scale, dim=data.dim)
+        own = own_likelihood(model, data.task, data.dim).of_mean()
+        return evaluate(model, data.validation, own, device=device, scale=data.target_scale)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """On the validation data, on the run's device; the model is back on the CPU afterwards."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.likelihoods import likelihood_for
+from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, quality, regression_quality, reliability
 
@@ -43,14 +43,15 @@ def uncertainty(
     generator = torch.Generator().manual_seed(seed)
     likelihood = likelihood_for(data.task, data.dim)
     what = {"task": likelihood}
+    own = own_likelihood(small, likelihood)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
         asked, (count, samples) = samples, _affordable(small, data, samples, budget, what)
         test, known = _some(data.test, count), _some(data.validation, count)
         contenders: dict[str, Callable] = {
             "dense": partial(mean_predict, dense, **what),
-            "sparse, mean": partial(mean_predict, small, **what),
-            f"sparse, {samples} samples": partial(mc_predict, small, samples=samples, generator=generator, **what),
+            "sparse, mean": partial(mean_predict, small, task=own),
+            f"sparse, {samples} samples": partial(mc_predict, small, samples=samples, generator=generator, task=own),
         }
         figures, diagrams = {}, {}
         for name, predict in contenders.items():

@@ -13,7 +13,9 @@ from torch import Tensor
 from svdcompress.batch import first_tensor, map_tensors
 from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, shortened
 from svdcompress.export import read_metadata
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.predict._promises import add_promises
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import check_finite, preprocess
@@ -34,6 +36,9 @@ NOT_FINITE = "outputs_must_be_finite"
 MOST_NAMED = 10
 """Inputs that a message names."""
 
+AFFINE = ("mean", "lower", "upper")
+"""Outputs in the target's units, not in their square."""
+
 NAMES = {"predictive_entropy": "entropy"}
 """Outputs of the ONNX file that `Prediction` calls otherwise."""
 
@@ -47,6 +52,9 @@ def predict_run(
     onnx: bool = False,
     seed: int | None = None,
     device: str | None = None,
+    answer_above: float | None = None,
+    coverage: float | None = None,
+    told: dict[str, Any] | None = None,
     trust_code: bool = False,
     model: str | None = None,
 ) -> tuple[Path, int]:
@@ -58,6 +66,10 @@ def predict_run(
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
     samples: draws for each input. onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
     seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
+    answer_above: accuracy wanted on what is answered; `answered` then says of each input whether its confidence is enough for
+        it, by the run's validation data. coverage: of `set` (1 for each class in it), or of `lower` to `upper`.
+        None: what the run's recipe asked for, if it did.
+    told: gets what was promised, by name.
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
@@ -83,7 +95,9 @@ def predict_run(
     _check_finite(arrays, names, inputs)
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
-    write_predictions(out, _in_units(arrays, scale) if scale else arrays, names, task, opened.classes, opened.dim)
+    arrays = _in_units(arrays, scale) if scale else arrays
+    arrays |= add_promises(opened, arrays, answer_above, coverage, {} if told is None else told)
+    write_predictions(out, arrays, names, task, opened.classes, opened.dim)
     return out, len(names)
 
 
@@ -131,10 +145,10 @@ def _batches(x: Any) -> Iterator[Any]:
 def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | None) -> Iterator[dict[str, np.ndarray]]:
     model = opened.model.to(device or "cpu")
     generator = torch.Generator().manual_seed(seed)
-    task, tau = opened.recipe.task, opened.tau
+    own = own_likelihood(opened.model, opened.recipe.task, opened.dim, opened.tau)
     for batch in _batches(x):
         try:
-            found = mc_predict(model, batch, samples, task=task, dim=opened.dim, generator=generator, tau=tau)
+            found = mc_predict(model, batch, samples, task=own, generator=generator)
         except SvdcError:
             raise
         except Exception as error:  # whatever the model raises
@@ -236,4 +250,4 @@ def _feed(batch: Any, expected: list[Any], path: Path) -> dict[str, np.ndarray]:
 def _in_units(arrays: dict[str, np.ndarray], scale: list[float]) -> dict[str, np.ndarray]:
     """From a model's units back to those of the target, which training has standardised."""
     shift, factor = scale
-    return {name: value * factor + shift if name == "mean" else value * factor**2 for name, value in arrays.items()}
+    return {name: value * factor + shift if name in AFFINE else value * factor**2 for name, value in arrays.items()}

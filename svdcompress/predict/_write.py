@@ -21,7 +21,7 @@ MOST_ROWS = 1_000_000
 MOST_COLUMNS = 100
 """Classes up to which a table has columns for each of them; npz has them always."""
 
-PER_INPUT = ("entropy", "expected_entropy", "mutual_information")
+PER_INPUT = ("answered", "entropy", "expected_entropy", "mutual_information")
 
 
 def write_predictions(
@@ -92,6 +92,8 @@ def columns(
         table["label"] = [labels[k] for k in mean.argmax(1)]
         table["confidence"] = mean.max(1)
         table.update({name: flat.pop(name)[:, 0] for name in PER_INPUT if name in flat})
+        if "set" in flat:
+            table["set"] = ["|".join(labels[k] for k in row.nonzero()[0]) for row in flat.pop("set")]
     else:
         labels = [str(k) for k in range(mean.shape[1])]
         flat["std"] = np.sqrt(flat[likelihood.std_of if likelihood.std_of in flat else "variance"])

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from svdcompress.recipe._load import WITHOUT_RECIPE, dump_recipe, load_recipe, parse_recipe
     from svdcompress.recipe._schema import (
         BetaSchedule,
+        CalibrateSection,
         ConvertSection,
         DataSection,
         DenseSection,
@@ -37,6 +38,7 @@ _HOMES = {
     "_load": ("WITHOUT_RECIPE", "dump_recipe", "load_recipe", "parse_recipe"),
     "_schema": (
         "BetaSchedule",
+        "CalibrateSection",
         "ConvertSection",
         "DataSection",
         "DenseSection",
@@ -64,6 +66,7 @@ __all__ = [
     "TASKS",
     "WITHOUT_RECIPE",
     "BetaSchedule",
+    "CalibrateSection",
     "ConvertSection",
     "DataSection",
     "DenseSection",

@@ -301,12 +301,28 @@ class PruneSection(Section):
     time_budget: float = Field(default=60.0, gt=0)
 
 
+class CalibrateSection(Section):
+    """What is fitted on validation data once the network is small: its posterior, its temperature, and what it promises.
+
+    temperature: of logits; a regression's noise is fitted in any case. posterior: auto tries all of them.
+    """
+
+    posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"
+    temperature: bool = True
+    epochs: int = Field(default=10, ge=1)  # of a refit
+    # Share of truths that prediction sets (classification) or intervals (regression) are to hold.
+    coverage: Annotated[float, Field(gt=0, lt=1)] | None = None
+    # Accuracy wanted on what is answered: the confidence from which on it is reached goes into report and files.
+    answer_above: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
 class ExportSection(Section):
     """What is written as ONNX."""
 
     onnx: bool = True
     monte_carlo: bool = True
     opset: int = Field(default=20, ge=18, le=23)  # up to 21 with monte_carlo
+    sets: bool = False  # prediction sets or intervals as further outputs; calibrate.coverage says of what coverage
 
     @field_validator("opset")
     @classmethod
@@ -356,12 +372,19 @@ class Recipe(Section):
     search: SearchSection = SearchSection()
     prune: PruneSection = PruneSection()
     recover: RecoverSection = RecoverSection()
+    calibrate: CalibrateSection = CalibrateSection()
     export: ExportSection = ExportSection()
     uncertainty: UncertaintySection = UncertaintySection()
     report: ReportSection = ReportSection()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: Annotated[str, AfterValidator(str.strip)] = "auto"  # auto, cpu, cuda, cuda:1, mps
     out: str | None = None  # the run's folder; None: runs/NAME
+
+    @model_validator(mode="after")
+    def _sets_of_a_coverage(self) -> Recipe:
+        if self.export.sets and self.calibrate.coverage is None:
+            raise ValueError("export.sets: prediction sets of which coverage? Set calibrate.coverage too (--coverage 0.9)")
+        return self
 
     @property
     def task(self) -> str:

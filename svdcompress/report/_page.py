@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report import _sections, _tradeoff
+from svdcompress.report import _certainty, _sections, _tradeoff
 
 Section = Callable[[Mapping[str, Any], "Path | None"], str]
 
@@ -19,6 +19,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
     "calibration": ("Calibration", _sections.calibration),
+    "certainty": ("How sure it is", _certainty.certainty),
     "layers": ("Layers", _sections.layers),
     "pruning": ("What was pruned, and what was not", _sections.pruning),
     "curves": ("Training", _sections.curves),

@@ -170,6 +170,68 @@ class Search(_Part):
     notes: list[str] | None = None
 
 
+class Tempered(_Part):
+    """`mean` and `samples` of `calibrate`."""
+
+    value: float
+    before: float
+    after: float
+    taken: bool
+
+
+class TriedPosterior(_Part):
+    """One of `calibrate.tried`."""
+
+    name: str
+    nll: Number = None
+    note: str = ""
+
+
+class Calibrate(_Part):
+    """`calibrate`."""
+
+    posterior: str | None = None
+    mean: Tempered | None = None
+    samples: Tempered | None = None
+    tried: list[TriedPosterior] | None = None
+    notes: list[str] | None = None
+    likelihood: dict[str, Any] | None = None
+
+
+class Measured(_Part):
+    """What a promise was worth on the test data."""
+
+    coverage: Number = None
+    size: Number = None
+    accuracy: Number = None
+    answered: Number = None
+
+
+class Coverage(_Part):
+    """One of `promises.coverage`."""
+
+    coverage: float
+    examples: Count
+    kind: str
+    test: Measured | None = None
+
+
+class Answers(_Part):
+    """One of `promises.answer_above`."""
+
+    accuracy: float
+    threshold: float
+    answered: float
+    test: Measured | None = None
+
+
+class Promises(_Part):
+    """`promises`."""
+
+    coverage: dict[str, Coverage] | None = None
+    answer_above: dict[str, Answers] | None = None
+
+
 class Results(_Part):
     """All of it."""
 
@@ -198,6 +260,8 @@ class Results(_Part):
     history: list[Epoch] | None = None
     log_alpha: dict[str, Histogram] | None = None
     threshold_curve: list[dict[str, Any]] | None = None
+    calibrate: Calibrate | None = None
+    promises: Promises | None = None
     calibration: dict[str, dict[str, Any] | None] | None = None
     pruning: Pruning | None = None
     search: Search | None = None

@@ -18,6 +18,7 @@ FILES = {
     "recipe.yaml": "the resolved recipe",
     "dense.safetensors": "the dense model",
     "model.safetensors": "the sparse variational model",
+    "validation.safetensors": "what validation data say of its certainty",
     "dense.onnx": "the dense model, to compare",
     "model.onnx": "deterministic and pruned",
     "model_mc.onnx": "samples, with uncertainties",

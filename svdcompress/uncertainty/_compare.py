@@ -71,20 +71,21 @@ def compare(
     {"name", "metrics", "reliability", "rejection", "ood"}; None for what has no meaning. Raises what `mc_predict` raises.
     """
     likelihood = resolve(unwrapped(sparse), task, dim)
+    plain = likelihood.plain()  # the dense model has a calibration of its own
     probabilities = likelihood.probabilities
     temperature, dropout, contenders = None, None, []
     if dense is not None:
-        contenders.append(("dense", partial(mean_predict, dense, task=likelihood)))
+        contenders.append(("dense", partial(mean_predict, dense, task=plain)))
         if probabilities:
-            temperature = _temperature(dense, validation, likelihood)
-            warmed = partial(mean_predict, dense, task=likelihood, temperature=temperature)
+            temperature = _temperature(dense, validation, plain)
+            warmed = partial(mean_predict, dense, task=plain, temperature=temperature)
             contenders.append(("dense, temperature", warmed))
         few = min(samples, FEW)
         dropped, rate, inserted = dropout_baseline(
-            dense, lambda model: _nll(_sampled(model, likelihood, few, seed), head(validation, SOME), likelihood)
+            dense, lambda model: _nll(_sampled(model, plain, few, seed), head(validation, SOME), plain)
         )
         dropout = {"rate": rate, "inserted": inserted}
-        contenders.append(("dense, MC dropout", _sampled(dropped, likelihood, samples, seed)))
+        contenders.append(("dense, MC dropout", _sampled(dropped, plain, samples, seed)))
     contenders.append(("sparse, mean", partial(mean_predict, sparse, task=likelihood)))
     contenders.append(("sparse, samples", _sampled(sparse, likelihood, samples, seed)))
     judge = _judge_probabilities if probabilities else _judge_values

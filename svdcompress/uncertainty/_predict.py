@@ -128,9 +128,10 @@ def mean_predict(
 ) -> Prediction:
     """The prediction of a model's one output in `eval()`, dense or variational, without any noise: `samples` is 1.
 
-    temperature: what logits are divided by, above 0. Otherwise as `mc_predict`.
+    temperature: what logits are divided by, above 0, beside the temperature of the likelihood. The likelihood is that of the
+    mean model (`Likelihood.of_mean`), which calibration fits apart. Otherwise as `mc_predict`.
     """
-    likelihood = resolve(unwrapped(model), task, dim)
+    likelihood = resolve(unwrapped(model), task, dim).of_mean()
     if not 0 < temperature < float("inf"):
         raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
     size = batch_size(x)

@@ -51,8 +51,12 @@ def test_a_run_with_each_loss(tmp_path, monkeypatch, name):
     losses = [row["loss"] for row in results["history"]]
     assert len(losses) == 4 and np.isfinite(losses).all()
     kept = svdc.read_manifest("out/model.safetensors")
-    tau = {"tau": kept["extra"]["tau"]} if recipe.task == "regression" else {}
-    assert kept["likelihood"] == {"name": recipe.task, "settings": {"dim": 1, **tau}}
+    settings = kept["likelihood"]["settings"]
+    assert kept["likelihood"]["name"] == recipe.task and settings["dim"] == 1
+    if recipe.task == "regression":
+        assert settings["mean_tau"] == pytest.approx(kept["extra"]["tau"], rel=1e-4) and settings["tau"] >= settings["mean_tau"]
+    else:
+        assert set(settings) <= {"dim", "temperature", "mean_temperature"}
     assert set(results["sparse"]["metrics"]) == {"rmse" if recipe.task in ("regression", "gaussian") else "error", "nll"}
 
 

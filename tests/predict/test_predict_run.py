@@ -15,6 +15,7 @@ from svdcompress.errors import DataError, ExportError, OutputError, UsageError
 from svdcompress.export import export_onnx
 from svdcompress.predict import predict_run, read_inputs
 from svdcompress.predict._write import columns
+from svdcompress.recipe import CalibrateSection
 from svdcompress.sources import preprocess
 from svdcompress.uncertainty import mc_predict
 
@@ -23,8 +24,13 @@ _run = sys.modules["svdcompress.predict._run"]
 
 def opened(folder, model, task="classification", preprocessing=None, **more):
     more = {"classes": None, "tau": None, "dim": 1, **more}
+    recipe = SimpleNamespace(task=task, calibrate=CalibrateSection())
     return SimpleNamespace(
-        folder=folder, model=model.eval(), recipe=SimpleNamespace(task=task), preprocessing=preprocessing or {}, **more
+        folder=folder,
+        model=model.eval(),
+        recipe=recipe,
+        preprocessing=preprocessing or {},
+        **more,
     )
 
 

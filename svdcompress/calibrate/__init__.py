@@ -1,0 +1,63 @@
+"""What validation data say about certainty: temperature, posterior refits, conformal sets, and when to answer."""
+
+from svdcompress.calibrate._answer import AnswerAbove, answer_above
+from svdcompress.calibrate._choose import POSTERIORS, Calibrated, Tried, calibrate
+from svdcompress.calibrate._conformal import (
+    ConformalIntervals,
+    ConformalSets,
+    check_coverage,
+    conformal_intervals,
+    conformal_sets,
+)
+from svdcompress.calibrate._curvature import Block, Curvature, gauss_newton
+from svdcompress.calibrate._draws import Draws, draws_of
+from svdcompress.calibrate._fit import Fitted, fit_scale, fit_setting, log_variances, with_scales
+from svdcompress.calibrate._kept import Kept, held, kept_of
+from svdcompress.calibrate._kron import kronecker
+from svdcompress.calibrate._posterior import Joint, LowRank, joint_draws, low_rank, with_variances
+from svdcompress.calibrate._promise import Promises, from_dict, load_promises, measured, promises_of, save_promises
+from svdcompress.calibrate._refit import refit
+from svdcompress.calibrate._tempering import Tempered, fit_tempering, nll_rows
+
+__all__ = [
+    "POSTERIORS",
+    "AnswerAbove",
+    "Block",
+    "Calibrated",
+    "ConformalIntervals",
+    "ConformalSets",
+    "Curvature",
+    "Draws",
+    "Fitted",
+    "Joint",
+    "Kept",
+    "LowRank",
+    "Promises",
+    "Tempered",
+    "Tried",
+    "answer_above",
+    "calibrate",
+    "check_coverage",
+    "conformal_intervals",
+    "conformal_sets",
+    "draws_of",
+    "fit_scale",
+    "fit_setting",
+    "fit_tempering",
+    "from_dict",
+    "gauss_newton",
+    "held",
+    "joint_draws",
+    "kept_of",
+    "kronecker",
+    "load_promises",
+    "log_variances",
+    "low_rank",
+    "measured",
+    "nll_rows",
+    "promises_of",
+    "refit",
+    "save_promises",
+    "with_scales",
+    "with_variances",
+]

@@ -1,0 +1,244 @@
+"""Which posterior a small network goes out with, and its temperature: chosen and fitted on validation data."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from svdcompress.calibrate._curvature import gauss_newton
+from svdcompress.calibrate._draws import Draws, affordable, bare, draws_of
+from svdcompress.calibrate._fit import Fitted, fit_scale, fit_setting, log_variances, with_scales
+from svdcompress.calibrate._kept import held, kept_of
+from svdcompress.calibrate._posterior import Joint, with_variances
+from svdcompress.calibrate._refit import refit
+from svdcompress.calibrate._tempering import FEWEST, Tempered, fit_tempering, tempers
+from svdcompress.errors import ModelError, UsageError
+from svdcompress.likelihoods import Likelihood
+from svdcompress.relevance import hold, relevance
+from svdcompress.sources import Examples
+
+POSTERIORS = ("variational", "scaled", "refit", "laplace-diagonal")
+"""Those that any layer, checkpoint and file can hold, the simplest first; "auto" tries them all."""
+
+PRIORS = tuple(float(step) for step in range(-2, 13))
+"""Log prior precisions of a Laplace approximation that are looked at."""
+
+SAMPLES, EXAMPLES, CURVATURE = 50, 5000, 5000
+"""Draws, validation examples, and training examples of a curvature, at most."""
+
+MOST_MACS = 2 * 10**12
+"""Multiply-accumulates of one set of draws: a minute or two on a core. Beyond it there are fewer draws, then fewer examples."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One posterior: its NLL on validation data that its numbers were not fitted on, in nats per target; `note`: why not."""
+
+    name: str
+    nll: float | None
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A model with the posterior that was chosen, and what was fitted for its draws and for its mean.
+
+    likelihood: with the temperatures, or the noise. tried: all posteriors that were looked at. notes: what a user should hear.
+    """
+
+    model: nn.Module
+    likelihood: Likelihood
+    posterior: str
+    samples: Tempered
+    mean: Tempered
+    tried: tuple[Tried, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, without the model."""
+        return {
+            "posterior": self.posterior,
+            "likelihood": {"name": self.likelihood.name, **self.likelihood.settings()},
+            "samples": asdict(self.samples),
+            "mean": asdict(self.mean),
+            "tried": [asdict(one) for one in self.tried],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class _Work:
+    train: Examples
+    validation: Examples
+    likelihood: Likelihood
+    samples: int
+    temperature: bool
+    epochs: int
+    seed: int
+    device: Any
+
+
+def calibrate(
+    model: nn.Module,
+    train: Examples,
+    validation: Examples,
+    likelihood: Likelihood,
+    *,
+    posterior: str = "variational",
+    temperature: bool = True,
+    macs: int = 0,
+    epochs: int = 10,
+    seed: int = 0,
+    device: Any = "cpu",
+    fit: Callable[[nn.Module], Any] | None = None,
+) -> Calibrated:
+    """Choose a posterior and fit the temperatures (or the noise) on validation data that the model was not trained on.
+
+    model: variational, pruned or not; it stays as it is. train: what refits and Laplace approximations are made of.
+    posterior: one of POSTERIORS, or "auto" for the one of least validation NLL under cross-validation; one other than the
+        variational one is taken only where it is better by more than the standard error of the difference.
+    temperature: False leaves logits as they are. macs: of one example, by which the work is bounded.
+    epochs: of a refit at beta = 1. fit: a refit of the caller's, in place.
+
+    Raises UsageError for an unknown posterior, DataError where no validation target counts.
+    """
+    if posterior != "auto" and posterior not in POSTERIORS:
+        raise UsageError(f"posterior: {posterior!r} is unknown; one of auto, {', '.join(POSTERIORS)}")
+    plain = bare(likelihood)
+    first = draws_of(model, validation, plain, 0, seed, device)
+    validation, samples = _bounded(validation, first, macs)
+    work = _Work(train, validation, plain, samples, temperature and tempers(plain), epochs, seed, device)
+    notes: list[str] = []
+    wanted = ["variational"] if posterior == "variational" else list(POSTERIORS) if posterior == "auto" else []
+    wanted = wanted or ["variational", posterior]
+    found: dict[str, tuple[nn.Module, Fitted]] = {}
+    tried = []
+    if len(wanted) > 1 and len(first.owner.unique()) < FEWEST:
+        notes.append(
+            f"{len(first.owner.unique())} validation examples are too few to choose a posterior by; {FEWEST} are needed"
+        )
+        wanted = ["variational"]
+    for name in wanted:
+        started, note = time.monotonic(), ""
+        try:
+            found[name] = _MADE[name](model, work, fit)
+        except ModelError as error:
+            note = str(error)
+            notes.append(f"posterior {name}: {note}")
+        nll = found[name][1].judged if name in found else None
+        tried.append(Tried(name, nll, time.monotonic() - started, note))
+    chosen = _best(found)
+    if posterior not in ("auto", chosen) and posterior in found:
+        notes.append(
+            f"posterior {posterior}: left out, as it makes the NLL of validation data no better "
+            f"({found[posterior][1].judged:.4f}, {found['variational'][1].judged:.4f} as it is)"
+        )
+    small = found[chosen][0]
+    drawn = fit_tempering(plain, draws_of(small, validation, plain, samples, seed, device))
+    alone = fit_tempering(plain, first if small is model else draws_of(small, validation, plain, 0, seed, device))
+    if work.temperature:
+        notes += [f"{what}: {one.note}" for what, one in (("samples", drawn), ("mean", alone)) if one.note]
+    fitted = _with(plain, drawn, alone) if work.temperature or plain.constant_noise else plain
+    return Calibrated(small, fitted, chosen, drawn, alone, tuple(tried), tuple(notes))
+
+
+def _with(likelihood: Likelihood, drawn: Tempered, alone: Tempered) -> Likelihood:
+    """The likelihood with what was fitted."""
+    if likelihood.constant_noise:
+        return type(likelihood)(**{**likelihood.settings(), "tau": drawn.value, "mean_tau": alone.value})
+    if not tempers(likelihood):
+        return likelihood
+    return type(likelihood)(**{**likelihood.settings(), "temperature": drawn.value, "mean_temperature": alone.value})
+
+
+def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
+    """The one of least NLL, unless an earlier one is within a standard error of it."""
+    best = min(found, key=lambda name: found[name][1].judged)
+    for name in found:
+        if name == best:
+            break
+        difference = found[name][1].rows - found[best][1].rows
+        if float(difference.mean()) <= float(difference.std()) / math.sqrt(max(len(difference), 1)):
+            return name
+    return best
+
+
+def _bounded(validation: Examples, draws: Draws, macs: int) -> tuple[Examples, int]:
+    """So many validation examples, and draws of each, that the work and the memory stay bounded."""
+    import torch
+
+    each = len(draws) / max(len(validation), 1) * draws.outputs[0, 0].numel()
+    allowed = MOST_MACS // max(macs, 1)
+    samples = max(10, min(SAMPLES, allowed // min(len(validation), EXAMPLES)))
+    count = min(len(validation), EXAMPLES, max(100, allowed // samples))
+    samples = affordable(samples, count, max(1, math.ceil(each)))
+    if count == len(validation):
+        return validation, samples
+    order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(0))
+    return validation.subset(order[:count].sort().values), samples
+
+
+def _variational(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
+    def draw(_: float) -> Draws:
+        return draws_of(model, work.validation, work.likelihood, work.samples, work.seed, work.device)
+
+    return model, fit_setting(draw, work.likelihood, (0.0,), temperature=work.temperature)
+
+
+def _scaled(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
+    small = copy.deepcopy(model)
+    with held(small):
+        scales, fitted = fit_scale(
+            small,
+            work.validation,
+            work.likelihood,
+            work.samples,
+            temperature=work.temperature,
+            seed=work.seed,
+            device=work.device,
+        )
+    hold(small, relevance(model))
+    return with_scales(small, log_variances(small), scales), fitted
+
+
+def _refitted(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
+    small = refit(model, work.train, work.likelihood, epochs=work.epochs, seed=work.seed, device=work.device, fit=fit)
+    return _scaled(small, work, fit)
+
+
+def _laplace(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
+    small = copy.deepcopy(model)
+    hold(small, relevance(model))
+    kept = kept_of(small)
+    tau = 1.0
+    if work.likelihood.constant_noise:
+        tau = fit_tempering(work.likelihood, draws_of(small, work.validation, work.likelihood, device=work.device)).value
+    with held(small):
+        curvature = gauss_newton(
+            small, kept, work.train, work.likelihood, "diagonal", tau=tau, most=CURVATURE, seed=work.seed, device=work.device
+        )
+
+    def baked(log_prior: float) -> nn.Module:
+        variances: Tensor = Joint(kept, curvature, math.exp(log_prior)).variances()
+        return with_variances(small, kept, variances)
+
+    def draw(log_prior: float) -> Draws:
+        return draws_of(baked(log_prior), work.validation, work.likelihood, work.samples, work.seed, work.device)
+
+    fitted = fit_setting(draw, work.likelihood, PRIORS, temperature=work.temperature)
+    return baked(fitted.setting), fitted
+
+
+_MADE: dict[str, Callable[[nn.Module, _Work, Any], tuple[nn.Module, Fitted]]] = {
+    "variational": _variational,
+    "scaled": _scaled,
+    "refit": _refitted,
+    "laplace-diagonal": _laplace,
+}

@@ -1,0 +1,161 @@
+"""Split-conformal sets and intervals: what holds the truth at a chosen rate, whatever the model is worth."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError, UsageError
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """Adaptive prediction sets. coverage: share of targets that they hold, at least, on average over inputs like the
+    validation data. limit: of the probability that goes before a class. penalty, free: RAPS's, see `scores`.
+    examples: calibration targets that it comes from. missing: classes that none of these had.
+    """
+
+    coverage: float
+    limit: float
+    examples: int
+    penalty: float = 0.0
+    free: int = 1
+    missing: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"kind": "sets", **asdict(self), "missing": list(self.missing)}
+
+    def sets(self, probabilities: Tensor, dim: int = 1) -> Tensor:
+        """Which classes each set holds: bool, of the shape of the probabilities, (N, C) or with the classes along `dim`.
+
+        A set always holds the likeliest class.
+        """
+        p = probabilities.double().movedim(dim, -1)
+        return (scores(p, self.penalty, self.free) <= self.limit).movedim(-1, dim)
+
+
+@dataclass(frozen=True)
+class ConformalIntervals:
+    """Prediction intervals mean +- width * deviation. coverage, examples: as of `ConformalSets`.
+
+    width: how many predictive standard deviations; 1.96 for 95% where the predictive distribution is right and normal.
+    """
+
+    coverage: float
+    width: float
+    examples: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"kind": "intervals", **asdict(self)}
+
+    def intervals(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends, of the shape of the mean."""
+        return mean - self.width * deviation, mean + self.width * deviation
+
+
+def check_coverage(coverage: Any) -> float:
+    """The coverage itself. Raises UsageError unless it lies strictly between 0 and 1."""
+    if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 < coverage < 1:
+        more = " (a set that always holds the truth holds everything)" if coverage == 1 else ""
+        raise UsageError(f"coverage: {coverage!r}; a share above 0 and below 1 is needed, as in 0.9{more}")
+    return float(coverage)
+
+
+def least_examples(coverage: float) -> int:
+    """Calibration targets that it takes to promise a coverage: ceil((n + 1) coverage) has to be at most n."""
+    count = max(1, math.floor(coverage / (1 - coverage)) - 1)
+    while _rank(count, coverage) > count:
+        count += 1
+    return count
+
+
+def _rank(count: int, coverage: float) -> int:
+    """Which of the ordered scores is the quantile, from 1 on; rounding of the product must not add one."""
+    return math.ceil((count + 1) * coverage - 1e-9)
+
+
+def quantile(values: Tensor, coverage: float) -> float:
+    """The finite-sample quantile: the ceil((n + 1) coverage)-th smallest of n scores (Vovk et al. 2005; Angelopoulos & Bates
+    2023, arXiv 2107.07511, sec. 1.1). Raises DataError where there are too few."""
+    count = values.numel()
+    rank = _rank(count, coverage)
+    if rank > count:
+        raise DataError(
+            f"coverage: {coverage:g} cannot be promised from {count} validation examples; it takes {least_examples(coverage)} "
+            "(data.validation makes the split larger), or a smaller coverage"
+        )
+    return float(values.flatten().double().kthvalue(rank).values)
+
+
+def scores(probabilities: Tensor, penalty: float = 0.0, free: int = 1) -> Tensor:
+    """(..., C) score of each class: the probability of all classes that are likelier, plus `penalty` for each rank beyond the
+    first `free` ones.
+
+    APS (Romano et al. 2020, arXiv 2006.02544, eq. 5) and RAPS (Angelopoulos et al. 2021, arXiv 2009.14193, eq. 4) with their
+    uniform number u at 0 in place of a random one: the sets are the same at each call and never empty, and cover as much or
+    more. Of equal probabilities either may count as likelier.
+    """
+    ordered, order = probabilities.topk(probabilities.shape[-1], -1)  # ONNX has this, and no stable sort
+    before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered.cumsum(-1)[..., :-1]], -1)
+    rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    before = before + penalty * (rank + 1 - free).clamp_min(0).to(before)
+    return torch.empty_like(before).scatter_(-1, order, before)
+
+
+def conformal_sets(
+    probabilities: Tensor, labels: Tensor, coverage: float, *, penalty: float = 0.0, free: int = 1
+) -> ConformalSets:
+    """Adaptive prediction sets from validation data that the model was not trained on.
+
+    probabilities: (N, C), of the model that the sets will be made with. labels: (N,). coverage: strictly between 0 and 1.
+    Raises UsageError, DataError (too few examples; it says how many it takes); warns of classes that no example has, for which
+    nothing can be said.
+
+    Example: conformal_sets(p, y, 0.9).sets(mc_predict(model, x).mean)
+    """
+    coverage = check_coverage(coverage)
+    truths = scores(probabilities.double(), penalty, free).gather(1, labels.long().view(-1, 1)).squeeze(1)
+    return sets_from(truths, labels, probabilities.shape[1], coverage, penalty=penalty, free=free)
+
+
+def sets_from(
+    truths: Tensor, labels: Tensor, classes: int, coverage: float, *, penalty: float = 0.0, free: int = 1
+) -> ConformalSets:
+    """`conformal_sets` from the scores of the true classes, (N,)."""
+    limit = quantile(truths, check_coverage(coverage))
+    there = labels.long().bincount(minlength=classes)
+    missing = tuple(int(index) for index in (there == 0).nonzero().flatten())
+    if missing:
+        warnings.warn(
+            f"validation data have no example of {_named(missing)}: the sets promise nothing for "
+            f"{'this class' if len(missing) == 1 else 'these classes'} alone",
+            stacklevel=3,
+        )
+    return ConformalSets(float(coverage), limit, len(labels), penalty, free, missing)
+
+
+def _named(classes: tuple[int, ...]) -> str:
+    shown = ", ".join(str(index) for index in classes[:8])
+    return f"class {shown}" if len(classes) == 1 else f"classes {shown}{', ...' if len(classes) > 8 else ''}"
+
+
+def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, coverage: float) -> ConformalIntervals:
+    """Intervals about a regression's mean, as wide as its own predictive standard deviation says (Lei et al. 2018, sec. 5.2;
+    Papadopoulos et al. 2008), from validation data; all (N,) or of equal shapes. Raises as `conformal_sets`.
+    """
+    coverage = check_coverage(coverage)
+    distance = (targets.double().view_as(mean) - mean.double()).abs()
+    ratio = distance / deviation.double().clamp_min(torch.finfo(torch.float64).tiny)
+    return intervals_from(ratio, coverage)
+
+
+def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:
+    """`conformal_intervals` from the distances of the truths, in predictive standard deviations."""
+    return ConformalIntervals(check_coverage(coverage), quantile(ratios, coverage), ratios.numel())

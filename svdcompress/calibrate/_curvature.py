@@ -1,0 +1,170 @@
+"""The generalised Gauss-Newton matrix of a network's likelihood over the weights that are kept: full, diagonal, Kronecker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev, vmap
+from torch.utils._pytree import tree_map
+
+from svdcompress.batch import call, map_tensors
+from svdcompress.calibrate._draws import bare
+from svdcompress.calibrate._kept import AsFunction, Kept
+from svdcompress.errors import ModelError
+from svdcompress.likelihoods import Likelihood
+from svdcompress.sources import Examples
+
+NUMBERS = 10**7
+"""Numbers of the Jacobians of a batch."""
+
+MOST_WEIGHTS = 6000
+"""Weights of which a full matrix is made: 288 MB, and some minutes for its eigenvectors."""
+
+
+def check_fits(weights: int) -> None:
+    """Raises ModelError where a full matrix of so many weights is more than is spent on it."""
+    if weights > MOST_WEIGHTS:
+        raise ModelError(
+            f"a posterior over {weights:,} weights together takes a matrix of {8 * weights**2 / 2**30:.1f} GiB; at most "
+            f"{MOST_WEIGHTS:,} are taken together: the diagonal, or the last layer, takes less"
+        )
+
+
+def some(examples: Examples, most: int | None, seed: int) -> Examples:
+    """At most so many of the examples, drawn with a seed."""
+    if most is None or most >= len(examples):
+        return examples
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
+    return examples.subset(order[:most].sort().values)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the curvature: weights `where` of the vector, eigenvalues (n,) and eigenvectors (n, n) in columns.
+
+    vectors: None for a diagonal, whose eigenvalues are those of the weights themselves.
+    """
+
+    where: slice
+    values: Tensor
+    vectors: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The sum over N examples of the Gauss-Newton matrix, by blocks; weights in no block are taken as certain.
+
+    structure: "diagonal", "kronecker", "full", "last-layer". examples: of how many training examples it was computed (and
+    scaled up to all of them).
+    """
+
+    structure: str
+    blocks: tuple[Block, ...]
+    weights: int
+    examples: int
+
+
+def noise_root(likelihood: Likelihood, heads: Any, tau: float = 1.0) -> Tensor:
+    """(B, H, H): a matrix L with L L^T the Hessian of the NLL with respect to the heads of an example (the expected one, by
+    Fisher, where it depends on the target), the heads flattened to H = positions times classes.
+
+    softmax: L = diag(sqrt p) - p sqrt(p)^T, as L L^T = diag(p) - p p^T; sigmoid: sqrt(p (1 - p)); values: sqrt(tau); means and
+    log variances: 1 / sigma and sqrt(1/2). See Martens 2020 (JMLR 21:146), sec. 9.2.
+    """
+    if likelihood.classes:
+        dim = likelihood.dim
+        z = heads.movedim(dim, -1)
+        count = z.shape[-1]
+        p = z.flatten(1, -2).softmax(-1) if z.dim() > 2 else z.softmax(-1).unsqueeze(1)
+        root = torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
+        size, places = p.shape[:2]
+        whole = root.new_zeros(size, places, count, places, count)
+        index = torch.arange(places)
+        whole[:, index, :, index, :] = root.movedim(1, 0)
+        return whole.flatten(3).flatten(1, 2)
+    if likelihood.name == "binary":
+        p = heads.flatten(1) if heads.dim() > 1 else heads.unsqueeze(1)
+        p = p.sigmoid()
+        return torch.diag_embed((p * (1 - p)).sqrt())
+    if likelihood.name == "regression":
+        values = heads.flatten(1) if heads.dim() > 1 else heads.unsqueeze(1)
+        return torch.diag_embed(torch.full_like(values, tau**0.5))
+    if likelihood.name == "gaussian":
+        log_variance = heads[1].reshape(len(heads[1]), -1)
+        return torch.diag_embed(torch.cat([torch.exp(-0.5 * log_variance), torch.full_like(log_variance, 0.5**0.5)], 1))
+    raise ModelError(f"task {likelihood.name!r} has no curvature that is known here")
+
+
+def flat_heads(likelihood: Likelihood, heads: Any) -> Tensor:
+    """(B, H): the heads in the order of `noise_root`."""
+    if likelihood.name == "gaussian":
+        return torch.cat([head.reshape(len(head), -1) for head in heads], 1)
+    if likelihood.classes and heads.dim() > 2:
+        heads = heads.movedim(likelihood.dim, -1)
+    return heads.reshape(len(heads), -1)
+
+
+def roots(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, tau: float, batch: int, device: Any) -> Any:
+    """For each batch of examples the rows L^T J of the Gauss-Newton matrix, (rows, K): its sum over the batch is B^T B."""
+    plain = bare(likelihood)
+    function = AsFunction(model, kept, plain)
+
+    def single(vector: Tensor, inputs: Any) -> Tensor:
+        return flat_heads(plain, function(vector, map_tensors(inputs, lambda t: t.unsqueeze(0))))[0]
+
+    vector = function.vector
+    for inputs, _ in examples.batches(batch, device=device):
+        jacobian = vmap(jacrev(single), (None, 0), randomness="error")(vector, inputs).detach()
+        with torch.no_grad():
+            root = noise_root(plain, tree_map(Tensor.detach, function(vector, inputs)), tau)
+            yield torch.einsum("bhg,bhk->bgk", root, jacobian).flatten(0, 1)
+
+
+def gauss_newton(
+    model: nn.Module,
+    kept: Kept,
+    examples: Examples,
+    likelihood: Likelihood,
+    structure: str = "full",
+    *,
+    tau: float = 1.0,
+    most: int | None = None,
+    seed: int = 0,
+    device: Any = "cpu",
+) -> Curvature:
+    """The Gauss-Newton matrix of the NLL summed over the examples (Martens 2020, eq. 6; Daxberger et al. 2021, sec. 2).
+
+    model: in `eval()` with its masks held (`held`). structure: "full", "diagonal", "last-layer" (full, of the last layer).
+    tau: noise precision of a regression. most: examples that are looked at, drawn with the seed; the sum is scaled up to all.
+    """
+    count = len(examples)
+    examples = some(examples, most, seed)
+    factor, size = count / len(examples), len(kept)
+    part = kept.slices[-1] if structure == "last-layer" else slice(0, size)
+    if structure != "diagonal":
+        check_fits(part.stop - part.start)
+    total = torch.zeros(size if structure == "diagonal" else (part.stop - part.start,) * 2, dtype=torch.float64)
+    batch = _batch(model, kept, examples, likelihood, device)
+    for rows in roots(model, kept, examples, likelihood, tau, batch, device):
+        if structure == "diagonal":
+            total += rows.square().sum(0).double().cpu()
+        else:
+            rows = rows[:, part]
+            total += (rows.T @ rows).double().cpu()
+    total *= factor
+    if structure == "diagonal":
+        return Curvature(structure, (Block(slice(0, size), total),), size, len(examples))
+    values, vectors = torch.linalg.eigh(total)
+    return Curvature(structure, (Block(part, values.clamp_min(0), vectors),), size, len(examples))
+
+
+def _batch(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, device: Any) -> int:
+    """Examples whose Jacobians fit in memory together."""
+    plain = bare(likelihood)
+    inputs, _ = next(iter(examples.batches(1, device=device)))
+    with torch.no_grad():
+        heads = flat_heads(plain, plain.heads(call(model, inputs))).shape[1]
+    return max(1, min(250, NUMBERS // (heads * sum(torch.Size(shape).numel() for shape in kept.shapes))))

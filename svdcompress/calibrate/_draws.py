@@ -1,0 +1,146 @@
+"""Draws of a model's heads for a whole set of examples, kept: what temperatures, scales and priors are fitted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import DataError, UsageError
+from svdcompress.likelihoods import Likelihood, Prediction, Sums
+from svdcompress.sources import Examples
+from svdcompress.uncertainty import mc_predict, mean_predict
+
+CHUNK = 500
+"""Examples of a pass."""
+
+MOST = 2 * 10**7
+"""Numbers of all draws together: samples times rows times classes."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Heads of a model for each target that counts.
+
+    outputs: (S, R, C) logits, (S, R) for one logit or value each, (S, R, 2) means and log variances; float32, on the CPU.
+        S draws (1 for the mean model), R targets.
+    targets: (R,). owner: (R,), the example that each target is of.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    owner: Tensor
+
+    @property
+    def samples(self) -> int:
+        """S."""
+        return len(self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+def draws_of(
+    model: nn.Module, examples: Examples, likelihood: Likelihood, samples: int = 0, seed: int = 0, device: Any = "cpu"
+) -> Draws:
+    """Draw a model's heads; the same seed gives the same noise, whatever the posterior's variances (common random numbers).
+
+    samples: 0 for the one output of the mean model. likelihood: its temperature is not applied, its `dim` is read.
+    Raises DataError where no target counts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    plain = bare(likelihood)
+
+    def heads(inputs: Any) -> Tensor:
+        kept = _Kept(plain)
+        if samples:
+            mc_predict(model, inputs, samples, task=kept, generator=generator)
+        else:
+            mean_predict(model, inputs, task=kept)
+        return kept.outputs()
+
+    return collect(heads, examples, plain, device)
+
+
+def collect(heads: Any, examples: Examples, likelihood: Likelihood, device: Any = "cpu") -> Draws:
+    """Draws of all examples from a function of a batch's inputs that gives heads, (S, B, ...) or a stack of them last."""
+    outputs, targets, owners, count = [], [], [], 0
+    for inputs, target in examples.batches(CHUNK, device=device):
+        target = target.detach().cpu()
+        counts = likelihood.counts(target)
+        owner = torch.arange(len(target)).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
+        outputs.append(rows(heads(inputs).cpu(), likelihood)[:, counts.flatten()])
+        targets.append(target[counts])
+        owners.append(owner[counts] + count)
+        count += len(target)
+    if not targets or not sum(len(target) for target in targets):
+        raise DataError("data: there is no target to fit to")
+    return Draws(torch.cat(outputs, 1), torch.cat(targets), torch.cat(owners))
+
+
+def rows(outputs: Tensor, likelihood: Likelihood) -> Tensor:
+    """(S, B, ...) heads with one row for each target: (S, R, C) or (S, R); a stack of two heads stays last, (S, R, 2)."""
+    if likelihood.classes:
+        dim = likelihood.dim + 1 if likelihood.dim >= 0 else likelihood.dim
+        return outputs.movedim(dim, -1).flatten(1, -2)
+    return outputs.flatten(1, -2) if isinstance(likelihood_heads(likelihood), int) else outputs.flatten(1)
+
+
+def likelihood_heads(likelihood: Likelihood) -> int | None:
+    """2 for a likelihood of means and log variances; None for one head."""
+    return 2 if likelihood.name == "gaussian" else None
+
+
+def bare(likelihood: Likelihood) -> Likelihood:
+    """The likelihood without what calibration put into it."""
+    settings = {name: value for name, value in likelihood.settings().items() if name in ("dim",)}
+    return type(likelihood)(**settings)
+
+
+def affordable(samples: int, count: int, classes: int) -> int:
+    """So many samples at most that all draws fit in memory; at least 2."""
+    return max(2, min(samples, MOST // max(count * classes, 1)))
+
+
+class _Kept(Likelihood):
+    """A likelihood whose sums keep every draw of the heads. It has no name, so nothing stores or finds it."""
+
+    def __init__(self, inner: Likelihood) -> None:
+        super().__init__(inner.dim)
+        self.inner = inner
+        self.sums_made: _KeptSums | None = None
+
+    def settings(self) -> dict[str, Any]:
+        return {"inner": self.inner}
+
+    def heads(self, output: Any) -> Any:
+        return self.inner.heads(output)
+
+    def sums(self, size: int, full: bool = False) -> Sums:
+        self.sums_made = _KeptSums(self, size)
+        return self.sums_made
+
+    def outputs(self) -> Tensor:
+        """(S, B, ...) of all passes; two heads stacked last."""
+        if self.sums_made is None:
+            raise UsageError("no draws were made")
+        return self.sums_made.together()
+
+
+class _KeptSums(Sums):
+    def __init__(self, likelihood: Any, size: int) -> None:
+        super().__init__(likelihood, size)
+        self.parts: dict[int, list[Tensor]] = {}
+
+    def add(self, output: Any, start: int) -> None:
+        heads = output if isinstance(output, Tensor) else torch.stack(list(output), -1)
+        self.parts.setdefault(start, []).append(heads.detach().float().cpu())
+
+    def together(self) -> Tensor:
+        return torch.cat([torch.cat(self.parts[start]) for start in sorted(self.parts)], 1)
+
+    def prediction(self, samples: int) -> Prediction:
+        zero = torch.zeros(())
+        return Prediction(self.likelihood.inner.name, samples, self.together().double().mean(0), zero, zero, zero)

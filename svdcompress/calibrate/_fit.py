@@ -1,0 +1,182 @@
+"""Scale of a posterior's variances (or its prior precision) and temperature, fitted together by validation NLL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.calibrate._draws import Draws, draws_of
+from svdcompress.calibrate._search import least
+from svdcompress.calibrate._tempering import (
+    centre,
+    cross_validated,
+    fit_knob,
+    folds_of,
+    nll_rows,
+    penalties,
+    penalty,
+    table,
+    tempers,
+)
+from svdcompress.layers import variational_layers
+from svdcompress.likelihoods import Likelihood
+from svdcompress.sources import Examples
+
+SCALES = tuple(1.0 * step for step in range(-3, 10))
+"""Log factors on variances that are looked at: 1/20 to 8,000."""
+
+SPREAD = 3.0
+"""Standard deviation of the log factor beforehand: it decides only where the validation data do not."""
+
+REFINED = 8
+"""Further draws after the grid."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A posterior and a tempering that belong together.
+
+    setting: log factor on the variances, or log prior precision. log_knob: log temperature, or log noise variance.
+    nll: validation NLL in nats per target as fitted. rows: (R,) NLL of each target by cross-validation, its mean `judged`.
+    """
+
+    setting: float
+    log_knob: float
+    nll: float
+    rows: Tensor = field(repr=False)
+
+    @property
+    def judged(self) -> float:
+        """Mean NLL on validation data that the numbers were not fitted on."""
+        return float(self.rows.mean())
+
+
+def fit_setting(
+    draw: Callable[[float], Draws],
+    likelihood: Likelihood,
+    grid: Sequence[float],
+    *,
+    beforehand: Callable[[float], float] = lambda setting: 0.0,
+    temperature: bool = True,
+) -> Fitted:
+    """The setting and the temperature of least validation NLL, judged by 5-fold cross-validation.
+
+    draw: draws for a setting, by the same noise at each call, so that the NLL is a smooth function of it. beforehand: nats that
+    a setting costs at first sight. temperature: False keeps it at 1 (a regression's noise is fitted in any case).
+    """
+    search = _Search(draw, likelihood, beforehand, tempers(likelihood) and (temperature or likelihood.constant_noise))
+    costs = {setting: search.look(setting) for setting in grid}
+    tables = [search.table(setting) for setting in grid]
+    extras = [search.extras() + beforehand(setting) for setting in grid]
+    rows = cross_validated(torch.cat(tables), torch.cat(extras), folds_of(search.last))
+    best = min(costs, key=costs.__getitem__)
+    if len(grid) > 1:
+        at = list(grid).index(best)
+        around = sorted({grid[max(at - 1, 0)], best, grid[min(at + 1, len(grid) - 1)]})
+        best, _ = least(search.look, around, REFINED)
+    return Fitted(best, search.knobs[best], search.nlls[best], rows)
+
+
+class _Search:
+    """What was found at each setting so far."""
+
+    def __init__(
+        self,
+        draw: Callable[[float], Draws],
+        likelihood: Likelihood,
+        beforehand: Callable[[float], float],
+        tempering: bool,
+    ) -> None:
+        self.draw, self.likelihood, self.beforehand, self.tempering = draw, likelihood, beforehand, tempering
+        self.costs: dict[float, float] = {}
+        self.knobs: dict[float, float] = {}
+        self.nlls: dict[float, float] = {}
+        self.tables: dict[float, Tensor] = {}
+        self.about: float | None = None
+        self.last: Draws
+
+    def look(self, setting: float) -> float:
+        """The sum of the validation NLL with the best knob, and what both settings cost beforehand."""
+        if setting in self.costs:
+            return self.costs[setting]
+        self.last = draws = self.draw(setting)
+        if self.about is None:
+            self.about = centre(self.likelihood, draws)
+        knob, cost = 0.0, 0.0
+        if self.tempering:
+            knob, nll = fit_knob(self.likelihood, draws, self.about)
+            cost = penalty(self.likelihood, knob)
+            self.tables[setting] = table(self.likelihood, draws, self.about)
+        else:
+            rows = nll_rows(self.likelihood, draws, 0.0)
+            nll = float(rows.mean())
+            self.tables[setting] = rows.unsqueeze(0)
+        self.knobs[setting], self.nlls[setting] = knob, nll
+        self.costs[setting] = nll * len(draws) + cost + self.beforehand(setting)
+        return self.costs[setting]
+
+    def table(self, setting: float) -> Tensor:
+        """(knobs, R) NLL of each target."""
+        return self.tables.pop(setting)
+
+    def extras(self) -> Tensor:
+        """(knobs,) what each knob costs beforehand."""
+        return penalties(self.likelihood) if self.tempering else torch.zeros(1, dtype=torch.float64)
+
+
+def with_scales(model: nn.Module, base: dict[str, Tensor], scales: dict[str, float]) -> nn.Module:
+    """The model with variances of so many times `base` (log variances by layer; scales are logs); in place."""
+    for name, layer in variational_layers(model):
+        with torch.no_grad():
+            layer.log_sigma2.copy_(base[name] + scales[name])
+    return model
+
+
+def log_variances(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the log variances by layer."""
+    return {name: layer.log_sigma2.detach().clone() for name, layer in variational_layers(model)}
+
+
+def fit_scale(
+    model: nn.Module,
+    examples: Examples,
+    likelihood: Likelihood,
+    samples: int,
+    *,
+    by_layer: bool = False,
+    temperature: bool = True,
+    seed: int = 0,
+    device: Any = "cpu",
+) -> tuple[dict[str, float], Fitted]:
+    """Scale of the variances, one for all layers (or then one for each, layer by layer), fitted jointly with the temperature by
+    the validation NLL of the Monte-Carlo predictive distribution: the tempered posteriors of Wenzel et al. 2020
+    (arXiv 2002.02405, sec. 2) with the temperature of least validation loss.
+
+    model: in `eval()` with its masks held. Returns log scales by layer; the model is left as it was.
+    """
+    base = log_variances(model)
+    scales = dict.fromkeys(base, 0.0)
+
+    def draw(change: dict[str, float]) -> Draws:
+        with_scales(model, base, {name: scales[name] + change.get(name, 0.0) for name in base})
+        try:
+            return draws_of(model, examples, likelihood, samples, seed, device)
+        finally:
+            with_scales(model, base, dict.fromkeys(base, 0.0))
+
+    def cost(log_scale: float) -> float:
+        return 0.5 * (log_scale / SPREAD) ** 2
+
+    fitted = fit_setting(lambda s: draw(dict.fromkeys(base, s)), likelihood, SCALES, beforehand=cost, temperature=temperature)
+    scales = dict.fromkeys(base, fitted.setting)
+    if by_layer and len(base) > 1:
+        for name in base:
+            grid = (-2.0, -1.0, 0.0, 1.0, 2.0)
+            one = fit_setting(lambda s, name=name: draw({name: s}), likelihood, grid, beforehand=cost, temperature=temperature)
+            scales[name] += one.setting
+            fitted = one
+    return scales, fitted

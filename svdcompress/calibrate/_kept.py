@@ -1,0 +1,117 @@
+"""The weights that a sparse network has left, as one vector, and the network as a function of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from svdcompress.batch import call
+from svdcompress.errors import ModelError
+from svdcompress.layers import drawing, stochastic_layers, variational_layers, weight_of
+from svdcompress.likelihoods import Likelihood
+from svdcompress.relevance import hold, relevance
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the weights of a vector are.
+
+    names: layers, each weight once where layers are tied. places: of each layer, flat positions of its weights that are kept;
+    slices: where they are in the vector.
+    """
+
+    names: tuple[str, ...]
+    places: tuple[Tensor, ...]
+    slices: tuple[slice, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return self.slices[-1].stop if self.slices else 0
+
+    def gather(self, tensors: dict[str, Tensor]) -> Tensor:
+        """(..., K) of tensors by layer that have the weight's shape last."""
+        parts = []
+        for name, place, shape in zip(self.names, self.places, self.shapes, strict=True):
+            tensor = tensors[name]
+            parts.append(tensor.flatten(tensor.dim() - len(shape))[..., place])
+        return torch.cat(parts, -1)
+
+    def scatter(self, vectors: Tensor, fill: float = 0.0) -> dict[str, Tensor]:
+        """Tensors by layer, (..., *weight's shape), of vectors (..., K); `fill` where nothing is kept."""
+        found = {}
+        for name, place, part, shape in zip(self.names, self.places, self.slices, self.shapes, strict=True):
+            flat = vectors.new_full((*vectors.shape[:-1], torch.Size(shape).numel()), fill)
+            found[name] = flat.index_copy(-1, place, vectors[..., part]).unflatten(-1, shape)
+        return found
+
+
+def kept_of(model: nn.Module) -> Kept:
+    """The kept weights of a model's variational layers: those of its masks, which `held` fixes.
+
+    Raises ModelError where there is none.
+    """
+    names, places, slices, shapes, start = [], [], [], [], 0
+    seen = set()
+    for name, layer in variational_layers(model):
+        if weight_of(layer) in seen:
+            continue
+        seen.add(weight_of(layer))
+        place = layer.relevant().flatten().nonzero().squeeze(1).cpu()
+        names.append(name)
+        places.append(place)
+        slices.append(slice(start, start + len(place)))
+        shapes.append(tuple(layer.weight.shape))
+        start += len(place)
+    if not start:
+        raise ModelError("no weight is left of which to say how certain it is")
+    return Kept(tuple(names), tuple(places), tuple(slices), tuple(shapes))
+
+
+@contextmanager
+def held(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in `eval()` with its masks fixed, so that other variances and weights keep the same zeros."""
+    before = {name: layer.mask for name, layer in variational_layers(model)}
+    training = model.training
+    hold(model, relevance(model))
+    model.eval()
+    try:
+        yield model
+    finally:
+        for name, layer in variational_layers(model):
+            layer.mask = before[name]
+        model.train(training)
+
+
+class AsFunction:
+    """A model's heads as a function of the weights that are kept, for torch.func: no noise, everything else as it is."""
+
+    def __init__(self, model: nn.Module, kept: Kept, likelihood: Likelihood) -> None:
+        self.model, self.kept, self.likelihood = model, kept, likelihood
+        self.layers = stochastic_layers(model)
+        self.own = {name: layer.weight.detach() for name, layer in variational_layers(model) if name in set(kept.names)}
+        self.vector = kept.gather(self.own)
+
+    def __call__(self, vector: Tensor, inputs: Any) -> Any:
+        """Heads (B, ...) with other weights in place of the kept ones, (K,)."""
+        weights = self.kept.scatter(vector)
+        with drawing(self.layers, None):
+            parameters = {f"{name}.weight".lstrip("."): weights[name] for name in self.kept.names}
+            output = functional_call(_Called(self.model), {f"model.{name}": w for name, w in parameters.items()}, (inputs,))
+        return self.likelihood.heads(output)
+
+
+class _Called(nn.Module):
+    """A model called on a batch of any form."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return call(self.model, inputs)

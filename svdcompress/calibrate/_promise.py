@@ -1,0 +1,151 @@
+"""What a run keeps of its validation data, so that a coverage or an accuracy can be promised later, whichever is asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from svdcompress.calibrate._answer import AnswerAbove, answer_above
+from svdcompress.calibrate._conformal import (
+    ConformalIntervals,
+    ConformalSets,
+    intervals_from,
+    scores,
+    sets_from,
+)
+from svdcompress.errors import CheckpointError, DataError, UsageError
+from svdcompress.files import write_atomically
+from svdcompress.likelihoods import Likelihood, Prediction
+from svdcompress.uncertainty import Batches, gather
+
+MOST = 20_000
+"""Validation targets that are kept, drawn with a fixed seed."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """Validation data seen by one predictor (the mean, or draws); (N,) each.
+
+    task: of the likelihood. classes: how many. labels: of the targets, where there are classes.
+    confidence, right: of each answer, where answers are right or wrong. scores: conformal scores of the truths.
+    """
+
+    task: str
+    classes: int
+    confidence: Tensor | None = None
+    right: Tensor | None = None
+    scores: Tensor | None = None
+    labels: Tensor | None = None
+
+    def coverage(self, coverage: float) -> ConformalSets | ConformalIntervals:
+        """Sets or intervals of a coverage. Raises UsageError, DataError (too few examples) as `conformal_sets` does."""
+        if self.scores is None:
+            raise UsageError(f"coverage: task {self.task!r} has neither prediction sets nor intervals")
+        if self.labels is None:
+            return intervals_from(self.scores, coverage)
+        return sets_from(self.scores, self.labels, self.classes, coverage)
+
+    def answer_above(self, accuracy: float) -> AnswerAbove:
+        """As `answer_above`. Raises UsageError for tasks without right and wrong answers."""
+        if self.confidence is None or self.right is None:
+            raise UsageError(f"answer_above: task {self.task!r} has no right and wrong answers")
+        return answer_above(self.confidence, self.right, accuracy)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is there, by name."""
+        found = {name: getattr(self, name) for name in ("confidence", "right", "scores", "labels")}
+        return {name: value.contiguous() for name, value in found.items() if value is not None}
+
+
+def promises_of(predict: Callable[[Any], Prediction], batches: Batches, likelihood: Likelihood) -> Promises:
+    """See what a predictor makes of validation data. likelihood: that of `predict`, whose noise a regression reads.
+
+    predict: from inputs to a prediction, as `mc_predict` makes it.
+    """
+    found = gather(predict, batches, likelihood)
+    order = torch.randperm(len(found.targets), generator=torch.Generator().manual_seed(0))[:MOST].sort().values
+    mean, targets, variance = found.mean[order].double(), found.targets[order], found.variance[order].double()
+    name = likelihood.name
+    if likelihood.classes:
+        truth = scores(mean).gather(1, targets.long().view(-1, 1)).squeeze(1)
+        confidence, answer = mean.max(1)
+        return Promises(name, mean.shape[1], confidence, answer == targets, truth, targets.long())
+    if likelihood.probabilities:
+        return Promises(name, 2, torch.maximum(mean, 1 - mean), (mean > 0.5) == (targets > 0.5))
+    if likelihood.constant_noise:
+        tau = getattr(likelihood, "tau", None)
+        variance = variance + (0.0 if tau is None else 1 / float(tau))
+    spread = variance.sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    return Promises(name, 0, scores=(targets.double() - mean).abs() / spread)
+
+
+def from_dict(stored: Mapping[str, Any]) -> ConformalSets | ConformalIntervals | AnswerAbove:
+    """What `to_dict` of a promise gave; further keys are left out."""
+    kinds: dict[str, Any] = {"sets": ConformalSets, "intervals": ConformalIntervals, "answers": AnswerAbove}
+    kind = kinds[stored["kind"]]
+    settings = {field.name: stored[field.name] for field in fields(kind) if field.name in stored}
+    if "missing" in settings:
+        settings["missing"] = tuple(settings["missing"])
+    return kind(**settings)
+
+
+def save_promises(path: Path, promises: Mapping[str, Promises]) -> None:
+    """Write promises by the name of their predictor as one safetensors file."""
+    tensors = {f"{who}.{name}": t for who, one in promises.items() for name, t in one.tensors().items()}
+    some = next(iter(promises.values()))
+    about = {"format": "svdcompress-validation", "task": some.task, "classes": str(some.classes)}
+    write_atomically(path, lambda place: save_file(tensors, str(place), about))
+
+
+def load_promises(path: Path, who: str) -> Promises:
+    """Those of one predictor. Raises CheckpointError for a file that is missing or of another kind."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            about = file.metadata() or {}
+            names = [name for name in file.keys() if name.startswith(f"{who}.")]  # noqa: SIM118
+            tensors = {name.removeprefix(f"{who}."): file.get_tensor(name) for name in names}
+        if about.get("format") != "svdcompress-validation" or not tensors:
+            raise ValueError("it is not what a run keeps of its validation data")
+        found = Promises(about["task"], int(about["classes"]), **tensors)
+        if len({len(tensor) for tensor in tensors.values()}) != 1:
+            raise ValueError("its tensors differ in length")
+        return found
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file; runs of this version and later have one") from error
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: not readable ({error})") from error
+
+
+def measured(
+    predict: Callable[[Any], Prediction],
+    batches: Batches,
+    likelihood: Likelihood,
+    promise: ConformalSets | ConformalIntervals | AnswerAbove,
+) -> dict[str, float]:
+    """What a promise was worth on other data: `coverage`, and `size` (classes in a set, standard deviations in an interval);
+    of answers `accuracy` and `answered`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen = promises_of(predict, batches, likelihood)
+    if isinstance(promise, AnswerAbove):
+        if seen.confidence is None or seen.right is None:
+            raise DataError("there are no answers")
+        answered = seen.confidence >= promise.threshold
+        right = float(seen.right[answered].double().mean()) if bool(answered.any()) else 1.0
+        return {"accuracy": right, "answered": float(answered.double().mean())}
+    assert seen.scores is not None  # of a task that has promises of coverage
+    if isinstance(promise, ConformalIntervals):
+        return {"coverage": float((seen.scores <= promise.width).double().mean()), "size": promise.width}
+    sizes = gather(predict, batches, likelihood).mean
+    return {
+        "coverage": float((seen.scores <= promise.limit).double().mean()),
+        "size": float(promise.sets(sizes).sum(1).double().mean()),
+    }

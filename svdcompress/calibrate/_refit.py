@@ -1,0 +1,72 @@
+"""The posterior refitted with the evidence lower bound as it stands: beta = 1, masks held, N the number of examples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress.batch import call
+from svdcompress.calibrate._kept import held
+from svdcompress.layers import variational_layers
+from svdcompress.likelihoods import Likelihood
+from svdcompress.objective import ELBO
+from svdcompress.sources import Examples
+
+Fit = Callable[[nn.Module], Any]
+"""Trains a model in place."""
+
+
+def refit(
+    model: nn.Module,
+    examples: Examples,
+    likelihood: Likelihood,
+    *,
+    epochs: int = 10,
+    beta: float = 1.0,
+    means: bool = True,
+    lr: float = 1e-3,
+    lr_log_sigma2: float = 3e-2,
+    batch_size: int = 100,
+    seed: int = 0,
+    device: Any = "cpu",
+    fit: Fit | None = None,
+) -> nn.Module:
+    """A copy of the model, trained on for so many epochs by the ELBO (Kingma & Welling 2014) with its masks held.
+
+    beta: 1 is the bound itself; what pruned the network was another. means: False trains the variances alone, so that the mean
+    model stays as it is. fit: a training of the caller's in place of this loop (Adam, learning rates that fall linearly to 0).
+    """
+    model = copy.deepcopy(model).to(device)
+    layers = [layer for _, layer in variational_layers(model)]
+    with held(model):
+        masks = [layer.mask for layer in layers]
+    for layer, mask in zip(layers, masks, strict=True):
+        layer.mask = mask
+    if fit is not None:
+        fit(model)
+        return model.eval()
+    variances = list({id(layer.log_sigma2): layer.log_sigma2 for layer in layers}.values())
+    theirs = {id(parameter) for parameter in variances}
+    others = [p for p in model.parameters() if id(p) not in theirs and p.requires_grad]
+    groups = [{"params": variances, "lr": lr_log_sigma2}, *([{"params": others, "lr": lr}] if means else [])]
+    optimizer = torch.optim.Adam(groups)
+    steps = epochs * math.ceil(len(examples) / batch_size)
+    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+    elbo = ELBO(model, likelihood.loss, len(examples), beta)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for epoch in range(epochs):
+            model.train(means)
+            for layer in layers:
+                layer.train()
+            for inputs, targets in examples.batches(batch_size, shuffle=seed * 1000 + epoch, device=device):
+                optimizer.zero_grad()
+                elbo(call(model, inputs), targets).backward()
+                optimizer.step()
+                falling.step()
+    return model.eval()

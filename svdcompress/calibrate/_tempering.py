@@ -1,0 +1,157 @@
+"""The one number that a likelihood is tempered by: temperature of logits, noise variance of values; fitted by NLL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from svdcompress.calibrate._draws import Draws
+from svdcompress.calibrate._search import least
+from svdcompress.likelihoods import Likelihood
+
+SPREAD = 1.0
+"""Standard deviation of the log temperature beforehand: worth one example or so, so that a network without a mistake on the
+validation data is not made sure of everything."""
+
+GRID = tuple(0.1 * step for step in range(-20, 21))
+"""Log temperatures that are looked at first, and of which cross-validation chooses."""
+
+FOLDS = 5
+
+FEWEST = 30
+"""Validation examples below which nothing is fitted."""
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """What tempering does to one predictive distribution, on validation data.
+
+    value: the temperature, or the precision tau of a regression; as it was where it is not `taken`.
+    before, after: NLL in nats per target without it and, by cross-validation, with it. taken: whether it got better.
+    examples: validation examples that it was fitted on. note: why it was left out; "" else.
+    """
+
+    value: float
+    before: float
+    after: float
+    taken: bool
+    examples: int
+    note: str = ""
+
+
+def tempers(likelihood: Likelihood) -> bool:
+    """Whether a likelihood has a number to temper by: logits and constant noise do, noise of its own does not."""
+    return likelihood.constant_noise or likelihood.name in ("classification", "binary")
+
+
+def nll_rows(likelihood: Likelihood, draws: Draws, log_knob: float) -> Tensor:
+    """(R,) negative log likelihoods of the predictive distribution, float64, in nats.
+
+    log_knob: log temperature of logits, log noise variance of values.
+    classification, binary: -log 1/S sum_s p_s(target), each p_s tempered (Guo et al. 2017 within each draw).
+    regression: the normal distribution of mean 1/S sum_s f_s and variance Var_s f + noise (Gal & Ghahramani 2016, eq. 8).
+    gaussian: -log 1/S sum_s N(target; mean_s, variance_s), where nothing is tempered.
+    """
+    outputs, targets = draws.outputs, draws.targets
+    if likelihood.constant_noise:
+        values = outputs.double()
+        variance = values.var(0, correction=0) + math.exp(log_knob)
+        square = (targets.double() - values.mean(0)).square()
+        return 0.5 * (square / variance + variance.log() + math.log(2 * math.pi))
+    if likelihood.classes:
+        z = outputs * math.exp(-log_knob)
+        chosen = targets.long().view(1, -1, 1).expand(len(z), -1, 1)
+        logs = z.gather(2, chosen).squeeze(2) - z.logsumexp(2)
+    elif likelihood.name == "binary":
+        z = outputs * math.exp(-log_knob)
+        logs = F.logsigmoid(torch.where(targets > 0.5, z, -z))
+    else:
+        mean, log_variance = outputs.double().unbind(-1)
+        square = (targets.double() - mean).square()
+        logs = -0.5 * (log_variance + square * torch.exp(-log_variance) + math.log(2 * math.pi))
+    return math.log(len(logs)) - logs.double().logsumexp(0)
+
+
+def centre(likelihood: Likelihood, draws: Draws) -> float:
+    """Where the knob's grid is laid about: temperature 1, or the mean squared error (as log variance)."""
+    if not likelihood.constant_noise:
+        return 0.0
+    square = (draws.targets.double() - draws.outputs.double().mean(0)).square().mean()
+    return math.log(max(float(square), 1e-300))
+
+
+def penalty(likelihood: Likelihood, log_knob: float) -> float:
+    """What the knob's own prior adds to the sum of the NLL, in nats."""
+    return 0.0 if likelihood.constant_noise else 0.5 * (log_knob / SPREAD) ** 2
+
+
+def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -> tuple[float, float]:
+    """(log knob, mean NLL with it) of least NLL on all of the draws."""
+    start = centre(likelihood, draws) if about is None else about
+    count = len(draws)
+
+    def loss(knob: float) -> float:
+        return float(nll_rows(likelihood, draws, knob).sum()) + penalty(likelihood, knob)
+
+    knob, _ = least(loss, [start + step for step in GRID[::4]])
+    return knob, float(nll_rows(likelihood, draws, knob).sum()) / count
+
+
+def table(likelihood: Likelihood, draws: Draws, about: float) -> Tensor:
+    """(len(GRID), R) NLL for each knob of the grid about a centre."""
+    return torch.stack([nll_rows(likelihood, draws, about + step) for step in GRID])
+
+
+def penalties(likelihood: Likelihood) -> Tensor:
+    """(len(GRID),) what the knob's prior adds to a sum."""
+    return torch.tensor([penalty(likelihood, step) for step in GRID], dtype=torch.float64)
+
+
+def folds_of(draws: Draws, folds: int = FOLDS, seed: int = 0) -> Tensor:
+    """(R,) the fold of each target: those of one example are in one, and the folds are drawn with a seed."""
+    examples, where = draws.owner.unique(return_inverse=True)
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
+    return (order % folds)[where]
+
+
+def cross_validated(tables: Tensor, extra: Tensor, folds: Tensor) -> Tensor:
+    """(R,) NLL of each target by settings that were chosen on the other folds.
+
+    tables: (settings, R). extra: (settings,) what each setting's prior adds to a sum of NLL.
+    """
+    found = torch.empty(tables.shape[1], dtype=tables.dtype)
+    for fold in range(int(folds.max()) + 1):
+        out = folds == fold
+        best = (tables[:, ~out].sum(1) + extra).argmin()
+        found[out] = tables[best, out]
+    return found
+
+
+def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
+    """Fit the temperature of logits (Guo et al. 2017, sec. 4.2), or the noise precision of values, to validation draws.
+
+    draws: with one sample for the mean model; with many the NLL is that of the Monte-Carlo predictive distribution.
+    It is only taken if it makes the NLL better under 5-fold cross-validation; a regression has no other noise, so its precision
+    always is.
+    """
+    about = centre(likelihood, draws)
+    examples = len(draws.owner.unique())
+    plain = nll_rows(likelihood, draws, about)
+    before = float(plain.mean())
+    if not tempers(likelihood):
+        return Tempered(1.0, before, before, False, examples, f"task {likelihood.name!r} has no temperature")
+    if examples < FEWEST and not likelihood.constant_noise:
+        note = f"{examples} validation examples are too few to fit a temperature; {FEWEST} are needed"
+        return Tempered(1.0, before, before, False, examples, note)
+    knob, fitted = fit_knob(likelihood, draws, about)
+    if likelihood.constant_noise:
+        return Tempered(math.exp(-knob), before, fitted, True, examples)
+    after = float(cross_validated(table(likelihood, draws, about), penalties(likelihood), folds_of(draws)).mean())
+    if after < before:
+        return Tempered(math.exp(knob), before, after, True, examples)
+    note = f"a temperature of {math.exp(knob):.3g} makes the NLL of data that it was not fitted on no better"
+    return Tempered(1.0, before, after, False, examples, f"{note} ({after:.4f}, {before:.4f} without)")

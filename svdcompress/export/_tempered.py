@@ -1,0 +1,71 @@
+"""A model's output as its file gives it: logits over their temperature, and whatever else is made of the main output."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import main_output
+from svdcompress.export._outputs import named_outputs
+from svdcompress.likelihoods import Likelihood, Statistics
+
+Further = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""More outputs, float32, from a file's own ones by name."""
+
+
+def finished(reference: nn.Module, likelihood: Likelihood, further: Further | None = None) -> nn.Module:
+    """A deterministic file's model, in place: `reference` with the mean model's temperature in its output, and further outputs.
+
+    reference: an `eval_copy`. A hook, so that the model's own arguments keep their names.
+    """
+    temperature = likelihood.of_mean().temperature
+    if temperature != 1 or further is not None:
+        reference.register_forward_hook(_Finish(temperature, further))
+    return reference
+
+
+class _Finish:
+    def __init__(self, temperature: float, further: Further | None) -> None:
+        self.temperature, self.further = temperature, further
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if self.temperature != 1:
+            main = main_output(output)
+            output = _replaced(output, main, main / self.temperature)
+        if self.further is None:
+            return output
+        outputs = named_outputs(output)
+        return {**outputs, **self.further(outputs)}
+
+
+def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+    """The same structure with one tensor in another's place."""
+    if value is old:
+        return new
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Mapping):
+        fields = {field.name: _replaced(getattr(value, field.name), old, new) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, old, new) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_replaced(item, old, new) for item in value)
+    return value
+
+
+class WithFurther(Statistics):
+    """Statistics whose outputs have further ones beside them."""
+
+    def __init__(self, inner: Statistics, further: Further) -> None:
+        super().__init__(inner.likelihood, inner.parts)
+        self.inner, self.further = inner, further
+
+    def of_draw(self, output: Any) -> tuple[Tensor, ...]:
+        return self.inner.of_draw(output)
+
+    def outputs(self, sums: tuple[Tensor, ...], samples: Tensor) -> dict[str, Tensor]:
+        found = self.inner.outputs(sums, samples)
+        return {**found, **{name: value.to(torch.float32) for name, value in self.further(found).items()}}

@@ -1,0 +1,55 @@
+"""Logits with a temperature: what calibration fits, kept with the likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from svdcompress.batch import main_output
+from svdcompress.errors import UsageError
+from svdcompress.likelihoods._base import Likelihood
+
+
+class Tempered(Likelihood):
+    """Base of likelihoods of logits.
+
+    temperature: what logits are divided by before anything else is made of them (Guo et al. 2017, eq. 9), those of each draw.
+    mean_temperature: the same for the one output of the mean model; None: as for draws.
+    """
+
+    def __init__(self, dim: int = 1, temperature: float = 1.0, mean_temperature: float | None = None) -> None:
+        super().__init__(dim)
+        self.temperature = check_temperature(temperature)
+        own = None if mean_temperature is None else check_temperature(mean_temperature)
+        self.mean_temperature = None if own == self.temperature else own
+
+    def settings(self) -> dict[str, Any]:
+        """`dim`, and temperatures other than 1."""
+        found = super().settings()
+        if self.temperature != 1:
+            found["temperature"] = self.temperature
+        if self.mean_temperature is not None:
+            found["mean_temperature"] = self.mean_temperature
+        return found
+
+    def of_mean(self) -> Likelihood:
+        """With the mean model's own temperature in place of that of draws."""
+        own = self.mean_temperature
+        return self if own is None else type(self)(self.dim, own)
+
+    def plain(self) -> Likelihood:
+        """At temperature 1."""
+        return self if self.temperature == 1 and self.mean_temperature is None else type(self)(self.dim)
+
+    def heads(self, output: Any) -> Tensor:
+        """The logits, divided by the temperature."""
+        logits = main_output(output)
+        return logits if self.temperature == 1 else logits / self.temperature
+
+
+def check_temperature(value: Any) -> float:
+    """The temperature itself. Raises UsageError unless it is positive and finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"temperature: {value!r}; a number above 0 is needed")
+    return float(value)

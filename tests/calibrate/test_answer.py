@@ -1,0 +1,80 @@
+"""The threshold for answering: exact binomial tests by scipy, and what the promise is worth over many validation sets."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from svdcompress.calibrate import answer_above
+from svdcompress.calibrate._answer import least_answered, lower_bound, tail
+from svdcompress.errors import DataError, UsageError
+
+
+def population(n, seed):
+    """Confidences of a model that is right as often as `confidence ** 2` says: overconfident."""
+    generator = torch.Generator().manual_seed(seed)
+    confidence = 1 - 0.5 * torch.rand(n, generator=generator) ** 3
+    return confidence, torch.rand(n, generator=generator) < confidence**2
+
+
+@pytest.mark.parametrize(("errors", "count", "rate"), [(0, 10, 0.1), (3, 200, 0.01), (40, 1000, 0.05), (999, 1000, 0.9)])
+def test_the_tail_is_scipys(errors, count, rate):
+    assert tail(errors, count, rate) == pytest.approx(stats.binom.cdf(errors, count, rate), rel=1e-9)
+
+
+@pytest.mark.parametrize(("errors", "count"), [(0, 300), (1, 300), (20, 1000), (5, 5)])
+def test_the_bound_is_clopper_and_pearsons(errors, count):
+    wanted = 0.0 if errors == count else 1 - stats.beta.ppf(0.95, errors + 1, count - errors)
+    assert lower_bound(errors, count, 0.05) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_threshold_answers_as_told():
+    confidence, right = population(3000, 0)
+    found = answer_above(confidence, right, 0.97)
+    answered = confidence.double() >= found.threshold
+    assert found.answered == pytest.approx(float(answered.double().mean())) and found.examples == 3000
+    assert found.measured == pytest.approx(float(right[answered].double().mean())) and found.measured > 0.97
+    assert 0.97 <= found.bound <= found.measured
+    errors, count = int((~right[answered]).sum()), int(answered.sum())
+    assert stats.binom.cdf(errors, count, 0.03) <= 0.05 / 5 + 1e-12
+
+
+def test_the_promise_holds_as_often_as_it_says():
+    wanted, kept, shares = 0.97, 0, []
+    grid = torch.linspace(0.5, 1, 20001, dtype=torch.float64)
+    weight = 2 / 3 * (2 * (1 - grid)).clamp_min(1e-9) ** (-2 / 3)  # the density of the confidence
+    for seed in range(60):
+        found = answer_above(*population(1500, seed), wanted)
+        above = grid >= found.threshold
+        true = float((grid**2 * weight)[above].sum() / weight[above].sum())
+        kept += true >= wanted
+        shares.append(found.answered)
+    assert kept / 60 >= 0.87  # 0.95, less three standard errors
+    assert 0.35 < np.mean(shares) < 0.49  # 0.49 is the most that reaches 0.97: 1 - s^3 / 4
+
+
+def test_a_threshold_that_does_not_exist():
+    confidence, _ = population(2000, 0)
+    with pytest.raises(DataError, match=r"no confidence reaches .* 0\.99"):
+        answer_above(confidence, torch.arange(2000) % 5 > 0, 0.99)
+
+
+def test_too_few_examples_say_how_many():
+    needed = least_answered(0.99, 0.05)
+    assert 0.99**needed <= 0.05 < 0.99 ** (needed - 1)
+    with pytest.raises(DataError, match=f"takes {needed}"):
+        answer_above(torch.rand(100), torch.ones(100, dtype=torch.bool), 0.99)
+    assert answer_above(torch.rand(needed), torch.ones(needed, dtype=torch.bool), 0.99).answered == 1
+
+
+def test_equal_confidences_are_answered_together():
+    confidence = torch.cat([torch.full((600,), 0.9), torch.full((400,), 0.6)])
+    right = torch.cat([torch.ones(600), torch.arange(400) % 2]).bool()
+    found = answer_above(confidence, right, 0.98)
+    assert found.answered == 0.6 and found.threshold == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("accuracy", [0, 1, 1.2])
+def test_impossible_accuracies(accuracy):
+    with pytest.raises(UsageError, match="accuracy"):
+        answer_above(torch.rand(10), torch.ones(10).bool(), accuracy)

@@ -1,0 +1,123 @@
+"""Which posterior is taken, what is said of those that are not, and how the work is bounded."""
+
+import copy
+import math
+
+import pytest
+import torch
+from calibration_data import examples_of, mlp_classifier
+from torch import nn
+
+from svdcompress.calibrate import POSTERIORS, calibrate, promises_of
+from svdcompress.calibrate._choose import EXAMPLES, _best, _bounded
+from svdcompress.calibrate._draws import draws_of
+from svdcompress.calibrate._fit import Fitted
+from svdcompress.errors import DataError, UsageError
+from svdcompress.likelihoods import Classification, Gaussian, Regression
+from svdcompress.uncertainty import mc_predict, mean_predict
+
+
+def wide(factor=60.0, n=300):
+    """A model whose labels were drawn with variances `factor` times those that it has."""
+    model, _ = mlp_classifier()
+    for layer in (model[0], model[2]):
+        layer.weight.data *= 3
+    truth = copy.deepcopy(model)
+    for layer in (truth[0], truth[2]):
+        layer.log_sigma2.data += math.log(factor)
+    x = 2 * torch.randn(n, 4, generator=torch.Generator().manual_seed(0))
+    p = mc_predict(truth, x, 3000, generator=torch.Generator().manual_seed(1)).mean
+    y = torch.multinomial(p, 1, generator=torch.Generator().manual_seed(2)).squeeze(1)
+    return model, examples_of(x, y)
+
+
+def test_a_posterior_that_is_too_narrow_is_scaled_where_a_temperature_alone_is_not_enough():
+    model, data = wide(n=1200)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = calibrate(model, data, data, Classification(), posterior="scaled", temperature=False)
+    assert found.posterior == "scaled" and found.likelihood.temperature == 1
+    moved = float((found.model[0].log_sigma2 - model[0].log_sigma2).detach().mean())
+    assert moved > 1.5
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {one.name for one in found.tried} == {"variational", "scaled"}
+
+
+def test_one_that_does_not_help_is_left_out_and_said():
+    model, (x, y) = mlp_classifier(150)
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="laplace-diagonal")
+    if found.posterior == "variational":
+        assert any("left out" in note for note in found.notes)
+    assert found.to_dict()["tried"][0]["name"] == "variational"
+
+
+def test_auto_tries_all_and_what_has_no_rule_is_told():
+    model, (x, y) = mlp_classifier(60)
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="auto", epochs=1)
+    assert tuple(one.name for one in found.tried) == POSTERIORS
+    assert all(one.nll is not None for one in found.tried)
+    for layer in (model[0], model[2]):
+        layer.mask.zero_()
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="laplace-diagonal")
+    assert found.posterior == "variational" and "no weight is left" in found.tried[1].note
+
+
+def test_the_simplest_within_a_standard_error_is_taken():
+    rows = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    nothing = nn.Identity()
+
+    def fitted(change):
+        return nothing, Fitted(0.0, 0.0, 0.0, rows + change)
+
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert _best({"variational": fitted(0.0), "scaled": fitted(noise - noise.mean() - 0.01)}) == "variational"
+    assert _best({"variational": fitted(0.0), "scaled": fitted(0.1 * (noise - noise.mean()) - 0.05)}) == "scaled"
+
+
+def test_too_few_validation_examples():
+    model, (x, y) = mlp_classifier(20)
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="auto")
+    assert found.posterior == "variational" and found.likelihood.temperature == 1
+    assert any("too few" in note and "30" in note for note in found.notes)
+    with pytest.raises(DataError, match="no target"):
+        calibrate(model, examples_of(x, y), examples_of(x, torch.full_like(y, -100)), Classification())
+    with pytest.raises(UsageError, match="posterior"):
+        calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="exact")
+
+
+def test_a_gaussian_head_has_nothing_to_temper():
+    torch.manual_seed(0)
+    from calibration_data import sparse
+
+    model = sparse(nn.Sequential(nn.Linear(4, 2)))
+    x, y = torch.randn(60, 4), torch.randn(60, 1)
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian())
+    assert found.likelihood.settings() == {"dim": 1} and not found.samples.taken
+
+
+def test_the_work_is_bounded():
+    model, (x, y) = mlp_classifier(80)
+    data = examples_of(x.repeat(100, 1), y.repeat(100))
+    first = draws_of(model, data, Classification())
+    some, samples = _bounded(data, first, macs=0)
+    assert len(some) == EXAMPLES and samples == 50
+    some, samples = _bounded(data, first, macs=10**8)
+    assert len(some) * samples * 10**8 <= 2.1 * 10**12 and samples >= 10
+
+
+def test_promises_are_of_the_predictor():
+    model, (x, y) = mlp_classifier(80)
+    found = promises_of(lambda inputs: mean_predict(model, inputs), lambda: [(x, y)], Classification())
+    p = model(x).detach().double().softmax(1)
+    assert torch.allclose(found.confidence, p.max(1).values, atol=1e-6)
+    assert torch.equal(found.right, p.argmax(1) == y)
+    regression = Regression(tau=4.0)
+    values = torch.randn(50, 1)
+    seen = promises_of(
+        lambda inputs: mean_predict(model[:1], inputs, task=Regression(tau=4.0)),
+        lambda: [(x[:50], values.expand(50, 7))],
+        regression,
+    )
+    wanted = (values - model[0](x[:50])).abs().double().flatten() / 0.5
+    assert torch.allclose(seen.scores, wanted, atol=1e-5)
+    with pytest.raises(UsageError, match="right and wrong"):
+        seen.answer_above(0.9)

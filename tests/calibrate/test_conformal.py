@@ -1,0 +1,106 @@
+"""Sets and intervals against loops over the papers' definitions, and their coverage on fresh data."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from svdcompress.calibrate import conformal_intervals, conformal_sets, from_dict
+from svdcompress.calibrate._conformal import least_examples, quantile
+from svdcompress.errors import DataError, UsageError
+
+
+def random_probabilities(n, classes=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    p = (2 * torch.randn(n, classes, generator=generator, dtype=torch.float64)).softmax(1)
+    return p, torch.multinomial(p.sqrt() / p.sqrt().sum(1, keepdim=True), 1, generator=generator).squeeze(1)
+
+
+def slow_score(p, label, penalty=0.0, free=1):
+    order = sorted(range(len(p)), key=lambda k: (-p[k], k))
+    rank = order.index(label)
+    return sum(p[k] for k in order[:rank]) + penalty * max(rank + 1 - free, 0)
+
+
+@pytest.mark.parametrize(("penalty", "free"), [(0.0, 1), (0.1, 2)])
+def test_sets_are_the_papers(penalty, free):
+    p, y = random_probabilities(99)
+    found = conformal_sets(p, y, 0.9, penalty=penalty, free=free)
+    ordered = sorted(slow_score(row.tolist(), int(label), penalty, free) for row, label in zip(p, y, strict=True))
+    assert found.limit == pytest.approx(ordered[math.ceil(100 * 0.9) - 1], abs=1e-12)
+    fresh, _ = random_probabilities(20, seed=1)
+    for row, held in zip(fresh, found.sets(fresh), strict=True):
+        wanted = [slow_score(row.tolist(), k, penalty, free) <= found.limit + 1e-12 for k in range(6)]
+        assert held.tolist() == wanted and wanted[int(row.argmax())]
+
+
+def test_classes_along_another_dimension():
+    p, y = random_probabilities(99)
+    found = conformal_sets(p, y, 0.8)
+    maps = p[:12].view(3, 4, 6).permute(0, 2, 1)
+    assert torch.equal(found.sets(maps).permute(0, 2, 1).reshape(12, 6), found.sets(p[:12]))
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_the_coverage_is_kept_on_average_by_a_wrong_model(coverage):
+    rates = []
+    for seed in range(60):
+        p, y = random_probabilities(700, seed=seed)
+        found = conformal_sets(p[:200], y[:200], coverage)
+        rates.append(float(found.sets(p[200:]).gather(1, y[200:, None]).double().mean()))
+    assert np.mean(rates) >= coverage - 0.006  # three standard errors
+    assert np.mean(rates) <= coverage + 0.06
+
+
+def test_intervals_cover_and_follow_the_deviation():
+    rates = []
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        deviation = torch.rand(600, generator=generator, dtype=torch.float64) + 0.1
+        y = 3 * deviation * torch.randn(600, generator=generator, dtype=torch.float64)
+        found = conformal_intervals(torch.zeros(200), deviation[:200], y[:200], 0.9)
+        low, high = found.intervals(torch.zeros(400), deviation[200:])
+        rates.append(float(((low <= y[200:]) & (y[200:] <= high)).double().mean()))
+        assert torch.allclose((high - low) / deviation[200:], torch.tensor(2 * found.width, dtype=torch.float64))
+    assert np.mean(rates) == pytest.approx(0.9, abs=0.012)
+
+
+def test_the_quantile_is_of_n_plus_one():
+    values = torch.arange(1.0, 10.0)  # 1 to 9
+    assert quantile(values, 0.9) == 9.0
+    assert quantile(values, 0.5) == 5.0
+    with pytest.raises(DataError, match="takes 9"):
+        quantile(values[:8], 0.9)
+
+
+@pytest.mark.parametrize(("coverage", "count"), [(0.9, 9), (0.95, 19), (0.99, 99), (0.5, 1), (0.999, 999)])
+def test_how_many_examples_it_takes(coverage, count):
+    assert least_examples(coverage) == count
+    assert math.ceil((count + 1) * coverage - 1e-9) <= count
+    assert count == 1 or math.ceil(count * coverage - 1e-9) > count - 1
+
+
+@pytest.mark.parametrize("coverage", [0, 1, 1.5, -0.1, True, "0.9", float("nan")])
+def test_impossible_coverages(coverage):
+    p, y = random_probabilities(50)
+    with pytest.raises(UsageError, match="coverage"):
+        conformal_sets(p, y, coverage)
+
+
+def test_missing_classes_are_told():
+    p, y = random_probabilities(200)
+    keep = y != 2
+    with pytest.warns(UserWarning, match="class 2"):
+        found = conformal_sets(p[keep], y[keep], 0.9)
+    assert found.missing == (2,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert conformal_sets(p, y, 0.9).missing == ()
+
+
+def test_stored_and_read_again():
+    p, y = random_probabilities(200)
+    for found in (conformal_sets(p, y, 0.9), conformal_intervals(p[:, 0], p[:, 1], y, 0.9)):
+        assert from_dict(found.to_dict()) == found

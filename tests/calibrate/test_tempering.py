@@ -1,0 +1,119 @@
+"""Temperature and noise precision against scipy's minimisers and loops over plain formulas."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from calibration_data import examples_of, mlp_classifier
+from scipy import optimize, stats
+
+from svdcompress.calibrate import Draws, draws_of, fit_tempering, nll_rows
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.uncertainty import mc_predict, mean_predict
+
+CLASSES = likelihood_for("classification")
+
+
+def overconfident(factor=3.0, n=400, samples=1, classes=4, seed=0):
+    """Logits that are `factor` times what the labels were drawn from."""
+    generator = torch.Generator().manual_seed(seed)
+    true = torch.randn(n, classes, generator=generator)
+    labels = torch.multinomial(true.softmax(1), 1, generator=generator).squeeze(1)
+    noise = 0.3 * torch.randn(samples, n, classes, generator=generator)
+    return Draws(factor * (true + noise), labels, torch.arange(n))
+
+
+def slow_nll(draws, temperature):
+    total = 0.0
+    for row in range(len(draws.targets)):
+        p = np.mean(
+            [np.exp(z / temperature) / np.exp(z / temperature).sum() for z in draws.outputs[:, row].double().numpy()], 0
+        )
+        total -= math.log(p[int(draws.targets[row])])
+    return total
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+def test_the_temperature_is_scipys(samples):
+    draws = overconfident(samples=samples, n=120)
+    found = fit_tempering(CLASSES, draws)
+    wanted = optimize.minimize_scalar(
+        lambda log_t: slow_nll(draws, math.exp(log_t)) + log_t**2 / 2, bounds=(-2, 2), method="bounded", options={"xatol": 1e-6}
+    )
+    assert found.taken
+    assert math.log(found.value) == pytest.approx(wanted.x, abs=1e-3)
+    assert float(nll_rows(CLASSES, draws, 0.4).sum()) == pytest.approx(slow_nll(draws, math.exp(0.4)), rel=1e-5)
+    assert found.after < found.before == pytest.approx(slow_nll(draws, 1.0) / 120, rel=1e-5)
+
+
+def test_a_temperature_that_does_not_help_is_left_out_and_said():
+    draws = overconfident(factor=1.0, n=60, seed=3)
+    found = fit_tempering(CLASSES, draws)
+    assert not found.taken and found.value == 1.0 and "no better" in found.note
+
+
+def test_few_examples_are_said():
+    found = fit_tempering(CLASSES, overconfident(n=29))
+    assert not found.taken and "29" in found.note and "30" in found.note
+
+
+def test_no_mistake_in_the_validation_data_makes_no_certainty():
+    labels = torch.arange(100) % 4
+    draws = Draws(torch.nn.functional.one_hot(labels, 4).float().unsqueeze(0) * 4, labels, torch.arange(100))
+    found = fit_tempering(CLASSES, draws)
+    assert 0.2 < found.value < 1
+
+
+def test_folds_keep_an_example_together():
+    from svdcompress.calibrate._tempering import folds_of
+
+    owner = torch.arange(40).repeat_interleave(3)
+    folds = folds_of(Draws(torch.zeros(1, 120, 2), torch.zeros(120), owner))
+    for example in range(40):
+        assert len(set(folds[owner == example].tolist())) == 1
+    assert sorted(set(folds.tolist())) == [0, 1, 2, 3, 4]
+
+
+def test_binary_is_two_classes():
+    generator = torch.Generator().manual_seed(1)
+    z = 4 * torch.randn(5, 200, generator=generator)
+    y = (torch.rand(200, generator=generator) < torch.sigmoid(z[0] / 4)).float()
+    two = Draws(torch.stack([torch.zeros_like(z), z], -1), y.long(), torch.arange(200))
+    assert torch.allclose(
+        nll_rows(likelihood_for("binary"), Draws(z, y, torch.arange(200)), 0.7), nll_rows(CLASSES, two, 0.7), atol=1e-6
+    )
+
+
+def test_the_noise_of_a_regression_is_scipys():
+    generator = torch.Generator().manual_seed(2)
+    values = torch.randn(50, 300, generator=generator) * 0.5 + torch.linspace(-1, 1, 300)
+    y = torch.linspace(-1, 1, 300) + 0.8 * torch.randn(300, generator=generator)
+    mean, spread = values.double().mean(0).numpy(), values.double().numpy().var(0)
+    wanted = optimize.minimize_scalar(
+        lambda v: -stats.norm.logpdf(y.numpy(), mean, np.sqrt(spread + math.exp(v))).mean(), bounds=(-6, 3), method="bounded"
+    )
+    found = fit_tempering(likelihood_for("regression"), Draws(values, y, torch.arange(300)))
+    assert -math.log(found.value) == pytest.approx(wanted.x, abs=1e-3)
+    assert found.after == pytest.approx(wanted.fun, abs=1e-6)
+
+
+def test_draws_are_those_of_mc_predict_and_of_the_mean():
+    model, data = mlp_classifier()
+    x, y = data
+    draws = draws_of(model, examples_of(x, y), CLASSES, 60, seed=4)
+    wanted = mc_predict(model, x, 60, generator=torch.Generator().manual_seed(4))
+    assert draws.outputs.shape == (60, len(y), 3)
+    assert torch.allclose(draws.outputs.double().softmax(-1).mean(0), wanted.mean, atol=1e-6)
+    assert torch.equal(draws.targets, y)
+    alone = draws_of(model, examples_of(x, y), CLASSES)
+    assert torch.allclose(alone.outputs[0].double().softmax(-1), mean_predict(model, x).mean, atol=1e-6)
+
+
+def test_positions_that_do_not_count_have_no_rows():
+    model = torch.nn.Conv1d(2, 3, 1)
+    x, y = torch.randn(4, 2, 5), torch.randint(0, 3, (4, 5))
+    y[1, 2:] = -100
+    draws = draws_of(model, examples_of(x, y), CLASSES)
+    assert len(draws) == 17 and draws.owner.tolist() == [0] * 5 + [1] * 2 + [2] * 5 + [3] * 5
+    assert torch.allclose(draws.outputs[0, 5], model(x)[1, :, 0])

@@ -1,0 +1,163 @@
+"""Temperatures and noise of the mean, as likelihoods keep them, against plain arithmetic."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import svdcompress as svdc
+from svdcompress.errors import UsageError
+from svdcompress.export import export_onnx
+from svdcompress.likelihoods import (
+    Binary,
+    Classification,
+    Regression,
+    as_stored,
+    from_stored,
+    likelihood_for,
+    likelihood_of,
+    own_likelihood,
+    set_likelihood,
+)
+from svdcompress.uncertainty import mc_predict, mean_predict
+
+
+def network(outputs=3):
+    torch.manual_seed(0)
+    model = svdc.convert(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs)))
+    for layer in (model[0], model[2]):
+        layer.log_sigma2.data.fill_(-3.0)
+    return model.eval()
+
+
+def test_probabilities_of_the_mean_and_of_draws_have_their_own_temperature():
+    model, x = network(), torch.randn(5, 4)
+    set_likelihood(model, Classification(temperature=2.5, mean_temperature=0.5))
+    assert torch.allclose(mean_predict(model, x).mean, (model(x).double() / 0.5).softmax(1), atol=1e-6)
+    draws = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        draws.append(mc_predict(model, x, 1, generator=generator, task="regression").mean)
+    for seed, logits in enumerate(draws):
+        generator = torch.Generator().manual_seed(seed)
+        assert torch.allclose(mc_predict(model, x, 1, generator=generator).mean, (logits / 2.5).softmax(1), atol=1e-6)
+
+
+def test_binary_too():
+    model, x = network(1), torch.randn(5, 4)
+    set_likelihood(model, Binary(temperature=3.0))
+    assert torch.allclose(mean_predict(model, x).mean, torch.sigmoid(model(x).double() / 3), atol=1e-6)
+
+
+def test_a_task_that_is_given_forgets_it():
+    model, x = network(), torch.randn(5, 4)
+    set_likelihood(model, Classification(temperature=2.5))
+    assert torch.allclose(mean_predict(model, x, task="classification").mean, model(x).double().softmax(1), atol=1e-6)
+    assert own_likelihood(model, "classification").temperature == 2.5
+    assert own_likelihood(model, "regression").name == "regression"
+    assert own_likelihood(network(), "classification", 1).temperature == 1
+
+
+def test_moments_spread_with_the_square():
+    model, x = network(), torch.randn(5, 4)
+    halved = network()
+    with torch.no_grad():  # the last layer divided by 2: the same as a temperature of 2
+        halved[2].weight.div_(2), halved[2].bias.div_(2), halved[2].log_sigma2.sub_(2 * torch.tensor(2.0).log())
+    set_likelihood(model, Classification(temperature=2.0))
+    ours, theirs = (
+        mc_predict(m, x, 4000, method="moments", generator=torch.Generator().manual_seed(0)) for m in (model, halved)
+    )
+    assert torch.allclose(ours.mean, theirs.mean, atol=1e-5)
+
+
+def test_losses_and_figures():
+    z, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, -100, 1])
+    likelihood = Classification(temperature=2.0)
+    assert torch.allclose(likelihood.loss(z, y), F.cross_entropy(z / 2, y))
+    assert torch.allclose(likelihood.figures(z, y)[1], F.cross_entropy(z / 2, y, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [Classification(temperature=2.0, mean_temperature=0.5), Binary(temperature=0.3), Regression(tau=4.0, mean_tau=2.0)],
+)
+def test_stored_and_read_again(likelihood, tmp_path):
+    model = set_likelihood(network(), likelihood)
+    svdc.save(model, tmp_path / "m.safetensors")
+    found = likelihood_of(svdc.load(tmp_path / "m.safetensors", network()))
+    assert as_stored(found) == as_stored(likelihood) == as_stored(from_stored(as_stored(likelihood)))
+    plain = type(likelihood)()
+    assert likelihood.plain().settings() == plain.settings()
+
+
+def test_files_before_know_nothing_of_it():
+    assert Classification().settings() == {"dim": 1} and Regression(tau=2.0).settings() == {"dim": 1, "tau": 2.0}
+
+
+def test_noise_in_other_units_and_of_the_mean():
+    found = Regression(tau=4.0, mean_tau=1.0).rescaled(2.0)
+    assert found.tau == 1.0 and found.of_mean().tau == 0.25 and found.of_mean().of_mean().tau == 0.25
+    model, x = network(1), torch.randn(5, 4)
+    set_likelihood(model, Regression(tau=4.0, mean_tau=1.0))
+    assert torch.allclose(mc_predict(model, x, 2).aleatoric, torch.tensor(0.25, dtype=torch.float64))
+    assert torch.allclose(mean_predict(model, x).aleatoric, torch.tensor(1.0, dtype=torch.float64))
+    assert likelihood_for(Classification(temperature=2.0), 2).temperature == 2.0
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "2", True])
+def test_impossible_temperatures(value):
+    with pytest.raises(UsageError, match="temperature"):
+        Classification(temperature=value)
+
+
+def test_both_files_hold_it(tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    model, x = network(), torch.randn(5, 4)
+    set_likelihood(model, Classification(temperature=2.5, mean_temperature=0.5))
+    written = export_onnx(model, tmp_path / "model.onnx", x)
+    assert written.metadata["temperature"] == 0.5
+    (logits,) = onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(None, {"input": x.numpy()})
+    assert np.allclose(logits, model(x).detach().numpy() / 0.5, atol=1e-5)
+    written = export_onnx(model, tmp_path / "mc.onnx", x, monte_carlo=True)
+    assert written.metadata["temperature"] == 2.5
+    feed = {"input": x.numpy(), "samples": np.array(20000)}
+    found = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx")).run(["mean"], feed)[0]
+    logits = torch.cat([mc_predict(model, x, 1, task="regression").mean.unsqueeze(0) for _ in range(3000)])
+    assert np.allclose(found, (logits / 2.5).softmax(-1).mean(0).numpy(), atol=0.02)
+    assert not np.allclose(found, logits.softmax(-1).mean(0).numpy(), atol=0.02)
+
+
+def test_further_outputs_are_part_of_both_graphs(tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    model, x = network(), torch.randn(5, 4)
+    further = lambda found: {"sure": found.get("mean", found.get("output")).amax(1)}  # noqa: E731
+    export_onnx(model, tmp_path / "model.onnx", x, further=further)
+    logits, sure = onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(["output", "sure"], {"input": x.numpy()})
+    assert np.array_equal(logits.max(1), sure)
+    export_onnx(model, tmp_path / "mc.onnx", x, monte_carlo=True, further=further)
+    session = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx"))
+    mean, sure = session.run(["mean", "sure"], {"input": x.numpy(), "samples": np.array(7)})
+    assert np.array_equal(mean.max(1), sure)
+
+
+def test_an_output_with_a_name_keeps_it(tmp_path):
+    import onnxruntime
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x):
+            return {"logits": self.inner(x), "twice": 2 * x}
+
+    model, x = Named().eval(), torch.randn(5, 4)
+    set_likelihood(model, Classification(temperature=4.0))
+    written = export_onnx(model, tmp_path / "model.onnx", x)
+    assert written.outputs == ["output", "twice"]
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    assert torch.allclose(torch.from_numpy(session.run(["output"], {"input": x.numpy()})[0]), model(x)["logits"] / 4, atol=1e-5)
