@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow fuzz lint format bench docs dist clean
+.PHONY: help demo test test-slow fuzz gpu lint format bench docs dist clean
 
 help:
 	@echo "make demo       install, then svdc sparsify recipes/digits.yaml into a new folder under runs/"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint       ruff, pyright, bandit, and pip-audit where it reaches its data"
 	@echo "make format     ruff's formatter and its safe fixes"
 	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
+	@echo "make gpu        on a machine with a GPU: its tests and benchmarks, in slices that go on where the last one ended"
 	@echo "make docs       docs/api.md anew from the docstrings"
 	@echo "make dist       wheel and sdist into dist/"
 	@echo "make clean      remove .venv and what builds and tests leave behind (not runs/)"
@@ -75,6 +76,10 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+# With the Python that is there: such a machine has a torch of its own. ARGS="--cifar FOLDER --resnet FOLDER" for the long rows.
+gpu:
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(ARGS)
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/api.py
