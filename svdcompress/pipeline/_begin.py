@@ -15,6 +15,7 @@ from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
@@ -67,6 +68,9 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     """The dense model, loaded or trained, tried on the data before and judged after."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe)
+    if recipe.data.unlabelled:
+        label(data, model, trained, context.place.device)
+        context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_model(model, recipe, data, inputs)
     beta = final_beta(recipe, model, len(data.train), inputs)
     for line in data.notes:

@@ -26,8 +26,8 @@ from svdcompress.pipeline._search_kept import Kept
 from svdcompress.pipeline._search_words import error_of, outcome, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
-from svdcompress.recipe import Goal, Recipe, parse_goal
-from svdcompress.search import Budget, Losses, Trial, next_pressure, pressure_of_size, smallest, start_pressure
+from svdcompress.recipe import MEASURES, Goal, Recipe, parse_goal
+from svdcompress.search import Budget, Losses, Trial, better_pressure, next_pressure, pressure_of_size, smallest, start_pressure
 from svdcompress.selection import Selection
 from svdcompress.sources import make_model
 from svdcompress.train import losses
@@ -41,6 +41,9 @@ FURTHER = 0.85
 RECOVERY = 0.05
 """Of a trial's beta, what its recovery goes on with where the recipe says auto. With the masks held all that is left is needed,
 and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
+
+UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
+"""Shares of a search for shapes where the recipe asks single weights alone."""
 
 CLOSE = 0.02
 """A size within so much of the goal has reached it."""
@@ -155,13 +158,12 @@ class Search:
             near = pressure_of_size([row["nonzero"] for row in self.path.rows], target)
         else:
             near = start_pressure([row["error"] for row in self.path.rows], self.judged.error, min(self.allowed, 1.0))
-        wanted = [near, near - 1, near + 1, near - 0.5, near + 0.5]
-        tried: set[float] = set()
-        for pressure in (round(min(max(p, 0.5), float(levels)), 3) for p in wanted):
-            if pressure in tried or len(tried) >= max(1, self.settings.trials // 2) or self._over():
-                continue
-            tried.add(pressure)
-            self._trial(pressure, target)
+        most = max(1, self.settings.trials // 2) if self.budget.given else self.settings.trials
+        while len(self.kept.trials) < most and not self._over():
+            pressure = better_pressure(self.kept.trials, near, levels)
+            if pressure is None:
+                break
+            self._trial(round(pressure, 3), target)
 
     def _for_drop(self) -> None:
         """Trials between what keeps the budget and what does not; then smaller ones at the best of them."""
@@ -326,9 +328,28 @@ def objective_of(recipe: Recipe) -> str:
         return parse_goal(recipe.search.goal).measure
     if recipe.search.objective != "auto":
         return recipe.search.objective
+    return "macs" if _asks_units(recipe) else "nonzero"
+
+
+def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
+    """The recipe that a search for shapes begins with, and what to say of it: units are asked whether they are needed too.
+
+    Of single weights alone hardly a unit loses all that it has, and what is asked for would have to be taken from the living.
+    """
+    measure = objective_of(recipe)
+    if not recipe.search.wanted or measure in ("nonzero", "bytes") or _asks_units(recipe):
+        return recipe, None
+    convert = recipe.convert.model_copy(update={"share": dict(UNITS)})
+    parts = ", ".join(f"{name} {part:g}" for name, part in UNITS.items())
+    note = (
+        f"{MEASURES[measure]} follow the shapes, so whole units are asked whether they are needed too (convert.share: {parts})"
+    )
+    return recipe.model_copy(update={"convert": convert}), note
+
+
+def _asks_units(recipe: Recipe) -> bool:
     shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
-    units = any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
-    return "macs" if units else "nonzero"
+    return any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
 
 
 def _judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:

@@ -48,6 +48,8 @@ class Trainer:
         state: the file to go on from (None: of the stage's name).
         """
         context, data, recipe = self.context, self.data, self.context.recipe
+        if recipe.data.unlabelled and stage != "dense" and not (distill and distill.weight):
+            distill = Distillation(weight=1.0)  # there is nothing else to learn from
         taught = distill is not None and distill.weight > 0
         result = fit(
             model,

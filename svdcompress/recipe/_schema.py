@@ -103,6 +103,8 @@ class DataSection(Section):
     # For regression; figures and files are in the target's own units all the same. auto: where the inputs are standardised.
     target_scale: Literal["auto", "none", "standardize"] = "auto"
     image_size: tuple[Side, Side] | None = None  # height, width to which image files are resized
+    # No targets, or none to be used: the dense model's own answers are learnt from, and errors are disagreement with it.
+    unlabelled: bool = False
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
     limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
 

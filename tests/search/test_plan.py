@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from svdcompress.search import Trial, front, next_pressure, pressure_of_size, smallest, start_pressure
+from svdcompress.search import Trial, better_pressure, front, next_pressure, pressure_of_size, smallest, start_pressure
 
 
 def trial(number, pressure, drop, size, allowed=0.5, error=None):
@@ -53,6 +53,16 @@ def test_all_levels_may_be_within_the_budget_and_none():
 def test_far_from_the_budget_it_goes_down_faster():
     assert next_pressure([trial(1, 5.0, 0.6, 10)], 5.0, 6) == 4.0
     assert next_pressure([trial(1, 5.0, 8.0, 10)], 5.0, 6) == 3.0
+
+
+@pytest.mark.parametrize("edge", [1.0, 2.6, 4.0])
+def test_models_of_one_size_walk_to_the_least_error(edge):
+    trials = []
+    while (pressure := better_pressure(trials, 5.0, 6)) is not None:
+        assert pressure not in [t.pressure for t in trials]
+        trials.append(trial(len(trials) + 1, pressure, 0.0, 100, error=2 + (pressure - edge) ** 2))
+    assert trials[0].pressure == 4.0 and len(trials) <= 10
+    assert abs(min(trials, key=lambda t: t.error).pressure - edge) <= 0.3
 
 
 def test_the_start_is_the_last_level_that_recovery_may_still_save():
