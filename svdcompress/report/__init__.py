@@ -13,7 +13,7 @@ it knows these keys, all optional:
     format: the version of this layout (1; none: a file of version 0.1.0). files: {name: {sha256, bytes}} of the folder's files,
         but for the report's own. verified: what the run checked of its files before it said that it was done
     name, description, created, seed, device, versions, seconds: {stage: s}, threads (of the latency),
-        torch_threads (PyTorch's, throughout the run), warnings: [text]
+        torch_threads (PyTorch's, from the first training on), warnings: [text]
     notes: [text], what the run did unasked; failed: {figures that could not be made: why}
     threshold: the limit on log alpha that was used
     layers: [{name, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs}] (units that are left)
