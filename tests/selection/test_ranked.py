@@ -245,6 +245,23 @@ def test_a_graph_that_cannot_be_followed_keeps_its_masks_and_says_so() -> None:
     assert found.parameters == cost.measure(model, x).parameters
 
 
+def test_multiples_are_kept_by_the_most_relevant() -> None:
+    """Without rounding first, the units that it keeps would be any of those that were to go."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+    model, x = noisy(net), torch.randn(2, 6)
+    masks = everything(model)
+    found = Ranking(model, x, masks, round_to=4).at({"macs": 0.5})
+    small = prune(model, x, masks=found.masks, round_to=4)
+    assert found.reached and cost.macs(small, x) == found.macs <= 0.5 * cost.macs(model, x)
+    told = {(name, unit): told_by_hand(model, masks, name, unit) for name, unit in units_of(model)}
+    for name in ("0", "2"):
+        width = small.get_submodule(name).out_features
+        alive = found.masks[name].any(1)
+        assert width % 4 == 0 and int(alive.sum()) == width
+        worth = torch.tensor([told[name, unit] for unit in range(len(alive))])
+        assert worth[alive].min() > worth[~alive].max()
+
+
 def test_dead_units_count_as_gone() -> None:
     model, x = noisy(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))), torch.randn(2, 4)
     masks = everything(model)
