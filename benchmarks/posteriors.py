@@ -11,6 +11,7 @@ benchmarks/results/posteriors.json and posteriors.md after each run; a run that 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import time
@@ -22,12 +23,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress import calibrate as c
-from svdcompress.calibrate import Draws
+from svdcompress.calibrate import Curvature, Draws
 from svdcompress.likelihoods import Likelihood, likelihood_for
 from svdcompress.pipeline import open_run, versions
 from svdcompress.sources import Data
 from svdcompress.uncertainty import paired_means, quality
+
+c: Any = importlib.import_module("svdcompress.calibrate")  # the front has a function of the name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PRIORS = tuple(float(step) for step in range(-2, 13))
@@ -86,7 +88,7 @@ def laplace(model: nn.Module, data: Data, likelihood: Likelihood, samples: int) 
     """Laplace approximations, the joint ones by joint draws."""
     kept = c.kept_of(model)
     most = min(LARGE, len(data.train))
-    made: dict[str, Callable[[], c.Curvature]] = {
+    made: dict[str, Callable[[], Curvature]] = {
         name: (lambda name=name: c.gauss_newton(model, kept, data.train, likelihood, name, most=most))
         for name in ("diagonal", "last-layer", "full")
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -31,6 +32,7 @@ TARGET = Path(__file__).with_name("api.md")
 MODULES = {
     "svdcompress": svdcompress,
     "svdcompress.uncertainty": uncertainty,
+    "svdcompress.calibrate": importlib.import_module("svdcompress.calibrate"),  # the front has a function of the name
     "svdcompress.export": export,
     "svdcompress.pipeline": pipeline,
     "svdcompress.predict": predict,

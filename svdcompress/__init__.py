@@ -6,6 +6,7 @@ from svdcompress.lazy import import_when_used
 from svdcompress.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from svdcompress.calibrate import answer_above, calibrate, conformal_intervals, conformal_sets
     from svdcompress.checkpoint import load, read_manifest, save
     from svdcompress.convert import PlanEntry, convert, convert_dropout, fold_derived_weights, plan, to_dense
     from svdcompress.errors import SvdcError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from svdcompress.uncertainty import Prediction, mc_predict
 
 _HOMES = {
+    "calibrate": ("answer_above", "calibrate", "conformal_intervals", "conformal_sets"),
     "checkpoint": ("load", "read_manifest", "save"),
     "convert": ("PlanEntry", "convert", "convert_dropout", "fold_derived_weights", "plan", "to_dense"),
     "errors": ("SvdcError",),
@@ -50,6 +52,10 @@ __all__ = [
     "PruneReport",
     "Sparsified",
     "SvdcError",
+    "answer_above",
+    "calibrate",
+    "conformal_intervals",
+    "conformal_sets",
     "convert",
     "convert_dropout",
     "coupled_relevance",

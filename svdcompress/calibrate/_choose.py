@@ -81,6 +81,7 @@ class _Work:
     samples: int
     temperature: bool
     epochs: int
+    beta: float
     seed: int
     device: Any
 
@@ -95,6 +96,7 @@ def calibrate(
     temperature: bool = True,
     macs: int = 0,
     epochs: int = 10,
+    beta: float = 1.0,
     seed: int = 0,
     device: Any = "cpu",
     fit: Callable[[nn.Module], Any] | None = None,
@@ -105,7 +107,7 @@ def calibrate(
     posterior: one of POSTERIORS, or "auto" for the one of least validation NLL under cross-validation; one other than the
         variational one is taken only where it is better by more than the standard error of the difference.
     temperature: False leaves logits as they are. macs: of one example, by which the work is bounded.
-    epochs: of a refit at beta = 1. fit: a refit of the caller's, in place.
+    epochs, beta: of a refit; beta = 1 is the bound itself. fit: a refit of the caller's, in place.
 
     Raises UsageError for an unknown posterior, DataError where no validation target counts.
     """
@@ -114,7 +116,7 @@ def calibrate(
     plain = bare(likelihood)
     first = draws_of(model, validation, plain, 0, seed, device)
     validation, samples = _bounded(validation, first, macs)
-    work = _Work(train, validation, plain, samples, temperature and tempers(plain), epochs, seed, device)
+    work = _Work(train, validation, plain, samples, temperature and tempers(plain), epochs, beta, seed, device)
     notes: list[str] = []
     wanted = ["variational"] if posterior == "variational" else list(POSTERIORS) if posterior == "auto" else []
     wanted = wanted or ["variational", posterior]
@@ -209,7 +211,9 @@ def _scaled(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]
 
 
 def _refitted(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
-    small = refit(model, work.train, work.likelihood, epochs=work.epochs, seed=work.seed, device=work.device, fit=fit)
+    small = refit(
+        model, work.train, work.likelihood, epochs=work.epochs, beta=work.beta, seed=work.seed, device=work.device, fit=fit
+    )
     return _scaled(small, work, fit)
 
 

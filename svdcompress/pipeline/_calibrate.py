@@ -65,6 +65,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
                 temperature=settings.temperature,
                 macs=_macs(model, opened.inputs),
                 epochs=settings.epochs,
+                beta=settings.beta,
                 seed=context.recipe.seed,
                 device=context.place.device,
             )

@@ -312,6 +312,7 @@ class CalibrateSection(Section):
     posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"
     temperature: bool = True
     epochs: int = Field(default=10, ge=1)  # of a refit
+    beta: float = Field(default=1.0, ge=0)  # of a refit; 1 is the bound itself
     # Share of truths that prediction sets (classification) or intervals (regression) are to hold.
     coverage: Annotated[float, Field(gt=0, lt=1)] | None = None
     # Accuracy wanted on what is answered: the confidence from which on it is reached goes into report and files.
