@@ -140,6 +140,11 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
             old = {**module._parameters, **module._buffers}.get(key)
             if old is None or old.shape != tensor.shape:
                 now.shapes[f"{name}.{key}" if name else key] = list(tensor.shape)
+            if key == "weight" and isinstance(other, VariationalLayer) and other.posterior != module.posterior:
+                report.notes.append(
+                    f"{name}: its posterior is {other.posterior} now, a variance for each weight: {module.posterior} could not "
+                    "hold those of what is left"
+                )
             if key == "weight":
                 shape = None if old is None else tuple(old.shape)
                 held = other.mask if isinstance(other, VariationalLayer) else None
