@@ -229,7 +229,8 @@ class VariationalLayer(Weighted):
         """Mean and variance of each number of the output, in the layer's mode, without drawing.
 
         x: as for `forward`. variance: of x's numbers, of its shape, where x is the mean of independent ones; None: x is
-        certain. Both results have the output's shape; they are exact, the variance in float32 at least.
+        certain. Both results have the output's shape, the variance in float32 at least. They are exact, but for a variance
+        with padding by copies ("reflect", "replicate"), which count as independent of what they copy.
         """
 
         def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

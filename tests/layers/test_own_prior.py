@@ -77,16 +77,14 @@ class Waves(Posterior):
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 12), nn.ReLU(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)
-    )
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 12), nn.ReLU(), nn.Linear(12, 3))
 
 
 def converted(posterior) -> nn.Sequential:
     """Our prior and posterior in the first two layers, beside ordinary ones."""
     model = net()
     svdc.convert(model, include=["0", "3"], prior=Fixed(0.3), posterior=posterior)
-    return svdc.convert(model, include=["5", "7"], log_sigma2=-8.0)
+    return svdc.convert(model, include=["5"], log_sigma2=-8.0)
 
 
 def variances(layer) -> Tensor:
@@ -105,15 +103,16 @@ def variances(layer) -> Tensor:
 @torch.no_grad()
 def draws(model: nn.Sequential, x: Tensor, count: int) -> Tensor:
     """Outputs (count, batch, 3), each of one explicit draw of all weights."""
+    kept = {layer: (layer.relevant(), variances(layer).sqrt()) for layer in model if hasattr(layer, "log_sigma2")}
     found = []
     for _ in range(count):
         y = x
         for layer in model:
-            if not hasattr(layer, "log_sigma2"):
+            if layer not in kept:
                 y = layer(y)
                 continue
-            keep = layer.relevant()
-            weight = (layer.weight + variances(layer).sqrt() * torch.randn_like(layer.weight)) * keep
+            keep, sigma = kept[layer]
+            weight = (layer.weight + sigma * torch.randn_like(layer.weight)) * keep
             bias = layer.bias
             if layer.bias_sigma2 is not None:
                 bias = bias + layer.bias_sigma2.sqrt() * torch.randn_like(bias)
@@ -122,7 +121,7 @@ def draws(model: nn.Sequential, x: Tensor, count: int) -> Tensor:
     return torch.stack(found)
 
 
-def same_moments(ours: Tensor, oracle: Tensor, mean: Tensor | None = None) -> None:
+def same_moments(ours: Tensor, oracle: Tensor) -> None:
     """z-tests of mean and variance; ours, oracle: (draws, ...)."""
     spread = (oracle.var(0) * (1 / len(ours) + 1 / len(oracle))).sqrt()
     assert ((ours.mean(0) - oracle.mean(0)).abs() / spread).max() < 5
@@ -152,8 +151,8 @@ def test_from_training_to_files(posterior, tmp_path):
     x, y = torch.randn(16, 1, 6, 6), torch.randint(0, 3, (16,))
 
     # Training: the variances move, in the direction of the gradient of the objective.
-    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=100)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=20_000)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     before = [variances(layer) for layer in (model[0], model[3], model[5])]
     values = []
     for _ in range(30):
@@ -169,8 +168,8 @@ def test_from_training_to_files(posterior, tmp_path):
     # Sampling, against explicit draws of the weights.
     some = x[:2]
     with torch.no_grad(), svdc.sampling(model):
-        ours = torch.stack([model(some) for _ in range(1500)])
-    same_moments(ours, draws(model, some, 1500))
+        ours = torch.stack([model(some) for _ in range(600)])
+    same_moments(ours, draws(model, some, 600))
 
     # Pruning: the pruned model computes what the masked one does, and draws alike.
     masks = {name: mask.clone() for name, mask in svdc.relevance(model, 100.0).items()}
@@ -181,8 +180,8 @@ def test_from_training_to_files(posterior, tmp_path):
     svdc.hold(model, masks)
     torch.testing.assert_close(small(some), model(some), rtol=1e-4, atol=1e-5)
     with torch.no_grad(), svdc.sampling(small):
-        ours = torch.stack([small(some) for _ in range(1500)])
-    same_moments(ours, draws(model, some, 1500))
+        ours = torch.stack([small(some) for _ in range(600)])
+    same_moments(ours, draws(model, some, 600))
     cuttable = posterior != Waves(4)
     assert (small[3].posterior == posterior) is cuttable and small[5].posterior == "independent"
     assert [note for note in small.pruning.notes if "its posterior is independent now" in note] == small.pruning.notes
@@ -204,13 +203,13 @@ def test_from_training_to_files(posterior, tmp_path):
     np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], small(x).detach(), rtol=1e-3, atol=1e-4)
     svdc.export_onnx(small, tmp_path / "mc.onnx", x, monte_carlo=True, task="regression")
     session = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx"))
-    feeds = {"input": some.numpy(), "samples": np.array(4000), "seed": np.array(1)}
+    feeds = {"input": some.numpy(), "samples": np.array(2000), "seed": np.array(1)}
     names = [output.name for output in session.get_outputs()]
     got = dict(zip(names, session.run(None, feeds), strict=True))
-    oracle = draws(model, some, 2000).double()
-    z = (torch.from_numpy(got["mean"]) - oracle.mean(0)) / (oracle.var(0) * (1 / 2000 + 1 / 4000)).sqrt()
+    oracle = draws(model, some, 800).double()
+    z = (torch.from_numpy(got["mean"]) - oracle.mean(0)) / (oracle.var(0) * (1 / 800 + 1 / 2000)).sqrt()
     assert z.abs().max() < 5
-    assert (torch.from_numpy(got["epistemic"]) / oracle.var(0)).log().abs().max() < 0.4
+    assert (torch.from_numpy(got["epistemic"]) / oracle.var(0)).log().abs().max() < 0.5
 
 
 def test_the_manifest_says_what_is_new_and_nothing_else(tmp_path):
@@ -235,9 +234,7 @@ def test_a_file_can_name_only_what_is_known_here(registry, tmp_path, monkeypatch
     monkeypatch.delitem(registry, name)
     model = net()
     kind = "prior" if registry is Prior.registry else "posterior"
-    with pytest.raises(
-        CheckpointError, match=rf"{kind}: unknown '{name}'.*define \(import\) your own class of that name first"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{kind}: unknown '{name}'.*your own class of that name first"):
         svdc.load(tmp_path / "m.safetensors", model)
     assert type(model[3]) is nn.Linear
 
@@ -275,7 +272,7 @@ def test_parameters_of_other_lengths_are_refused(tmp_path):
         manifest = file.metadata()
     held["3.log_sigma2_row"] = torch.zeros(1, 11, 1, 1)
     save_file(held, str(path), manifest)
-    with pytest.raises(CheckpointError, match="3|11"):
+    with pytest.raises(CheckpointError, match=r"log_sigma2|expand|size"):
         svdc.load(path, net())
 
 
