@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from svdcompress.convert import PlanEntry, convert, convert_dropout, fold_derived_weights, plan, to_dense
     from svdcompress.errors import SvdcError
     from svdcompress.export import Exported, export_onnx
-    from svdcompress.layers import sampling
+    from svdcompress.layers import Posterior, Prior, sampling, set_posterior
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
     from svdcompress.prune import PruneReport, coupled_relevance, groups, prune
@@ -22,7 +22,7 @@ _HOMES = {
     "convert": ("PlanEntry", "convert", "convert_dropout", "fold_derived_weights", "plan", "to_dense"),
     "errors": ("SvdcError",),
     "export": ("Exported", "export_onnx"),
-    "layers": ("sampling",),
+    "layers": ("Posterior", "Prior", "sampling", "set_posterior"),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
     "prune": ("PruneReport", "coupled_relevance", "groups", "prune"),
@@ -40,7 +40,9 @@ __all__ = [
     "LinearWarmup",
     "Masks",
     "PlanEntry",
+    "Posterior",
     "Prediction",
+    "Prior",
     "PruneReport",
     "SvdcError",
     "convert",
@@ -60,6 +62,7 @@ __all__ = [
     "sampling",
     "save",
     "set_likelihood",
+    "set_posterior",
     "to_dense",
 ]
 

@@ -35,6 +35,7 @@ def convert(
     model: nn.Module,
     *,
     prior: str | Prior = "ard",
+    posterior: str | Posterior = "independent",
     share: Share = "weight",
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
@@ -45,14 +46,15 @@ def convert(
     variance_dtype: str = "auto",
     derived: str = "keep",
     example_inputs: Any = None,
-    posterior: str | Posterior = "independent",
 ) -> nn.Module:
     """Turn Linear and convolution layers into variational ones, in place; returns the model.
 
     Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
     knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied.
 
-    prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `svdcompress.layers.Prior`.
+    prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `Prior`.
+    posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
+        costs a wide layer no second matrix product and no second tensor of weights; or a `Posterior`.
     share: who shares a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
         `exclude` matches it (any of its names, where a module has several).
@@ -70,8 +72,6 @@ def convert(
     example_inputs: inputs for one pass in `eval()` (a tensor, a tuple of positional inputs or a dict of keyword inputs), by
         which layers are found whose weight other code reads past them (`F.linear(x, self.fc.weight)`); they are left dense,
         since neither masks nor noise would be seen there. Without it they are converted; `ELBO` and `prune` say so later.
-    posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
-        costs a wide layer no second matrix product and no second tensor of weights; or a `svdcompress.layers.Posterior`.
 
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
     convert, for an unknown prior, posterior or share, for a share that the prior does not know, if the model cannot run on the

@@ -280,12 +280,12 @@ class VariationalLayer(Weighted):
             return weight, _cast(spread, dtype)
 
         if sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
-            found = make()
+            mean, sigma2 = make()
         else:
             key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype, dense)
             sources = (self.weight, self.mask, *self.variance_parameters().values())
-            found = sampler.caches.setdefault(self, Cache()).get(sources, key, make)
-        return Weights(*found, self.bias, self.bias_sigma2)
+            mean, sigma2 = sampler.caches.setdefault(self, Cache()).get(sources, key, make)
+        return Weights(mean, sigma2, self.bias, self.bias_sigma2)
 
     def _member(self, sampler: Sampler) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, by noise that the sampler keeps until it resamples: tied layers have the same."""

@@ -74,7 +74,8 @@ class Weighted(StochasticLayer):
     def variance_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that the variances of the weights are made of, by name: `log_sigma2`, unless the posterior has
         others."""
-        return {name: self._parameters[name] for name in self.posterior.parameters}
+        own: Any = self._parameters
+        return {name: own[name] for name in self.posterior.parameters}
 
     @property
     def variance_moved(self) -> bool:
@@ -125,14 +126,19 @@ class Weighted(StochasticLayer):
         return as_weight(view, self.weight.shape, self._groups, self.transposed, outputs)
 
 
-def set_posterior(layers: Iterable[Weighted], posterior: str | Posterior) -> None:
-    """Give layers another posterior, of the same variances or the nearest that it has, in place; their parameters are new ones.
+def set_posterior(model: nn.Module | Iterable[nn.Module], posterior: str | Posterior) -> None:
+    """Give variational layers another posterior, in place: the same variances, or the nearest that it has.
 
-    Layers that share a weight go on sharing its variances: give all of them.
+    Their parameters are new ones: make an optimizer afterwards. So a long training may begin with cheaper variances and go on
+    with one for each weight: `svdc.set_posterior(model, "independent")`.
+
+    model: whose layers; or the layers. Those that share a weight go on sharing its variances if all of them are given.
+    posterior: as for `convert`. Raises ModelError for an unknown name.
     """
     wanted = check_posterior(posterior)
+    modules = model.modules() if isinstance(model, nn.Module) else model
     made: dict[Any, dict[str, nn.Parameter]] = {}
-    for layer in [layer for layer in layers if layer.posterior != wanted]:
+    for layer in [one for one in modules if isinstance(one, Weighted) and one.posterior != wanted]:
         key = weight_of(layer)
         layer.set_variances(wanted, made.get(key))
         made[key] = layer.variance_parameters()
