@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from svdcompress.convert import PlanEntry, convert, convert_dropout, fold_derived_weights, plan, to_dense
     from svdcompress.errors import SvdcError
     from svdcompress.export import Exported, export_onnx
-    from svdcompress.layers import sampling
+    from svdcompress.layers import Posterior, Prior, sampling, set_posterior
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
     from svdcompress.pipeline import Sparsified, sparsify
@@ -27,7 +27,7 @@ _HOMES = {
     "convert": ("PlanEntry", "convert", "convert_dropout", "fold_derived_weights", "plan", "to_dense"),
     "errors": ("SvdcError",),
     "export": ("Exported", "export_onnx"),
-    "layers": ("sampling",),
+    "layers": ("Posterior", "Prior", "sampling", "set_posterior"),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
     "pipeline": ("Sparsified", "sparsify"),
@@ -48,7 +48,9 @@ __all__ = [
     "LinearWarmup",
     "Masks",
     "PlanEntry",
+    "Posterior",
     "Prediction",
+    "Prior",
     "PruneReport",
     "Sparsified",
     "SvdcError",
@@ -74,6 +76,7 @@ __all__ = [
     "sampling",
     "save",
     "set_likelihood",
+    "set_posterior",
     "sparsify",
     "to_dense",
 ]

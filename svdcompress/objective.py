@@ -85,9 +85,9 @@ def kl_divergence(model: nn.Module) -> Tensor:
 
     Layers that share their parameters count once. Raises UsageError if the model has no variational layer.
     """
-    layers: dict[int, VariationalLayer] = {}
+    layers: dict[Any, VariationalLayer] = {}
     for _, layer in variational_layers(model):
-        layers.setdefault(id(layer.log_sigma2), layer)
+        layers.setdefault(tuple(map(id, layer.variance_parameters().values())), layer)
     if not layers:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
     terms: list[Tensor] = []
@@ -194,9 +194,8 @@ class ELBO(nn.Module):
             name
             for name, layer in variational_layers(self.model)
             if layer.draws
-            and layer.log_sigma2.requires_grad
             and id(layer.weight) in heard
-            and id(layer.log_sigma2) not in heard
+            and all(own.requires_grad and id(own) not in heard for own in layer.variance_parameters().values())
         ]
         if names:
             warnings.warn(

@@ -36,11 +36,19 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
+class Strategy(_Part):
+    """A prior or a posterior: its name, and the arguments of its constructor."""
+
+    name: str
+    settings: dict[str, Any] = {}
+
+
 class Layer(_Part):
     """A variational layer."""
 
     class_: str = Field(alias="class")
-    prior: str
+    prior: str | Strategy
+    posterior: str | Strategy = "independent"
     share: dict[str, Finite] | list[str] | str
     threshold: dict[str, Limit] | Limit
     variance_dtype: str

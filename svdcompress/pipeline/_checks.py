@@ -17,7 +17,7 @@ from svdcompress import cost, report
 from svdcompress.checkpoint import read_manifest
 from svdcompress.errors import UsageError
 from svdcompress.export import check_parity
-from svdcompress.layers import variational_layers
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline._baked import Baked, baked
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
@@ -163,7 +163,7 @@ def counts(material: Material) -> Iterator[Check]:
     model = bare(material.opened.model)
     layers = dict(variational_layers(model))
     relevant = {f"{name}.weight".lstrip("."): layer.relevant() for name, layer in layers.items()}
-    variances = {id(layer.log_sigma2) for layer in layers.values()}
+    variances = {id(own) for own in variance_parameters(model)}
     aliases = read_manifest(path)["ties"]
     parameters, nonzero = 0, 0
     with safe_open(str(path), "pt") as file:

@@ -226,6 +226,7 @@ class LayerRule(Section):
 
     match: str | list[str]
     prior: Literal["ard", "log-uniform"] | None = None
+    posterior: Literal["independent", "rank-one"] | None = None
     share: Share | None = None
     log_sigma2: float | None = None
     log_alpha: float | None = None
@@ -241,6 +242,7 @@ class ConvertSection(Section):
     """Which layers become variational, and how."""
 
     prior: Literal["ard", "log-uniform"] = "ard"
+    posterior: Literal["independent", "rank-one"] = "independent"  # rank-one: cheaper variances for wide layers
     share: Share = "weight"
     include: list[str] = ["*"]
     exclude: list[str] = []
