@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from svdcompress import errors
-from svdcompress.cli import _bench, _inspect, _recipes, _runs, _sparsify, _verify
+from svdcompress.cli import _bench, _evaluate, _inspect, _recipes, _runs, _sparsify, _verify
 from svdcompress.cli._common import command
 
 EXIT_CODES = (
@@ -92,7 +92,7 @@ MAIN, AFTER = "Make a model smaller", "With a run's folder"
 app.command(rich_help_panel=MAIN)(command(_sparsify.sparsify))
 app.command(rich_help_panel=MAIN)(command(_inspect.inspect))
 app.add_typer(_recipes.app, name="recipes", rich_help_panel=MAIN)
-for _work in (_runs.evaluate, _runs.predict, _runs.export, _bench.bench, _runs.report, _verify.verify):
+for _work in (_evaluate.evaluate, _runs.predict, _runs.export, _bench.bench, _runs.report, _verify.verify):
     app.command(rich_help_panel=AFTER)(command(_work))
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report import _sections
+from svdcompress.report import _evaluation, _sections
 
 Section = Callable[[Mapping[str, Any], "Path | None"], str]
 
@@ -17,6 +17,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "pictures": ("Pictures of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
+    "evaluation": ("Beside other uncertainties", _evaluation.evaluation),
     "calibration": ("Calibration", _sections.calibration),
     "layers": ("Layers", _sections.layers),
     "pruning": ("What was pruned, and what was not", _sections.pruning),

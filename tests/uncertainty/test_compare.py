@@ -83,7 +83,7 @@ def test_uncertain_inputs_are_more_often_wrong(classification):
 
 def test_pictures(classification, tmp_path):
     files = draw(classification[0], tmp_path / "plots")
-    assert [file.name for file in files] == ["reliability.png", "rejection.png", "out_of_distribution.png"]
+    assert [file.name for file in files] == ["reliability.png", "answered.png", "out_of_distribution.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000 for file in files)
 
 
