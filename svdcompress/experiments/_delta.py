@@ -1,15 +1,16 @@
 """The delta method: how far the outputs of a trained network spread, to first order, if its weights follow their posterior.
 
-The network is taken as linear in its weights about where training ended (Khan et al. 2019; Immer et al. 2021). With normal noise
-of precision tau and a normal prior of variance v for each weight, the posterior covariance of the weights is the inverse of
-the GGN, `(tau J^T J + diag(1 / v))^-1`, and the variance of an output `j^T (...)^-1 j`. In its other form, which is used here,
-that is a Gaussian process with the kernel `J diag(v) J^T` (Jacot et al. 2018): a matrix of the examples' size, not the weights'.
+The network is taken as linear in its weights about where training ended (Khan et al. 2019; Immer et al. 2021). With normal
+noise of precision tau and a normal prior of variance v for each weight, the posterior covariance of the weights is the inverse
+of the GGN, `(tau J^T J + diag(1 / v))^-1`, and the variance of an output `j^T (...)^-1 j`. In its other form, used here, that
+is a Gaussian process with the kernel `J diag(v) J^T` (Jacot et al. 2018): a matrix of the examples' size, not the weights'.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ def jacobian(model: nn.Module, x: Tensor, which: dict[str, Tensor]) -> Tensor:
     return torch.stack(rows)
 
 
+def weights(model: nn.Module, which: dict[str, Tensor]) -> Tensor:
+    """The weights that vary, (P,), in float64."""
+    return torch.cat([p.detach()[which[name]].double() for name, p in model.named_parameters() if name in which])
+
+
 def ard_variance(model: nn.Module, which: dict[str, Tensor], others: float = 1.0) -> Tensor:
     """Prior variances (P,) as ARD has learnt them, mu^2 + sigma^2 of each weight; others: of parameters without any."""
     layers: dict[str, Any] = {f"{name}.weight": layer for name, layer in variational_layers(model)}
@@ -52,34 +58,33 @@ def ard_variance(model: nn.Module, which: dict[str, Tensor], others: float = 1.0
 
 @dataclass(frozen=True)
 class Delta:
-    """Outputs' spread by the delta method. kernel: of the training inputs (N, N), `J diag(v) J^T`, for a scale of 1 of the
-    prior; residual: (N,), targets less outputs at the trained weights."""
+    """Outputs' spread by the delta method. jacobian: (N, P), at the training inputs. prior: (P,) variances about 0, for a
+    scale of 1. weights: (P,), where training ended."""
 
     jacobian: Tensor
     prior: Tensor
-    residual: Tensor
+    weights: Tensor
 
     def evidence(self, scale: float, tau: float) -> float:
-        """The log marginal likelihood of the residuals, less a constant: of a normal distribution with the covariance
-        `scale J diag(v) J^T + I / tau` (MacKay 1992)."""
-        covariance = scale * self._kernel() + torch.eye(len(self.residual), dtype=torch.float64) / tau
-        root = torch.linalg.cholesky(covariance)
-        white = torch.linalg.solve_triangular(root, self.residual[:, None], upper=False)
-        return float(-0.5 * white.square().sum() - root.diagonal().log().sum())
+        """The log marginal likelihood of the training data, less what no scale changes (MacKay 1992; Immer et al. 2021, eq. 6):
+        `-1/2 sum w^2 / (scale v) - 1/2 log det(I + tau scale J diag(v) J^T)`."""
+        spread = torch.linalg.eigvalsh(self._kernel).clamp_min(0)
+        penalty = (self.weights.square() / self.prior).sum() / scale
+        return float(-0.5 * penalty - 0.5 * torch.log1p(tau * scale * spread).sum())
 
-    def best_scale(self, tau: float, low: float = -8.0, high: float = 4.0) -> float:
+    def best_scale(self, tau: float, low: float = -6.0, high: float = 4.0) -> float:
         """The factor on all prior variances of most evidence, between 10^low and 10^high."""
-        grid = torch.linspace(low, high, 121).tolist()
-        return 10 ** max(grid, key=lambda power: self.evidence(10**power, tau))
+        return 10 ** max(torch.linspace(low, high, 201).tolist(), key=lambda power: self.evidence(10**power, tau))
 
     def variance(self, at: Tensor, scale: float, tau: float) -> Tensor:
         """Variances (M,) of the outputs whose derivatives are `at` (M, P), without noise."""
         prior = scale * self.prior
-        covariance = scale * self._kernel() + torch.eye(len(self.residual), dtype=torch.float64) / tau
+        covariance = scale * self._kernel + torch.eye(len(self.jacobian), dtype=torch.float64) / tau
         root = torch.linalg.cholesky(covariance)
         cross = torch.linalg.solve_triangular(root, (self.jacobian * prior) @ at.T, upper=False)
         return ((at.square() @ prior) - cross.square().sum(0)).clamp_min(0)
 
+    @cached_property
     def _kernel(self) -> Tensor:
         return (self.jacobian * self.prior) @ self.jacobian.T
 

@@ -1,6 +1,7 @@
 """The experiments' claims, on reduced runs."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -110,6 +111,19 @@ def test_leaks_are_found_the_larger_the_surer(tmp_path):
         assert len(days) == len(mean) == len(std) > 100 and days[-1] == 12 and min(std) >= 0
     assert results["sparsity"]["compression"] > 6
     assert results["nets"]["sparse variational"]["error"] < results["nets"]["MC dropout"]["error"] + 2
+
+
+def test_signal_to_noise_is_that_of_the_same_series_with_and_without_the_leak():
+    found = leak.signal_to_noise(torch.Generator().manual_seed(5), 1500)
+    for size in (30, 3000):
+        both = [leak.simulate(1500, 97, torch.full((1500,), t), -24, torch.Generator().manual_seed(8)) for t in (0.0, size)]
+        nature, signal = both[0][:, 0], both[1][:, 0] - both[0][:, 0]
+        want = 10 * math.log10(float(signal.var(1).mean() / nature.var(1).mean()))
+        assert found[str(size)]["snr_db"] == pytest.approx(want, abs=0.4)
+        steps = 10 * math.log10(float(signal.diff(dim=1).var(1).mean() / nature.diff(dim=1).var(1).mean()))
+        assert found[str(size)]["snr_differences_db"] == pytest.approx(steps, abs=0.4)
+    sizes = [found[size]["snr_db"] for size in ("30", "300", "3000")]
+    assert sizes[1] - sizes[0] == pytest.approx(10, abs=0.5)  # amplitudes go with the root of the tonnes
 
 
 def test_simulated_series_are_what_they_say():
