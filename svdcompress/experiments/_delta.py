@@ -21,10 +21,14 @@ from svdcompress.layers import variational_layers
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Which weights vary, Boolean by a parameter's name: those that are relevant, and all biases; all of a dense model."""
-    relevant = {f"{name}.weight": layer.relevant() for name, layer in variational_layers(model)}
-    spreads = {f"{name}.log_sigma2" for name, _ in variational_layers(model)}
+    relevant = {_within(name, "weight"): layer.relevant() for name, layer in variational_layers(model)}
+    spreads = {_within(name, "log_sigma2") for name, _ in variational_layers(model)}
     every = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters() if name not in spreads}
     return {**every, **relevant}
+
+
+def _within(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter
 
 
 def jacobian(model: nn.Module, x: Tensor, which: dict[str, Tensor]) -> Tensor:
@@ -46,7 +50,7 @@ def weights(model: nn.Module, which: dict[str, Tensor]) -> Tensor:
 
 def ard_variance(model: nn.Module, which: dict[str, Tensor], others: float = 1.0) -> Tensor:
     """Prior variances (P,) as ARD has learnt them, mu^2 + sigma^2 of each weight; others: of parameters without any."""
-    layers: dict[str, Any] = {f"{name}.weight": layer for name, layer in variational_layers(model)}
+    layers: dict[str, Any] = {_within(name, "weight"): layer for name, layer in variational_layers(model)}
     parts = []
     for name, p in model.named_parameters():
         if name in which:

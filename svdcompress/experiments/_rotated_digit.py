@@ -95,21 +95,17 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 def widened(
     sparse: nn.Module, x: Tensor, y: Tensor, seed: int, factors: Sequence[float] = FACTORS
 ) -> tuple[nn.Module, float, dict[float, float]]:
-    """A copy with all variances times the largest factor whose NLL on held-out digits is within one standard error of the least;
-    the factor, and the NLL of each that was tried. Masks are held, so that no weight goes or comes back.
+    """A copy with all variances times the largest factor whose NLL on held-out digits is within one standard error of the
+    least; the factor, and the NLL of each that was tried. Masks are held, so that no weight goes or comes back.
 
-    The standard error is that of the mean difference, digit by digit, from the best factor."""
+    The standard error is that of the least NLL itself, as in CART's rule for the size of a tree."""
     losses = {}
     for factor in factors:
         prediction = mc_predict(_scaled(sparse, factor), x, FEW, generator=torch.Generator().manual_seed(seed))
         losses[factor] = -prediction.mean.gather(1, y[:, None])[:, 0].clamp_min(1e-300).log()
     best = min(losses, key=lambda factor: float(losses[factor].mean()))
-    fitting = []
-    for factor, loss in losses.items():
-        worse = loss - losses[best]
-        if float(worse.mean()) <= float(worse.std()) / len(y) ** 0.5:
-            fitting.append(factor)
-    chosen = max(fitting)
+    allowed = float(losses[best].mean() + losses[best].std() / len(y) ** 0.5)
+    chosen = max(factor for factor, loss in losses.items() if float(loss.mean()) <= allowed)
     return _scaled(sparse, chosen), chosen, {factor: float(loss.mean()) for factor, loss in losses.items()}
 
 
