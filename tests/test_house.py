@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
-    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "calibrate", "export", "uncertainty",
-    "selection", "prune", "cost", "relevance", "objective", "checkpoint", "convert", "layers", "likelihoods", "sources",
-    "recipe", "files", "batch", "errors", "lazy", "version",
+    "cli", "predict", "experiments", "evaluation", "pipeline", "report", "search", "interop", "train", "calibrate", "export",
+    "uncertainty", "selection", "prune", "cost", "relevance", "objective", "checkpoint", "convert", "layers", "likelihoods",
+    "sources", "recipe", "files", "batch", "errors", "lazy", "version",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""

@@ -357,7 +357,7 @@ class ReportSection(Section):
 class ExperimentSection(Section):
     """An experiment in place of the usual run: its name, and its own settings (see `svdcompress.experiments`)."""
 
-    name: Literal["bayes-linear", "co2", "leak", "rotated-digit", "vae"]
+    name: Literal["bayes-linear", "co2", "flow", "leak", "rotated-digit", "vae"]
     settings: Plain = {}
 
 

@@ -30,6 +30,7 @@ it knows these keys, all optional:
         error, nll, nonzero}], trials: [as `svdcompress.search.Trial`], chosen, met, reached, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
+    (evaluation/evaluation.json in the run's folder, where `svdc evaluate` has been run: a section of its own)
     experiment: its name; its own tables, {row: {figure: number}} under any key, are shown then, and
         sparsity: {weights, kept}
     recipe: the resolved recipe as text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from operator import index
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from svdcompress.batch import call, to_device
 from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers, unwrapped
-from svdcompress.likelihoods import Likelihood, Prediction, resolve
+from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
 from svdcompress.uncertainty._look import fitting, look
@@ -135,8 +135,30 @@ def mean_predict(
     if not 0 < temperature < float("inf"):
         raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
     size = batch_size(x)
-    x = to_device(x, device_of(model))
     sums = likelihood.sums(size)
+    _add_mean(model, x, likelihood, sums, size, temperature)
+    return _finite(sums.prediction(1))
+
+
+def ensemble_predict(models: Sequence[nn.Module], x: Any, *, task: str | Likelihood, dim: int | None = None) -> Prediction:
+    """The prediction of a deep ensemble (Lakshminarayanan et al. 2017): the average of its members, each without noise.
+
+    models: dense ones, or variational ones by their means; `samples` of the prediction is their number, and its epistemic part
+    their spread. x, task, dim: as in `mc_predict`.
+    """
+    if not models:
+        raise UsageError("models: an ensemble has at least one member")
+    likelihood = likelihood_for(task, dim)
+    size = batch_size(x)
+    sums = likelihood.sums(size)
+    for model in models:
+        _add_mean(model, x, likelihood, sums, size)
+    return _finite(sums.prediction(len(models)))
+
+
+def _add_mean(model: nn.Module, x: Any, likelihood: Likelihood, sums: Sums, size: int, temperature: float = 1.0) -> None:
+    """One draw more: a model's output without noise."""
+    x = to_device(x, device_of(model))
     with evaluating(model), drawing(stochastic_layers(model), None):
         widest = look(model, partial(_heads, model, likelihood), x, size).widest
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
@@ -144,7 +166,6 @@ def mean_predict(
             heads = _heads(model, likelihood, take(x, start, start + inputs, size))
             heads = heads / temperature if temperature != 1 else heads
             sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), heads), start)
-    return _finite(sums.prediction(1))
 
 
 def _heads(model: nn.Module, likelihood: Likelihood, inputs: Any) -> Any:
