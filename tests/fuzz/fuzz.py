@@ -1,7 +1,8 @@
 """Ten thousand mutations of each format that is read: `make fuzz`, or `python tests/fuzz/fuzz.py [FORMAT ...] [--count N]`.
 
-The table goes into benchmarks/results/reliability.md, between its marks, and the whole into reliability_fuzz.json. A fault is
-made again by --only NUMBER, with its traceback. Exits with 1 where there are faults.
+The table goes into benchmarks/results/reliability.md, between its marks, and the whole into reliability_fuzz.json, every CHUNK
+mutations: --resume goes on from there after a stop. A fault is made again by --only NUMBER, with its traceback. Exits with 1
+where there are faults.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from formats import NAMES, formats
-from harness import Count, fuzz, mutate
+from harness import fuzz, mutate
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+KEPT = RESULTS / "reliability_fuzz.json"
 BEGIN, END = "<!-- fuzz -->", "<!-- /fuzz -->"
+CHUNK = 250
 
 
 def main() -> int:
@@ -32,24 +35,35 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000, help="mutations of each format")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="make this mutation alone, and let its error through")
+    parser.add_argument("--resume", action="store_true", help="go on from the stored counts of the same seed")
     parser.add_argument("--no-results", action="store_true", help="write no files")
     given = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    stored = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    faults = 0
     with tempfile.TemporaryDirectory(prefix="svdc-fuzz-") as name:
         folder = Path(name)
         known = formats(folder)
         for each in given.formats:
             if given.only is not None:
                 return again(known[each], given, folder)
-            started = time.monotonic()
-            count = fuzz(known[each], given.count, folder, given.seed, limit_memory=True)
-            found[each] = {**vars(count), "seconds": round(time.monotonic() - started, 1)}
-            print(line(each, count), flush=True)
-            for number, what in count.faults[:20]:
-                print(f"    {number}: {what}", flush=True)
-    if not given.no_results:
-        write(found, given)
-    return 1 if any(entry["faults"] for entry in found.values()) else 0
+            before = stored.get(each, {})
+            goes_on = given.resume and before.get("seed") == given.seed
+            entry = (
+                before if goes_on else {"seed": given.seed, "tried": 0, "refused": 0, "right": 0, "faults": [], "seconds": 0.0}
+            )
+            while (left := given.count - entry["tried"]) > 0:
+                started = time.monotonic()
+                count = fuzz(known[each], min(left, CHUNK), folder, given.seed, first=entry["tried"], limit_memory=True)
+                for part, value in vars(count).items():
+                    entry[part] += value
+                entry["seconds"] = round(entry["seconds"] + time.monotonic() - started, 1)
+                for number, what in count.faults[:20]:
+                    print(f"    {each} {number}: {what}", flush=True)
+                if not given.no_results:
+                    write(each, entry)
+            print(line(each, entry), flush=True)
+            faults += len(entry["faults"])
+    return 1 if faults else 0
 
 
 def again(form, given: argparse.Namespace, folder: Path) -> int:
@@ -64,25 +78,24 @@ def again(form, given: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def line(name: str, count: Count) -> str:
+def line(name: str, entry: dict[str, Any]) -> str:
     """A row of the table."""
-    return f"| {name} | {count.tried:,} | {count.refused:,} | {count.right:,} | {len(count.faults):,} |"
+    return f"| {name} | {entry['tried']:,} | {entry['refused']:,} | {entry['right']:,} | {len(entry['faults']):,} |"
 
 
-def write(found: dict[str, dict[str, Any]], given: argparse.Namespace) -> None:
-    """The table into reliability.md, between marks of its own, and everything into reliability_fuzz.json."""
-    path, kept = RESULTS / "reliability.md", RESULTS / "reliability_fuzz.json"
-    before = json.loads(kept.read_text()) if kept.is_file() else {}
-    found = {name: {**before, **found}[name] for name in NAMES if name in {**before, **found}}
-    kept.write_text(json.dumps(found, indent=1) + "\n")
-    counts = {name: Count(*(entry[key] for key in ("tried", "refused", "right", "faults"))) for name, entry in found.items()}
-    rows = [line(name, count) for name, count in counts.items()]
+def write(name: str, entry: dict[str, Any]) -> None:
+    """A format's counts into reliability_fuzz.json, and all of them into reliability.md, between marks of its own."""
+    path = RESULTS / "reliability.md"
+    found = {**(json.loads(KEPT.read_text()) if KEPT.is_file() else {}), name: entry}
+    found = {each: found[each] for each in NAMES if each in found}
+    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    rows = [line(each, of) for each, of in found.items()]
     text = "\n".join([
         BEGIN,
         "## Damaged and hostile files",
         "",
-        f"`make fuzz` (`python tests/fuzz/fuzz.py`, last with `--count {given.count} --seed {given.seed}`): mutations of",
-        "good files, of bytes and of values. Refused: an error of a kind of its own. Right: read, and looked at. A fault is",
+        f"`make fuzz` (`python tests/fuzz/fuzz.py --count 10000 --seed {entry['seed']}`): mutations of good files,",
+        "of bytes and of values. Refused: an error of a kind of its own. Right: read, and looked at. A fault is",
         "anything else: an error of the program itself, more than 10 s of the processor or 1 GiB, a wrong result, or a model",
         "changed by a file that was refused.",
         "",
