@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from formats import NAMES, formats
 from harness import fuzz, mutate
+from marks import RESULTS, put
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 KEPT = RESULTS / "reliability_fuzz.json"
-BEGIN, END = "<!-- fuzz -->", "<!-- /fuzz -->"
 CHUNK = 250
 
 
@@ -47,10 +47,8 @@ def main() -> int:
             if given.only is not None:
                 return again(known[each], given, folder)
             before = stored.get(each, {})
-            goes_on = given.resume and before.get("seed") == given.seed
-            entry = (
-                before if goes_on else {"seed": given.seed, "tried": 0, "refused": 0, "right": 0, "faults": [], "seconds": 0.0}
-            )
+            new = {"seed": given.seed, "tried": 0, "refused": 0, "right": 0, "faults": [], "seconds": 0.0}
+            entry = before if given.resume and before.get("seed") == given.seed else new
             while (left := given.count - entry["tried"]) > 0:
                 started = time.monotonic()
                 count = fuzz(known[each], min(left, CHUNK), folder, given.seed, first=entry["tried"], limit_memory=True)
@@ -85,13 +83,11 @@ def line(name: str, entry: dict[str, Any]) -> str:
 
 def write(name: str, entry: dict[str, Any]) -> None:
     """A format's counts into reliability_fuzz.json, and all of them into reliability.md, between marks of its own."""
-    path = RESULTS / "reliability.md"
     found = {**(json.loads(KEPT.read_text()) if KEPT.is_file() else {}), name: entry}
     found = {each: found[each] for each in NAMES if each in found}
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
     rows = [line(each, of) for each, of in found.items()]
-    text = "\n".join([
-        BEGIN,
+    put("fuzz", [
         "## Damaged and hostile files",
         "",
         f"`make fuzz` (`python tests/fuzz/fuzz.py --count 10000 --seed {entry['seed']}`): mutations of good files,",
@@ -102,12 +98,7 @@ def write(name: str, entry: dict[str, Any]) -> None:
         "| format | tried | refused clearly | right | faults |",
         "|---|---|---|---|---|",
         *rows,
-        END,
     ])  # fmt: skip
-    old = path.read_text(encoding="utf-8") if path.is_file() else "# Reliability\n\n"
-    head, begin, rest = old.partition(BEGIN)
-    tail = rest.partition(END)[2] if begin else "\n"
-    path.write_text(head + text + tail, encoding="utf-8")
 
 
 if __name__ == "__main__":

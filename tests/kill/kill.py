@@ -1,0 +1,100 @@
+"""A hundred runs killed at random moments, each held against the undisturbed one: `make test-kill`.
+
+The table goes into benchmarks/results/reliability.md, all moments into reliability_kill.json, after each run: --resume goes on
+from there. A fault is made again, as far as times repeat, by --only NUMBER. Exits with 1 where there are faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from killing import VARIANTS, one, undisturbed
+from marks import RESULTS, put
+
+KEPT = RESULTS / "reliability_kill.json"
+COMMANDS = 10
+"""Every so manieth run is a command of its own."""
+
+
+def main() -> int:
+    """Kill, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("variants", nargs="*", default=list(VARIANTS), metavar="VARIANT", help=", ".join(VARIANTS))
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="this run alone; nothing is written")
+    parser.add_argument("--resume", action="store_true", help="go on from the stored runs of the same seed")
+    given = parser.parse_args()
+    stored: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    records = stored["records"] if given.resume and stored.get("seed") == given.seed else []
+    done = {record["number"] for record in records}
+    faults = 0
+    with tempfile.TemporaryDirectory(prefix="svdc-kill-") as name:
+        folder, whole = Path(name), {}
+        for number in range(given.runs) if given.only is None else [given.only]:
+            variant = given.variants[number % len(given.variants)]
+            if number in done and given.only is None:
+                continue
+            if variant not in whole:
+                place = folder / f"whole-{number}"
+                place.mkdir()
+                whole[variant] = undisturbed(variant, place)
+            record = one(number, variant, whole[variant], folder, given.seed, command=number % COMMANDS == COMMANDS - 1)
+            faults += bool(record.fault)
+            kills = ", ".join(f"{k['signal']} {k['stage'] or 'change ' + str(k['change'])}" for k in record.kills)
+            print(f"{number:3d} {variant}: {kills}: {record.fault or 'the same'}", flush=True)
+            if given.only is None:
+                records.append(asdict(record))
+                KEPT.write_text(json.dumps({"seed": given.seed, "records": records}, indent=1) + "\n")
+                put("kill", page(records, given))
+    return 1 if faults else 0
+
+
+def page(records: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
+    """The table for reliability.md."""
+    rows = []
+    for variant in dict.fromkeys(record["variant"] for record in records):
+        rows.append(row(variant, [record for record in records if record["variant"] == variant]))
+    kills = [kill for record in records for kill in record["kills"]]
+    where = Counter(kill["stage"] or "a change of files" for kill in kills)
+    several = sum(len(record["kills"]) > 1 for record in records)
+    commands = sum(record["command"] for record in records)
+    return [
+        "## Killed runs",
+        "",
+        f"`make test-kill` (`python tests/kill/kill.py --runs {given.runs} --seed {given.seed}`): runs killed at random moments",
+        "and resumed until they are done. Right: the same bytes of each model and ONNX file, the same numbers in `report.json`",
+        "but for times, and no other files in the folder.",
+        f"{several} runs were killed more than once; {commands} were commands of their own, the others forks of one process.",
+        "",
+        "| recipe | runs | kills | while resuming | SIGKILL / SIGTERM / SIGINT | right | faults |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        row("all", records),
+        "",
+        "Where they were: " + ", ".join(f"{name} {count}" for name, count in where.most_common()) + ".",
+    ]
+
+
+def row(name: str, records: list[dict[str, Any]]) -> str:
+    """A row of the table."""
+    kills = [kill for record in records for kill in record["kills"]]
+    signals = Counter(kill["signal"] for kill in kills)
+    faults = sum(bool(record["fault"]) for record in records)
+    counts = " / ".join(str(signals[each]) for each in ("KILL", "TERM", "INT"))
+    resuming = sum(kill["resuming"] for kill in kills)
+    return f"| {name} | {len(records)} | {len(kills)} | {resuming} | {counts} | {len(records) - faults} | {faults} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
