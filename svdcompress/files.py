@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except Exception as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be gone
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError | RuntimeError) or type(error).__name__ == "SafetensorError":
             raise OutputError(f"{path}: cannot be written ({error}); free some space or choose another place") from error
         raise

@@ -113,7 +113,7 @@ def announce_code(folder: Path, code: dict[str, str]) -> None:
 
 def made_folder(folder: Path, option: str = "--out") -> Path:
     """A folder to write to, made if need be, ahead of the work whose results go there. Raises OutputError."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{option}: {folder} is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,9 +126,9 @@ def made_folder(folder: Path, option: str = "--out") -> Path:
 
 def check_file(path: Path, option: str = "--out") -> Path:
     """A file that will be written, ahead of the work. Raises OutputError where it has no folder, or is one itself."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError(f"{option}: {path} is a folder; name a file")
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise OutputError(f"{option}: {path}: there is no folder {path.parent}")
     made_folder(path.absolute().parent, option)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def _left_to_do(opened: OpenRun) -> dict[str, Any]:
 
 def _mc_file(opened: OpenRun) -> Path:
     path = opened.folder / MC_FILE
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
     return path
 
@@ -104,7 +105,7 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
     if opened.preprocessing.get("input_shape"):
         return tuple(opened.preprocessing["input_shape"])
     path = opened.folder / "model.onnx"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     import onnx
 

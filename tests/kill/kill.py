@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from killing import VARIANTS, one, undisturbed
+from killing import VARIANTS, one, undisturbed, warm
 from marks import RESULTS, put
 
 KEPT = RESULTS / "reliability_kill.json"
@@ -41,6 +41,7 @@ def main() -> int:
     faults = 0
     with tempfile.TemporaryDirectory(prefix="svdc-kill-") as name:
         folder, whole = Path(name), {}
+        warm(folder)
         for number in range(given.runs) if given.only is None else [given.only]:
             variant = given.variants[number % len(given.variants)]
             if number in done and given.only is None:
@@ -72,8 +73,8 @@ def page(records: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
     return [
         "## Killed runs",
         "",
-        f"`make test-kill` (`python tests/kill/kill.py --runs {given.runs} --seed {given.seed}`): runs killed at random moments",
-        "and resumed until they are done. Right: the same bytes of each model and ONNX file, the same numbers in `report.json`",
+        f"`make test-kill` (`python tests/kill/kill.py --runs {given.runs} --seed {given.seed}`): runs killed at random",
+        "moments and resumed until they are done. Right: the same bytes of each model and ONNX file, the same numbers in `report.json`",
         "but for times, and no other files in the folder.",
         f"{several} runs were killed more than once; {commands} were commands of their own, the others forks of one process.",
         "",

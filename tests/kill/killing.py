@@ -108,6 +108,14 @@ class Record:
     fault: str = ""
 
 
+def warm(folder: Path) -> None:
+    """A run in this process itself, with all figures: what it imports and prepares, its forks find done."""
+    run(
+        load_recipe("digits", [*TINY, "report={html: true, latency: true}", "dense.epochs=1", "train.epochs=1"]),
+        folder / "warm",
+    )
+
+
 def recipe_of(variant: str) -> Recipe:
     """The recipe of a variant."""
     return load_recipe("digits", [*TINY, *VARIANTS[variant]])
