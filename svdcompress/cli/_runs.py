@@ -24,10 +24,13 @@ from svdcompress.cli._common import (
     opened_run,
     out_console,
     print_json,
+    short_of_memory,
 )
 from svdcompress.errors import DataError, OutputError, UsageError, shortened
 
 BATCH = 500
+"""Inputs that go through a model at once."""
+
 OUTSIDE = 2000
 """Images of other data that are looked at."""
 
@@ -46,6 +49,7 @@ def evaluate(
         ),
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
+    batch: Annotated[int, typer.Option(help="Inputs that go through a model at once; fewer take less memory.", min=1)] = BATCH,
     device: Device = "auto",
     model: ModelAgain = None,
     trust_code: TrustCode = False,
@@ -63,20 +67,21 @@ def evaluate(
     place = on_device(device)
     opened = opened_run(run, trust_code, model)
     folder = made_folder(out or run / "evaluation")  # all else takes time
-    data = opened.data
-    test = lambda: data.test.batches(BATCH)  # noqa: E731
-    result = uncertainty.compare(
-        opened.dense.to(place),
-        opened.model.to(place),
-        test,
-        lambda: data.validation.batches(BATCH),
-        task=data.task,
-        ood={**uncertainty.outside(test, seed), **_others(outside, data)},
-        samples=samples,
-        seed=seed,
-        scale=1.0 if data.target_scale is None else data.target_scale[1],
-        dim=data.dim,
-    )
+    with short_of_memory(f"lower --batch (here {batch}), or take another --device"):
+        data = opened.data
+        test = lambda: data.test.batches(batch)  # noqa: E731
+        result = uncertainty.compare(
+            opened.dense.to(place),
+            opened.model.to(place),
+            test,
+            lambda: data.validation.batches(batch),
+            task=data.task,
+            ood={**uncertainty.outside(test, seed), **_others(outside, data, batch)},
+            samples=samples,
+            seed=seed,
+            scale=1.0 if data.target_scale is None else data.target_scale[1],
+            dim=data.dim,
+        )
     pictures = uncertainty.draw(result, folder)
     write_json(folder / "evaluation.json", result)
     if json:
@@ -119,7 +124,7 @@ def _elsewhere(result: dict[str, Any]) -> Table:
     return table
 
 
-def _others(names: list[str], data: Any) -> dict[str, Any]:
+def _others(names: list[str], data: Any, batch: int) -> dict[str, Any]:
     """Batches of the test images of other data, by the data's name."""
     import torch
 
@@ -133,7 +138,7 @@ def _others(names: list[str], data: Any) -> dict[str, Any]:
             test = open_data(DataSection(name=name), "classification").test
             if len(test) > OUTSIDE:  # from all over, since files are often sorted by class
                 test = test.subset(torch.linspace(0, len(test) - 1, OUTSIDE).long())
-            batches = lambda test=test: test.batches(BATCH)  # noqa: E731
+            batches = lambda test=test: test.batches(batch)  # noqa: E731
             # whoever could open the data has let their transforms run
             images = uncertainty.images_like(batches, data.preprocessing, OUTSIDE, trust_code=True)
             next(iter(images()))

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from svdcompress.batch import first_tensor, map_tensors
-from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, shortened
+from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, out_of_memory, shortened
 from svdcompress.export import read_metadata
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import check_finite, preprocess
-from svdcompress.train import out_of_memory
 from svdcompress.uncertainty import mc_predict
 
 MC_FILE = "model_mc.onnx"
@@ -140,7 +139,9 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
             raise
         except Exception as error:  # whatever the model raises
             if out_of_memory(error):
-                raise ModelError("out of memory: take fewer samples, or a device with more memory") from error
+                raise ModelError(
+                    "out of memory: give the inputs in smaller files, or take a machine or device with more memory"
+                ) from error
             raise DataError(
                 f"the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: {type(error).__name__}: "
                 f"{shortened(str(error).strip().partition(chr(10))[0])}"

@@ -22,7 +22,7 @@ from killing import VARIANTS, one, undisturbed, warm
 from marks import RESULTS, put
 
 KEPT = RESULTS / "reliability_kill.json"
-COMMANDS = 10
+COMMANDS = 20
 """Every so manieth run is a command of its own."""
 
 
@@ -74,8 +74,8 @@ def page(records: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
         "## Killed runs",
         "",
         f"`make test-kill` (`python tests/kill/kill.py --runs {given.runs} --seed {given.seed}`): runs killed at random",
-        "moments and resumed until they are done. Right: the same bytes of each model and ONNX file, the same numbers in `report.json`",
-        "but for times, and no other files in the folder.",
+        "moments and resumed until they are done. Right: the same bytes of each model and ONNX file, the same numbers in",
+        "`report.json` but for times, and no other files in the folder.",
         f"{several} runs were killed more than once; {commands} were commands of their own, the others forks of one process.",
         "",
         "| recipe | runs | kills | while resuming | SIGKILL / SIGTERM / SIGINT | right | faults |",
