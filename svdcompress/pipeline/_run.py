@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from svdcompress.errors import Interrupted, OutputError, RecipeError, SvdcError, TrainingError, out_of_memory
+from svdcompress.errors import DataError, Interrupted, OutputError, RecipeError, SvdcError, TrainingError, out_of_memory
 from svdcompress.pipeline._folder import (
     RunState,
     discard,
@@ -106,7 +106,7 @@ def _stages(
                 discard(folder)
             kept = os.path.isfile(folder / "recipe.yaml")
             mend = f" Once that is mended, go on with: {again}" if kept else ""
-            if isinstance(error, SvdcError) and (error.resumable or isinstance(error, OutputError)):
+            if isinstance(error, SvdcError) and (error.resumable or isinstance(error, OutputError | DataError)):
                 raise type(error)(f"{str(error).rstrip('.')}.{mend}") from error
             if out_of_memory(error):
                 raise TrainingError(

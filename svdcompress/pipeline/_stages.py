@@ -34,6 +34,7 @@ from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._round import rounded
+from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
@@ -114,6 +115,12 @@ class Stages:
         if self.recipe.report.tensorboard:
             check_tensorboard()
         self.data: Data = open_data(self.recipe.data, self.recipe.task)
+        now = seen(self.data)
+        if any(self.state.folder.glob("*.pt")) and (before := self.state.facts.get("data")):
+            if other := check_same(before, now, self.out):
+                self._warn(other)
+        else:
+            self.state.put(data=now)
         self.inputs = example_inputs(self.data.train, EXAMPLES)
 
     def _dense(self) -> None:

@@ -1,7 +1,7 @@
 """A hundred small breaks of the package, and which of them no test notices: `make mutants`.
 
-Mutants are drawn by a seed, ten in each of ROOMS. The tests that call the broken function run against each, its own room's
-first and the quick ones before the slow, until one fails. benchmarks/results/mutants.md lists the survivors with what
+Mutants are drawn by a seed, ten in each of ROOMS. The tests that call the broken function run against each, those of its own
+room and then those AROUND it, the quick ones first, until one fails. benchmarks/results/mutants.md lists the survivors with what
 reasons.yaml here says of them; mutants.json keeps what was found, and goes on from there after a stop. Exits with 1 where a
 survivor has no reason.
 
@@ -34,12 +34,26 @@ from marks import RESULTS
 from mutate import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("layers", "objective", "relevance", "prune", "export", "uncertainty", "train", "pipeline", "checkpoint", "likelihoods")
+AROUND = {
+    "layers": ("test_objective.py", "test_relevance.py", "test_convert.py", "uncertainty"),
+    "objective": ("train",),
+    "relevance": ("prune", "train/test_shrink.py"),
+    "prune": ("test_relevance.py", "test_checkpoint.py", "zoo"),
+    "export": ("predict", "pipeline/test_export_model.py"),
+    "uncertainty": ("likelihoods", "cli/test_memory.py"),
+    "train": ("interop", "pipeline/test_parts.py"),
+    "pipeline": ("predict", "cli"),
+    "checkpoint": ("test_fixtures.py", "predict"),
+    "likelihoods": ("uncertainty", "train"),
+}
+"""Rooms whose code is broken, and the tests beside their own that may notice."""
+
+ROOMS = tuple(AROUND)
 KEPT, PAGE = RESULTS / "mutants.json", RESULTS / "mutants.md"
 REASONS = Path(__file__).with_name("reasons.yaml")
 
 TESTS_SECONDS = 60.0
-"""Seconds of tests that run against one mutant at most, as they take without it; the page tells how many ran of how many."""
+"""Seconds of tests of its own room, and as many around it, that run against a mutant at most, as they take without it."""
 
 LIBRARIES = ("numpy", "torch", "onnx", "onnxruntime", "onnxscript", "safetensors.torch", "pydantic", "yaml", "accelerate",
              "torchmetrics", "rich.console", "typer", "pandas", "sklearn.datasets", "PIL.Image", "hypothesis", "pytest",
@@ -54,9 +68,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10, help="mutants of each room")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=Path, help="keep which test calls what in this file, and take it from there")
+    parser.add_argument("--own", action="store_true", help="the tests of a mutant's own room alone")
     parser.add_argument("--survivors", action="store_true", help="only those that survived the last time, and new ones")
     parser.add_argument("--again", action="store_true", help="all of them, also those that were tried already")
-    parser.add_argument("--workers", type=int, default=2, help="processes that look at which test calls what")
     given = parser.parse_args()
     drawn = [each for room in given.rooms for each in draw(room, given.count, given.seed)]
     stored = {entry["key"]: entry for entry in json.loads(KEPT.read_text())} if KEPT.is_file() else {}
@@ -67,12 +81,12 @@ def main() -> int:
     if todo:
         with tempfile.TemporaryDirectory(prefix="svdc-mutants-") as name:
             folder = Path(name)
-            calls = called(given.calls, folder / "told", given.workers)
+            calls = Calls(given.calls, folder / "told")
             place = copied(folder / "broken")
             for library in LIBRARIES:
                 __import__(library)
             for each in todo:
-                kept[each.key] = entry = tried(each, place, calls)
+                kept[each.key] = entry = tried(each, place, calls, given.own)
                 print(f"{each.file}:{each.line} {entry['killed_by'] or 'SURVIVED'}  {each.key}", flush=True)
                 write(drawn, kept, given)
     missing = write(drawn, kept, given)
@@ -103,31 +117,46 @@ def copied(place: Path) -> Path:
     return place
 
 
-def called(file: Path | None, place: Path, workers: int) -> dict[str, Any]:
-    """{test: whether it passed, seconds, functions that it calls}, of the quick tests."""
-    if file is not None and file.is_file():
-        return json.loads(file.read_text())
-    print("which test calls what (the quick tests, once) ...", flush=True)
-    copied(place)
-    instrument(place)
-    told = place / "told"
-    told.mkdir()
-    path = os.pathsep.join(map(str, (place, place / "tests" / "mutants")))
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "calls", "-n", str(workers)]
-    skipped = [f"--ignore=tests/{name}" for name in ("fuzz", "kill", "mutants", "test_house.py")]
-    subprocess.run([*command, *skipped], cwd=place, env={**os.environ, "PYTHONPATH": path, "CALLS_TO": str(told)}, check=False)
-    found: dict[str, Any] = {}
-    for each in told.iterdir():
-        found |= json.loads(each.read_text())
-    if file is not None:
-        file.write_text(json.dumps(found))
-    return found
+class Calls:
+    """Which test calls which functions, by files or folders of tests: looked at once, when they are asked for."""
+
+    def __init__(self, file: Path | None, place: Path) -> None:
+        self.file, self.place = file, place
+        self.known: dict[str, Any] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+
+    def of(self, tests: str) -> dict[str, Any]:
+        """{test: whether it passed, seconds, functions that it calls} of the quick tests of a file or folder."""
+        if tests not in self.known:
+            self.known[tests] = self._look(tests) if (ROOT / "tests" / tests).exists() else {}
+            if self.file is not None:
+                self.file.write_text(json.dumps(self.known))
+        return self.known[tests]
+
+    def _look(self, tests: str) -> dict[str, Any]:
+        print(f"which of tests/{tests} calls what ...", flush=True)
+        if not self.place.exists():
+            instrument(copied(self.place))
+        told = self.place / "told"
+        shutil.rmtree(told, ignore_errors=True)
+        told.mkdir()
+        path = os.pathsep.join(map(str, (self.place, self.place / "tests" / "mutants")))
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "calls", "-p", "no:xdist", f"tests/{tests}"]
+        environment = {**os.environ, "PYTHONPATH": path, "CALLS_TO": str(told)}
+        subprocess.run(command, cwd=self.place, env=environment, check=False, stdout=subprocess.DEVNULL)
+        found: dict[str, Any] = {}
+        for each in told.iterdir():
+            found |= json.loads(each.read_text())
+        return found
+
+
+def own_tests(room: str) -> tuple[str, ...]:
+    """The files and folders of a room's own tests."""
+    return (room, f"test_{room}.py")
 
 
 def chosen(mutant: Mutant, calls: dict[str, Any]) -> list[str]:
-    """Tests that call a mutant's function (its file's, where it is in none): its own room's first, and the quick ones first."""
+    """Tests that call a mutant's function (or its file's, where it is in none), the quick ones first."""
     function = f"{mutant.file} {mutant.function}"
-    room = mutant.file.split("/")[1].removesuffix(".py")
 
     def concerned(entry: dict[str, Any]) -> bool:
         return any(each == function or each.startswith(f"{function}.") for each in entry["functions"])
@@ -135,27 +164,33 @@ def chosen(mutant: Mutant, calls: dict[str, Any]) -> list[str]:
     names = [name for name, entry in calls.items() if entry["passed"] and concerned(entry)]
     if not names:  # what runs when the module is imported
         names = [name for name, entry in calls.items() if entry["passed"] and any(mutant.file in f for f in entry["functions"])]
-    return sorted(names, key=lambda name: (room not in name.partition("::")[0], calls[name]["seconds"]))
+    return sorted(names, key=lambda name: calls[name]["seconds"])
 
 
-def tried(mutant: Mutant, place: Path, calls: dict[str, Any]) -> dict[str, Any]:
+def tried(mutant: Mutant, place: Path, calls: Calls, own: bool) -> dict[str, Any]:
     """What the tests say of one mutant."""
+    room = mutant.file.split("/")[1].removesuffix(".py")
     path = place / mutant.file
     source = path.read_text(encoding="utf-8")
-    names, spent, tests = chosen(mutant, calls), 0.0, []
-    for name in names:
-        spent += calls[name]["seconds"]
-        if spent > TESTS_SECONDS and tests:
+    started, killed, ran, of = time.monotonic(), "", 0, 0
+    for groups in (own_tests(room), () if own else AROUND[room]):
+        known = {name: entry for group in groups for name, entry in calls.of(group).items()}
+        names, tests, spent = chosen(mutant, known), [], 0.0
+        for name in names:
+            spent += known[name]["seconds"]
+            if spent > TESTS_SECONDS and tests:
+                break
+            tests.append(name)
+        ran, of = ran + len(tests), of + len(names)
+        path.write_text(mutant.applied(source), encoding="utf-8")
+        try:
+            killed = forked(place, tests) if tests else ""
+        finally:
+            path.write_text(source, encoding="utf-8")
+        if killed:
             break
-        tests.append(name)
-    started = time.monotonic()
-    path.write_text(mutant.applied(source), encoding="utf-8")
-    try:
-        killed = forked(place, tests) if tests else ""
-    finally:
-        path.write_text(source, encoding="utf-8")
     entry = {"key": mutant.key, "file": mutant.file, "line": mutant.line, "function": mutant.function, "killed_by": killed}
-    return {**entry, "tests": len(tests), "of": len(names), "seconds": round(time.monotonic() - started, 1)}
+    return {**entry, "tests": ran, "of": of, "seconds": round(time.monotonic() - started, 1)}
 
 
 def forked(place: Path, tests: list[str], patience: float = 600.0) -> str:
@@ -223,8 +258,8 @@ def write(drawn: list[Mutant], kept: dict[str, dict[str, Any]], given: argparse.
         "# Mutants",
         "",
         f"`make mutants` (`python tests/mutants/mutants.py --count {given.count} --seed {given.seed}`): small breaks of",
-        "the code, and whether the quick tests notice. Tests that call the broken function run, its own room's first, until one",
-        "fails. A survivor has a reason why it changes nothing that can be told, or gets a test.",
+        "the code, and whether the quick tests notice. The tests that call the broken function run, of its own room first,",
+        "until one fails. A survivor has a reason why it changes nothing that can be told, or gets a test.",
         "",
         "| room | mutants | noticed | survivors | without a reason |",
         "|---|---|---|---|---|",
