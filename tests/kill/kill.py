@@ -7,6 +7,7 @@ from there. A fault is made again, as far as times repeat, by --only NUMBER. Exi
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
@@ -42,6 +43,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="svdc-kill-") as name:
         folder, whole = Path(name), {}
         warm(folder)
+        gc.freeze()  # else each fork copies what the collector touches
         for number in range(given.runs) if given.only is None else [given.only]:
             variant = given.variants[number % len(given.variants)]
             if number in done and given.only is None:

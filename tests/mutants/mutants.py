@@ -1,7 +1,7 @@
 """A hundred small breaks of the package, and which of them no test notices: `make mutants`.
 
 Mutants are drawn by a seed, ten in each of ROOMS. The tests that call the broken function run against each, those of its own
-room and then those AROUND it, the quick ones first, until one fails. benchmarks/results/mutants.md lists the survivors with what
+room and then those AROUND it, the quick ones first, until one fails. results/mutants.md lists the survivors with what
 reasons.yaml here says of them; mutants.json keeps what was found, and goes on from there after a stop. Exits with 1 where a
 survivor has no reason.
 
