@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="make this mutation alone, and let its error through")
     parser.add_argument("--resume", action="store_true", help="go on from the stored counts of the same seed")
+    parser.add_argument("--faults", action="store_true", help="try the stored faults again, and correct the counts")
     parser.add_argument("--no-results", action="store_true", help="write no files")
     given = parser.parse_args()
     stored = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
@@ -47,21 +49,34 @@ def main() -> int:
             if given.only is not None:
                 return again(known[each], given, folder)
             before = stored.get(each, {})
-            new = {"seed": given.seed, "tried": 0, "refused": 0, "right": 0, "faults": [], "seconds": 0.0}
-            entry = before if given.resume and before.get("seed") == given.seed else new
-            while (left := given.count - entry["tried"]) > 0:
-                started = time.monotonic()
-                count = fuzz(known[each], min(left, CHUNK), folder, given.seed, first=entry["tried"], limit_memory=True)
-                for part, value in vars(count).items():
-                    entry[part] += value
-                entry["seconds"] = round(entry["seconds"] + time.monotonic() - started, 1)
-                for number, what in count.faults[:20]:
-                    print(f"    {each} {number}: {what}", flush=True)
+            entry = {"seed": given.seed, "tried": 0, "refused": 0, "right": 0, "faults": [], "seconds": 0.0}
+            if before.get("seed") == given.seed and (given.resume or given.faults):
+                entry = before
+            for _ in further(known[each], entry, given, folder):
                 if not given.no_results:
                     write(each, entry)
             print(line(each, entry), flush=True)
             faults += len(entry["faults"])
     return 1 if faults else 0
+
+
+def further(form, entry: dict[str, Any], given: argparse.Namespace, folder: Path) -> Iterator[None]:
+    """Add mutations to an entry's counts, or try its faults again; each step is worth keeping."""
+    chunks = [(number, 1) for number, _ in entry["faults"]]
+    if not given.faults:
+        chunks = [(first, min(CHUNK, given.count - first)) for first in range(entry["tried"], given.count, CHUNK)]
+    else:
+        entry["tried"] -= len(chunks)
+        entry["faults"] = []
+    for first, size in chunks:
+        started = time.monotonic()
+        count = fuzz(form, size, folder, given.seed, first=first, limit_memory=True)
+        for part, value in vars(count).items():
+            entry[part] += value
+        entry["seconds"] = round(entry["seconds"] + time.monotonic() - started, 1)
+        for number, what in count.faults[:20]:
+            print(f"    {form.name} {number}: {what}", flush=True)
+        yield
 
 
 def again(form, given: argparse.Namespace, folder: Path) -> int:
