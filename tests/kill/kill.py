@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import tempfile
+import traceback
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from killing import VARIANTS, one, undisturbed, warm
+from killing import VARIANTS, Whole, one, undisturbed, warm
 from marks import RESULTS, put
 
 KEPT = RESULTS / "reliability_kill.json"
-COMMANDS = 20
-"""Every so manieth run is a command of its own."""
+COMMANDS = 21
+"""One of so many runs is a command of its own; not a multiple of the number of variants."""
 
 
 def main() -> int:
@@ -35,32 +38,60 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="this run alone; nothing is written")
     parser.add_argument("--resume", action="store_true", help="go on from the stored runs of the same seed")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     given = parser.parse_args()
     stored: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     records = stored["records"] if given.resume and stored.get("seed") == given.seed else []
     done = {record["number"] for record in records}
-    faults = 0
+    numbers = [number for number in range(given.runs) if number not in done] if given.only is None else [given.only]
     with tempfile.TemporaryDirectory(prefix="svdc-kill-") as name:
-        folder, whole = Path(name), {}
+        folder = Path(name)
         warm(folder)
+        whole = {}
+        for variant in dict.fromkeys(given.variants[number % len(given.variants)] for number in numbers):
+            place = folder / f"whole-{len(whole)}"
+            place.mkdir()
+            whole[variant] = undisturbed(variant, place)
         gc.freeze()  # else each fork copies what the collector touches
-        for number in range(given.runs) if given.only is None else [given.only]:
-            variant = given.variants[number % len(given.variants)]
-            if number in done and given.only is None:
-                continue
-            if variant not in whole:
-                place = folder / f"whole-{number}"
-                place.mkdir()
-                whole[variant] = undisturbed(variant, place)
-            record = one(number, variant, whole[variant], folder, given.seed, command=number % COMMANDS == COMMANDS - 1)
-            faults += bool(record.fault)
-            kills = ", ".join(f"{k['signal']} {k['stage'] or 'change ' + str(k['change'])}" for k in record.kills)
-            print(f"{number:3d} {variant}: {kills}: {record.fault or 'the same'}", flush=True)
+        for record in in_workers(numbers, whole, folder, given):
+            kills = ", ".join(f"{k['signal']} {k['stage'] or 'change ' + str(k['change'])}" for k in record["kills"])
+            print(f"{record['number']:3d} {record['variant']}: {kills}: {record['fault'] or 'the same'}", flush=True)
+            records.append(record)
             if given.only is None:
-                records.append(asdict(record))
                 KEPT.write_text(json.dumps({"seed": given.seed, "records": records}, indent=1) + "\n")
                 put("kill", page(records, given))
-    return 1 if faults else 0
+    return 1 if any(record["fault"] for record in records) else 0
+
+
+def in_workers(
+    numbers: list[int], whole: dict[str, Whole], folder: Path, given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The runs of these numbers, as they end; each worker is a fork with a folder of its own."""
+    reading, writing = os.pipe()
+    workers = []
+    for worker in range(given.workers):
+        place = folder / f"worker-{worker}"
+        place.mkdir()
+        pid = os.fork()
+        if pid:
+            workers.append(pid)
+            continue
+        try:
+            os.close(reading)
+            for number in numbers[worker :: given.workers]:
+                variant = given.variants[number % len(given.variants)]
+                record = one(number, variant, whole[variant], place, given.seed, command=number % COMMANDS == COMMANDS - 1)
+                os.write(writing, json.dumps(asdict(record)).encode() + b"\n")  # one write: lines stay whole
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        for line in file:
+            yield json.loads(line)
+    for pid in workers:
+        os.waitpid(pid, 0)
 
 
 def page(records: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:

@@ -1,7 +1,7 @@
 """Runs that are killed at moments drawn by a seed, gone on with, and held against the undisturbed run.
 
-A run is a fork of a process that has imported everything, so that the start of Python does not take most of the time; every
-tenth one is a real `svdc sparsify`. It is killed at a time within a stage, or just before or after its n-th change of files.
+A run is a fork of a process that has imported everything, so that the start of Python does not take most of the time; some
+are a real `svdc sparsify`. It is killed at a time within a stage, or just before or after its n-th change of files.
 """
 
 from __future__ import annotations

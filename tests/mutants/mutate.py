@@ -132,11 +132,11 @@ def _changes(node: ast.AST) -> Iterator[str]:
         yield from _constant(node.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name, inner = node.func.attr, ast.unparse(node.func.value)
-        if name in DROPPED and inner != "torch":
+        if name in DROPPED and inner not in ("torch", "math", "np"):
             yield inner
         if name in NAMES:
             yield _with(node, func=ast.Attribute(node.func.value, NAMES[name], ast.Load()))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMES:
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"):
         yield _with(node, func=ast.Name(NAMES[node.func.id], ast.Load()))
     elif isinstance(node, ast.If | ast.IfExp | ast.While) and not isinstance(node.test, ast.Compare | ast.BoolOp | ast.UnaryOp):
         if isinstance(node, ast.IfExp):
