@@ -66,8 +66,8 @@ TIMES = {"seconds", "created", "latency", "latency_ms", "threads"}
 CHANGES = ("replace", "rename", "unlink", "mkdir", "rmdir", "fsync")
 """Functions of `os` that change files, or come between their writing and their names."""
 
-PATIENCE = 300.0
-"""Seconds after which a run that is neither done nor killed is a fault."""
+PATIENCE = 3600.0
+"""Seconds after which a run that is neither done nor killed is a fault: machines may be busy."""
 
 
 class Fault(Exception):
