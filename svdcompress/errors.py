@@ -7,6 +7,7 @@ The command line prints that message alone and exits with the class's `exit_code
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -102,6 +103,20 @@ class Interrupted(SvdcError):
     """Stopped by a signal; what was done is saved and can be resumed."""
 
     exit_code = 130
+
+
+_MEMORY = re.compile(
+    r"not enough memory|can't allocate memory|cannot allocate memory|out of memory|failed to allocate memory|bad_alloc",
+    re.IGNORECASE,
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left, on the processor or an accelerator."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    foreign = isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime")
+    return foreign and bool(_MEMORY.search(str(error)))
 
 
 def shortened(text: str, length: int = 200) -> str:

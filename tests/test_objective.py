@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -152,6 +153,19 @@ def test_linear_warm_up(epoch, expected):
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (5, 0), (12.5, 0.5), (8.75, 0.5 - math.sqrt(0.125)), (20, 1), (99, 1)])
 def test_cosine_warm_up(epoch, expected):
     assert svdc.CosineWarmup(5, 20, final=2.0)(epoch) == pytest.approx(2 * expected, abs=1e-12)
+
+
+def test_warm_ups_are_those_of_epochs_5_to_20_unless_told_otherwise():
+    for schedule in (svdc.LinearWarmup(), svdc.CosineWarmup()):
+        assert schedule(5) == 0 < schedule(5.01) and schedule(19.99) < schedule(20) == 1
+
+
+@pytest.mark.parametrize("schedule", [svdc.LinearWarmup(), svdc.CosineWarmup(), svdc.AdditiveWarmup()], ids=repr)
+def test_a_schedule_is_a_value(schedule):
+    """It may be a key, and nobody who has it changes it for others."""
+    assert hash(schedule) == hash(type(schedule)()) and schedule == type(schedule)()
+    with pytest.raises(FrozenInstanceError):
+        schedule.final = 2.0
 
 
 def test_a_warm_up_of_no_length_is_a_step():

@@ -23,6 +23,7 @@ from svdcompress.cli._common import (
     opened_run,
     out_console,
     print_json,
+    short_of_memory,
 )
 from svdcompress.errors import DataError
 
@@ -64,6 +65,7 @@ def evaluate(
         ),
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
+    batch: Annotated[int, typer.Option(help="Inputs that go through a model at once; fewer take less memory.", min=1)] = BATCH,
     device: Device = "auto",
     model: ModelAgain = None,
     trust_code: TrustCode = False,
@@ -85,10 +87,11 @@ def evaluate(
     place = on_device(device)
     opened = opened_run(run, trust_code, model)
     folder = made_folder(out or run / "evaluation")  # all else takes time
-    wanted = Wanted(samples, seed, members, magnitude, laplace, shift, str(place))
+    wanted = Wanted(samples, seed, members, magnitude, laplace, shift, str(place), batch)
     console = err_console()
-    others = _others(outside, opened.data)
-    with Bars(console, quiet=json) as bars:
+    others = _others(outside, opened.data, batch)
+    advice = f"lower --batch (here {batch}), or take another --device"
+    with Bars(console, quiet=json) as bars, short_of_memory(advice):
         say = lambda line: None if json else console.print(line, style="dim", markup=False, highlight=False)  # noqa: E731
         result = evaluate_run(opened, wanted, elsewhere=others, bars=bars, say=say)
     pictures = uncertainty.draw(result, folder)
@@ -194,7 +197,7 @@ def _elsewhere(result: dict[str, Any]) -> Table:
     return table
 
 
-def _others(names: list[str], data: Any) -> dict[str, Any]:
+def _others(names: list[str], data: Any, batch: int) -> dict[str, Any]:
     """Batches of the test images of other data, by the data's name."""
     import torch
 
@@ -208,7 +211,7 @@ def _others(names: list[str], data: Any) -> dict[str, Any]:
             test = open_data(DataSection(name=name), "classification").test
             if len(test) > OUTSIDE:  # from all over, since files are often sorted by class
                 test = test.subset(torch.linspace(0, len(test) - 1, OUTSIDE).long())
-            batches = lambda test=test: test.batches(BATCH)  # noqa: E731
+            batches = lambda test=test: test.batches(batch)  # noqa: E731
             # whoever could open the data has let their transforms run
             images = uncertainty.images_like(batches, data.preprocessing, OUTSIDE, trust_code=True)
             next(iter(images()))

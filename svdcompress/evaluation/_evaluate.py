@@ -18,7 +18,6 @@ from svdcompress.uncertainty import Batches, Contender, compare, ensemble_conten
 
 Say = Callable[[str], None]
 
-BATCH = 500
 SHIFTED = 2000
 """Test inputs that are corrupted."""
 
@@ -32,7 +31,7 @@ class Wanted:
 
     samples: draws. members: of a deep ensemble; 0: none. magnitude, laplace: whether these controls are made; None: the one
     where it takes a minute or less, the other where laplace-torch is installed. shift: corrupted test
-    data too. device: as torch names it.
+    data too. device: as torch names it. batch: inputs that go through a model at once.
     """
 
     samples: int = 100
@@ -42,6 +41,7 @@ class Wanted:
     laplace: bool | None = None
     shift: bool = False
     device: str = "cpu"
+    batch: int = 500
 
 
 def evaluate_run(
@@ -73,7 +73,7 @@ def evaluate_run(
         *_pruned(opened, wanted, bars, say, note),
     ]
     dense.to(wanted.device)  # where training has taken it off
-    test = lambda: data.test.batches(BATCH)  # noqa: E731
+    test = lambda: data.test.batches(wanted.batch)  # noqa: E731
     shape = opened.preprocessing.get("input_shape")
     shifted = shifts(test, wanted.seed, SHIFTED, shape) if wanted.shift else {}
     if wanted.shift and not shifted:
@@ -82,7 +82,7 @@ def evaluate_run(
         dense,
         sparse,
         test,
-        lambda: data.validation.batches(BATCH),
+        lambda: data.validation.batches(wanted.batch),
         task=own_likelihood(opened.model, data.task, data.dim),
         ood={**outside(test, wanted.seed), **(elsewhere or {})},
         shifts=shifted,

@@ -19,6 +19,7 @@ from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
 from svdcompress.sources import Data, example_inputs, open_data, save_weights
@@ -61,6 +62,12 @@ def open_stage(context: Context) -> Opened:
     if recipe.report.tensorboard:
         check_tensorboard()
     data = open_data(recipe.data, recipe.task)
+    now = seen(data)
+    if any(context.state.folder.glob("*.pt")) and (before := context.state.facts.get("data")):
+        if other := check_same(before, now, context.out):
+            context.warn(other)
+    else:
+        context.state.put(data=now)
     return Opened(data, example_inputs(data.train, EXAMPLES))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +78,7 @@ class Material:
     def path(self, name: str) -> Path:
         """A file of the folder. Raises Skip where the run wrote none; a file that has gone is found by its digest."""
         path = self.opened.folder / name
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise Skip(f"there is no {name}")
         return path
 
@@ -123,7 +124,7 @@ def sizes(material: Material) -> Iterator[Check]:
         stored = (material.results.get(side) or {}).get("bytes")
         path = material.opened.folder / name
         if stored is not None:
-            parts = [part for part in (path, path.with_name(f"{name}.data")) if part.is_file()]
+            parts = [part for part in (path, path.with_name(f"{name}.data")) if os.path.isfile(part)]
             yield _equal("bytes", name, stored, sum(part.stat().st_size for part in parts))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ def read_digits(place: str, section: DataSection) -> Raw:
 def read_npz(place: str, section: DataSection) -> Raw:
     """An npz file with x (or inputs, images, x_train) and y (or targets, labels, y_train); x_test and y_test if it has them."""
     path = Path(place)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"data.name: {path}: no such file")
     arrays = load_npz(path)
     tables: dict[str, Table | None] = {}

@@ -1,9 +1,9 @@
 """The fine-tuning loop, on any device and any number of them."""
 
+from svdcompress.errors import out_of_memory  # here for callers of before
 from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.likelihoods import score  # here for callers of before
 from svdcompress.train._device import Place, agree, find_place, leave, make_accelerator, told, wait
-from svdcompress.train._failed import out_of_memory
 from svdcompress.train._fit import fit
 from svdcompress.train._metrics import evaluate, losses
 from svdcompress.train._nonfinite import NotFinite

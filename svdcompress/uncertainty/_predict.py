@@ -24,6 +24,9 @@ from svdcompress.uncertainty._passes import Draws, evaluating
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
 
+MOST_SAMPLES = 10_000_000
+"""Draws beyond which nothing more is known, their error being less than a thousandth of the spread."""
+
 
 def mc_predict(
     model: nn.Module,
@@ -48,7 +51,7 @@ def mc_predict(
 
     model: with variational or MC-dropout layers.
     x: a tensor, a tuple of positional inputs or a dict of keyword inputs, with the batch as first dimension.
-    samples: draws for each input, 1 or more.
+    samples: draws for each input, from 1 to 10 million.
     task: "classification" (logits), "binary" (one logit for each question), "regression" (values), or "gaussian" (means and
         log variances: two tensors, or one with the means in the first half), or a `Likelihood`. None: what the model carries
         (`set_likelihood`; a run's models do), or classification where it carries nothing.
@@ -180,6 +183,8 @@ def _finite(prediction: Prediction) -> Prediction:
 
 def _check(samples: Any, antithetic: bool, chunk: Any, method: str) -> int:
     count = _whole("samples", samples)
+    if count > MOST_SAMPLES:
+        raise UsageError(f"samples: more than {MOST_SAMPLES:,}; at most {MOST_SAMPLES:,}, beyond which nothing more is known")
     if method not in ("sampling", "moments"):
         raise UsageError(f"method: {method!r} is unknown; one of sampling, moments")
     if antithetic and count % 2:
