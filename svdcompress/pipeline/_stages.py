@@ -17,7 +17,8 @@ from svdcompress.pipeline._finish import (
     report_stage,
     verify_stage,
 )
-from svdcompress.pipeline._search import Search, for_objective
+from svdcompress.pipeline._search import Search
+from svdcompress.pipeline._search_start import for_objective
 from svdcompress.pipeline._smaller import keep, prune_stage, recover_stage, tell_selection, threshold_stage
 from svdcompress.train import wait
 

@@ -12,7 +12,7 @@ import svdcompress as svdc
 from svdcompress.errors import ExportError, Interrupted, RecipeError
 from svdcompress.pipeline import open_run, run
 from svdcompress.pipeline._measure import asked
-from svdcompress.pipeline._search import objective_of
+from svdcompress.pipeline._search_start import for_objective, objective_of
 from svdcompress.recipe import load_recipe
 
 QUICK = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=3", "search.trials=3"]
@@ -207,8 +207,6 @@ def test_sparsify_says_what_is_no_model():
 
 
 def test_a_search_for_shapes_asks_units_too(tiny_recipe):
-    from svdcompress.pipeline._search import for_objective
-
     asked_for, said = for_objective(searching(tiny_recipe, "search.goal='macs=2x'"))
     assert asked_for.convert.share == {"weight": 0.8, "input": 0.1, "output": 0.1} and "convert.share" in str(said)
     for kept in (searching(tiny_recipe, "search.goal='nonzero=2x'"), tiny_recipe):
