@@ -15,7 +15,7 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.pipeline._begin import Dense, Opened, Variational
-from svdcompress.pipeline._choose_masks import masks_for
+from svdcompress.pipeline._choose_masks import FOLLOWS, masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
@@ -31,7 +31,6 @@ from svdcompress.search import (
     Budget,
     Losses,
     Trial,
-    below,
     better_pressure,
     next_ratio,
     pressure_of_size,
@@ -51,8 +50,8 @@ RECOVERY = 0.05
 """Of a trial's beta, what its recovery goes on with where the recipe says auto. With the masks held all that is left is needed,
 and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
 
-FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
-"""By what the size of a level is known without a file."""
+SHIFT = 0.8
+"""By so many levels a posterior becomes sparser while it cools, until a trial tells."""
 
 CLOSE = 0.02
 """A size within so much of the goal has reached it."""
@@ -135,9 +134,15 @@ class Search:
         follows = FOLLOWS[self.measure.name]
         return self.costs[follows] / max(row[follows], 1.0)
 
+    def _on_path(self, ratio: float) -> float:
+        """Where on the path a model is so many times smaller by itself."""
+        return pressure_of_size([1 / self._natural(row) for row in self.path.rows], 1 / ratio)
+
     def _pressure(self, size: float) -> float:
-        """Where on the path a size comes by itself."""
-        return pressure_of_size([1 / self._natural(row) for row in self.path.rows], size / self._dense_size)
+        """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell."""
+        shifts = [self._on_path(trial.natural) - trial.pressure for trial in self.kept.trials]
+        shift = sum(shifts) / len(shifts) if shifts else SHIFT
+        return round(min(max(self._on_path(self._dense_size / size) - shift, LOWEST), float(len(self.path.rows))), 3)
 
     def _for_size(self, target: float) -> None:
         """Trials of the size wanted, at the pressures that lose least."""
@@ -149,8 +154,8 @@ class Search:
             self._trial(round(pressure, 3), target)
 
     def _for_drop(self) -> None:
-        """Sizes between what keeps the budget and what does not; then smaller ones, pressed less, beside the best of them."""
-        rows, levels = self.path.rows, len(self.path.rows)
+        """Sizes between what keeps the budget and what does not; then the next smaller one, pressed otherwise."""
+        rows = self.path.rows
         errors, ratios = [row["error"] for row in rows], [self._natural(row) for row in rows]
         start = start_ratio(ratios, errors, self.judged.error, self._points(self.allowed))
         while not self._over() and self._left():
@@ -158,12 +163,13 @@ class Search:
             if ratio is None:
                 break
             size = self._dense_size * 2.0 ** -round(ratio, 3)
-            self._trial(round(below(self._pressure(size), levels), 3), size)
-        for step in (1.0, 0.5, 0.5):
+            self._trial(self._pressure(size), size)
+        for step in (0.5, -0.5):
             best = smallest(self.kept.trials, self.measure.name)
             if best is None or self._over() or not self._left():
                 break
-            self._trial(max(round(best.pressure - step, 3), LOWEST), FURTHER * best.costs[self.measure.name])
+            size = FURTHER * best.costs[self.measure.name]
+            self._trial(round(max(self._pressure(size) + step, LOWEST), 3), size)
 
     # One trial
 
@@ -199,6 +205,7 @@ class Search:
             pressure=pressure,
             beta=self.path.beta(pressure),
             ratio=math.log2(self._dense_size / target),
+            natural=self.costs[FOLLOWS[self.measure.name]] / max(selection.natural or 0.0, 1.0),
             threshold=selection.asked if isinstance(selection.asked, float) else None,
             costs=costs["small"],
             metrics=self.dense.trainer.validate(small.model),

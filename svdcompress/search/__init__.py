@@ -1,7 +1,7 @@
 """The smallest model within a budget of error, and the best one of a size: what decides, apart from what trains."""
 
 from svdcompress.search._budget import Budget, Losses, Verdict
-from svdcompress.search._plan import LOWEST, below, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
+from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._trial import Trial, front
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Losses",
     "Trial",
     "Verdict",
-    "below",
     "better_pressure",
     "front",
     "next_ratio",

@@ -57,14 +57,14 @@ def next_ratio(trials: Sequence[Trial], start: float) -> float | None:
 def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: float = LOWEST) -> float | None:
     """The pressure to try next for models of one size, to lose less; None where no more is to be learnt.
 
-    The first is a level below the one that gives the size by itself (`start`): what is pressed less hard, and then cut to the
-    size by rank, has mostly been better. From there it walks towards less error, a level at a time, then halves.
+    The first is the one that gives the size by itself (`start`), which trials tell better and better. From there it walks
+    towards less error, by half a level, then by a quarter.
     """
-    if not trials:
-        return below(start, levels, lowest)
+    if all(abs(start - trial.pressure) > FINEST for trial in trials):
+        return start
     errors = {trial.pressure: trial.error for trial in trials}
     best = min(errors, key=lambda pressure: (errors[pressure], -pressure))
-    step = 1.0
+    step = 0.5
     while step > FINEST:
         for pressure in (best - step, best + step):
             at = min(max(pressure, lowest), float(levels))
@@ -72,11 +72,6 @@ def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: 
                 return at
         step /= 2
     return None
-
-
-def below(start: float, levels: int, lowest: float = LOWEST) -> float:
-    """A level below the pressure that gives a size by itself."""
-    return min(max(start - 1, lowest), float(levels))
 
 
 def pressure_of_size(sizes: Sequence[float], target: float) -> float:
