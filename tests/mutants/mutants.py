@@ -36,7 +36,7 @@ from mutate import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 AROUND = {
     "layers": ("test_objective.py", "test_relevance.py", "test_convert.py", "uncertainty"),
-    "objective": ("train",),
+    "objective": ("convert/test_past.py", "train"),
     "relevance": ("prune", "train/test_shrink.py"),
     "prune": ("test_relevance.py", "test_checkpoint.py", "zoo"),
     "export": ("predict", "pipeline/test_export_model.py"),
