@@ -59,7 +59,7 @@ def _why_not(folder: Path, error: Exception) -> str:
     except OSError:
         full = False
     if full or getattr(error, "errno", None) == errno.ENOSPC:
-        return f"no space left on the device; {advice}"
+        return f"No space left on device; {advice}"
     return f"{getattr(error, 'strerror', None) or error}; {advice}"
 
 

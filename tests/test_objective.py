@@ -78,6 +78,18 @@ def test_kl_is_summed_over_weights_and_divided_by_n_alone():
     assert svdc.kl_divergence(double).item() == pytest.approx(2 * kl, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "shares", [("input", "weight"), ("input", "output"), ("weight", "weight"), ("layer", "weight")], ids=str
+)
+def test_kl_of_layers_of_several_kinds_is_that_of_each_by_itself(shares):
+    """Some kinds are computed together and some one by one; none may be left out."""
+    torch.manual_seed(0)
+    layers = [svdc.convert(nn.Linear(size, size + 1), share=share) for size, share in zip((5, 6), shares, strict=True)]
+    each = [svdc.kl_divergence(layer).item() for layer in layers]
+    assert min(each) > 1
+    assert svdc.kl_divergence(nn.Sequential(*layers)).item() == pytest.approx(sum(each), rel=1e-6)
+
+
 def test_training_by_the_objective_is_training_by_hand():
     """The same few steps written out with plain torch give the same numbers."""
 

@@ -8,7 +8,7 @@ import random
 import shutil
 
 import pytest
-from killing import COMPARED, VARIANTS, Whole, difference, differing, moments, one, recipe_of, undisturbed
+from killing import COMPARED, VARIANTS, Whole, difference, differing, moments, one, recipe_of, undisturbed, warm
 
 
 def test_differences_of_reports_are_told_but_for_times():
@@ -52,12 +52,19 @@ def test_moments_are_of_every_kind_and_follow_from_the_seed():
     assert all(moment.stage == "start" and moment.later <= 15 for moment in moments(whole, random.Random(1), command=True))
 
 
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory):
+    """This process has imported and prepared what runs need, so that its forks are quick."""
+    warm(tmp_path_factory.mktemp("warm"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_killed_runs_end_as_the_undisturbed_one(variant, tmp_path):
+def test_killed_runs_end_as_the_undisturbed_one(variant, warmed, tmp_path):
     whole = undisturbed(variant, tmp_path)
     for number in range(2):
         record = one(number, variant, whole, tmp_path, seed=1)
         assert record.fault == "" and record.kills
+        print(variant, number, [(kill["signal"], kill["stage"] or kill["change"], kill["resuming"]) for kill in record.kills])
     (tmp_path / "killed" / "run" / "model.onnx").write_bytes(b"other")
     assert difference(whole.folder, tmp_path / "killed" / "run") == "model.onnx holds other bytes"

@@ -36,7 +36,7 @@ from mutate import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 AROUND = {
     "layers": ("test_objective.py", "test_relevance.py", "test_convert.py", "uncertainty"),
-    "objective": ("train",),
+    "objective": ("convert/test_past.py", "train"),
     "relevance": ("prune", "train/test_shrink.py"),
     "prune": ("test_relevance.py", "test_checkpoint.py", "zoo"),
     "export": ("predict", "pipeline/test_export_model.py"),
@@ -71,14 +71,16 @@ def main() -> int:
     parser.add_argument("--own", action="store_true", help="the tests of a mutant's own room alone")
     parser.add_argument("--survivors", action="store_true", help="only those that survived the last time, and new ones")
     parser.add_argument("--again", action="store_true", help="all of them, also those that were tried already")
+    parser.add_argument("--page", action="store_true", help="write the page from what is stored, and try nothing")
     given = parser.parse_args()
-    drawn = [each for room in given.rooms for each in draw(room, given.count, given.seed)]
+    drawn = [each for room in ROOMS for each in draw(room, given.count, given.seed)]
     stored = {entry["key"]: entry for entry in json.loads(KEPT.read_text())} if KEPT.is_file() else {}
-    kept = {each.key: stored[each.key] for each in drawn if each.key in stored and not given.again}
-    if given.survivors:
-        kept = {key: entry for key, entry in kept.items() if entry["killed_by"]}
-    todo = [each for each in drawn if each.key not in kept]
-    if todo:
+    kept = {each.key: stored[each.key] for each in drawn if each.key in stored}
+    for key, entry in list(kept.items()):
+        if room_of(entry["file"]) in given.rooms and (given.again or (given.survivors and not entry["killed_by"])):
+            del kept[key]
+    todo = [each for each in drawn if each.key not in kept and room_of(each.file) in given.rooms]
+    if todo and not given.page:
         with tempfile.TemporaryDirectory(prefix="svdc-mutants-") as name:
             folder = Path(name)
             calls = Calls(given.calls, folder / "told")
@@ -92,6 +94,11 @@ def main() -> int:
     missing = write(drawn, kept, given)
     print(f"{len(missing)} survivors without a reason in {REASONS.name}")
     return 1 if missing else 0
+
+
+def room_of(file: str) -> str:
+    """The room that a file is in, or is."""
+    return file.split("/")[1].removesuffix(".py")
 
 
 def draw(room: str, count: int, seed: int) -> list[Mutant]:
@@ -169,7 +176,7 @@ def chosen(mutant: Mutant, calls: dict[str, Any]) -> list[str]:
 
 def tried(mutant: Mutant, place: Path, calls: Calls, own: bool) -> dict[str, Any]:
     """What the tests say of one mutant."""
-    room = mutant.file.split("/")[1].removesuffix(".py")
+    room = room_of(mutant.file)
     path = place / mutant.file
     source = path.read_text(encoding="utf-8")
     started, killed, ran, of = time.monotonic(), "", 0, 0
@@ -261,15 +268,16 @@ def write(drawn: list[Mutant], kept: dict[str, dict[str, Any]], given: argparse.
         "the code, and whether the quick tests notice. The tests that call the broken function run, of its own room first,",
         "until one fails. A survivor has a reason why it changes nothing that can be told, or gets a test.",
         "",
-        "| room | mutants | noticed | survivors | without a reason |",
-        "|---|---|---|---|---|",
+        "| room | mutants | tried | noticed | survivors | without a reason |",
+        "|---|---|---|---|---|---|",
     ]
     for room in ROOMS:
-        own = [entry for entry in entries if entry["file"].split("/")[1].removesuffix(".py") == room]
+        count = sum(room_of(each.file) == room for each in drawn)
+        own = [entry for entry in entries if room_of(entry["file"]) == room]
         left = [entry for entry in own if not entry["killed_by"]]
         open_ = sum(entry["key"] in missing for entry in left)
-        lines.append(f"| {room} | {len(own)} | {len(own) - len(left)} | {len(left)} | {open_} |")
-    lines.append(f"| all | {len(entries)} | {len(entries) - len(alive)} | {len(alive)} | {len(missing)} |")
+        lines.append(f"| {room} | {count} | {len(own)} | {len(own) - len(left)} | {len(left)} | {open_} |")
+    lines.append(f"| all | {len(drawn)} | {len(entries)} | {len(entries) - len(alive)} | {len(alive)} | {len(missing)} |")
     lines += ["", "## Survivors", ""]
     for entry in alive:
         change = entry["key"].removeprefix(f"{entry['file']} {entry['function']}: ")

@@ -129,7 +129,7 @@ def test_a_full_disk_is_called_so_whatever_the_library_says(tmp_path, monkeypatc
     usage = shutil.disk_usage(tmp_path)._replace(free=100)
     with monkeypatch.context() as patch:
         patch.setattr(files.shutil, "disk_usage", lambda folder: usage)
-        with pytest.raises(OutputError, match=r"state\.pt: cannot be written: no space left on the device; free some space"):
+        with pytest.raises(OutputError, match=r"state\.pt: cannot be written: No space left on device; free some space"):
             files.write_atomically(tmp_path / "state.pt", fails)
     with pytest.raises(OutputError, match=r"cannot be written: .*unexpected pos 64 vs 0; free some space or choose another"):
         files.write_atomically(tmp_path / "state.pt", fails)
