@@ -137,6 +137,16 @@ def measured(folder: Path, samples: int) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """Markdown of all runs."""
     lines = ["# Posteriors of small networks", "", "Written by `benchmarks/posteriors.py`."]
+    together: dict[str, list[dict[str, Any]]] = {}
+    for run, found in results["runs"].items():
+        together.setdefault(run.rpartition("-")[0], []).append(found["rows"])
+    for recipe, runs in together.items():
+        if len(runs) > 1:
+            lines += ["", f"## {recipe}, means of {len(runs)} runs", "", "| posterior | held NLL | test NLL | ECE | error |"]
+            lines.append("|---|---|---|---|---|")
+            for name in runs[0]:
+                mean = {key: sum(rows[name][key] for rows in runs) / len(runs) for key in ("held", "nll", "ece", "error")}
+                lines.append(f"| {name} | {mean['held']:.4f} | {mean['nll']:.4f} | {mean['ece']:.4f} | {mean['error']:.2f}% |")
     for run, found in results["runs"].items():
         lines += ["", f"## {run}", "", "| posterior | temperature | held NLL | test NLL | less than the mean | ECE | error |"]
         lines.append("|---|---|---|---|---|---|---|")

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from svdcompress.calibrate._curvature import Curvature
-from svdcompress.calibrate._draws import Draws, bare, collect
+from svdcompress.calibrate._draws import Draws, collect
 from svdcompress.calibrate._kept import AsFunction, Kept
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import Likelihood
@@ -75,7 +75,7 @@ def joint_draws(
 
     model: in `eval()` with its masks held. The same seed gives the same standard normal noise, whatever the posterior.
     """
-    plain = bare(likelihood)
+    plain = likelihood.plain()
     function = AsFunction(model, posterior.kept, plain)
     mean = function.vector
     noise = torch.randn(samples, len(posterior.kept), generator=torch.Generator().manual_seed(seed))
