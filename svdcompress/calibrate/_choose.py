@@ -19,6 +19,7 @@ from svdcompress.calibrate._posterior import Joint, with_variances
 from svdcompress.calibrate._refit import refit
 from svdcompress.calibrate._tempering import FEWEST, Tempered, fit_tempering, tempers
 from svdcompress.errors import ModelError, UsageError
+from svdcompress.layers import set_posterior
 from svdcompress.likelihoods import TASKS, Likelihood
 from svdcompress.relevance import hold, relevance
 from svdcompress.sources import Examples
@@ -63,7 +64,7 @@ class Calibrated:
 
     @property
     def better(self) -> str:
-        """"samples" where draws have the lower validation NLL, each tempered; else "mean", which costs one pass."""
+        """ "samples" where draws have the lower validation NLL, each tempered; else "mean", which costs one pass."""
         mean, samples = (one.after if one.taken else one.before for one in (self.mean, self.samples))
         return "samples" if samples < mean else "mean"
 
@@ -205,6 +206,7 @@ def _variational(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fi
 
 def _scaled(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
     small = copy.deepcopy(model)
+    set_posterior(small, "independent")
     with held(small):
         scales, fitted = fit_scale(
             small,

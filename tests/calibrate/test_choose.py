@@ -8,11 +8,12 @@ import torch
 from calibration_data import examples_of, mlp_classifier
 from torch import nn
 
-from svdcompress.calibrate import POSTERIORS, calibrate, promises_of
+from svdcompress.calibrate import POSTERIORS, calibrate, log_variances, promises_of, refit, with_scales
 from svdcompress.calibrate._choose import EXAMPLES, _best, _bounded
 from svdcompress.calibrate._draws import draws_of
 from svdcompress.calibrate._fit import Fitted
-from svdcompress.errors import DataError, UsageError
+from svdcompress.errors import DataError, ModelError, UsageError
+from svdcompress.layers import set_posterior
 from svdcompress.likelihoods import Classification, Gaussian, Regression
 from svdcompress.uncertainty import mc_predict, mean_predict
 
@@ -92,6 +93,19 @@ def test_a_gaussian_head_has_nothing_to_temper():
     x, y = torch.randn(60, 4), torch.randn(60, 1)
     found = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian())
     assert found.likelihood.settings() == {"dim": 1} and not found.samples.taken
+
+
+def test_variances_of_rank_one_are_scaled_as_ones_of_each_weight():
+    model, (x, y) = mlp_classifier(60)
+    set_posterior(model, "rank-one")
+    logs = model[0].log_sigma2.detach().clone()
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="auto", epochs=1)
+    assert all(one.nll is not None for one in found.tried) and model[0].posterior == "rank-one"
+    with pytest.raises(ModelError, match="set_posterior"):
+        with_scales(model, log_variances(model), {"0": 1.0, "2": 1.0})
+    assert torch.equal(model[0].log_sigma2, logs)
+    trained = refit(model, examples_of(x, y), Classification(), epochs=1, means=False)
+    assert not torch.equal(trained[0].log_sigma2, logs)
 
 
 def test_the_work_is_bounded():
