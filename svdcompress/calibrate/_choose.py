@@ -171,11 +171,15 @@ def _with(likelihood: Likelihood, drawn: Tempered, alone: Tempered) -> Likelihoo
 
 
 def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
-    """The one of least NLL, unless an earlier one is within a standard error of it."""
+    """The one of least NLL, unless a simpler one is within a standard error of it (and itself no worse than those before)."""
     best = min(found, key=lambda name: found[name][1].judged)
+    least = math.inf
     for name in found:
         if name == best:
             break
+        if found[name][1].judged > least:
+            continue
+        least = found[name][1].judged
         difference = found[name][1].rows - found[best][1].rows
         if float(difference.mean()) <= float(difference.std()) / math.sqrt(max(len(difference), 1)):
             return name

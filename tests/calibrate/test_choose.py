@@ -72,6 +72,8 @@ def test_the_simplest_within_a_standard_error_is_taken():
     noise = torch.randn(100, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert _best({"variational": fitted(0.0), "scaled": fitted(noise - noise.mean() - 0.01)}) == "variational"
     assert _best({"variational": fitted(0.0), "scaled": fitted(0.1 * (noise - noise.mean()) - 0.05)}) == "scaled"
+    worse = fitted(3 * (noise - noise.mean()) + 0.02)  # within its large error of the best, but worse than the simplest
+    assert _best({"variational": fitted(0.0), "scaled": worse, "refit": fitted(-0.05)}) == "refit"
 
 
 def test_too_few_validation_examples():
