@@ -13,6 +13,7 @@ from svdcompress import (
     checkpoint,
     cost,
     errors,
+    evaluation,
     experiments,
     export,
     layers,
@@ -41,6 +42,7 @@ MODULES = {
     "svdcompress.checkpoint": checkpoint,
     "svdcompress.sources": sources,
     "svdcompress.recipe": recipe,
+    "svdcompress.evaluation": evaluation,
     "svdcompress.experiments": experiments,
     "svdcompress.errors": errors,
 }
