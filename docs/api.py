@@ -14,6 +14,7 @@ from svdcompress import (
     checkpoint,
     cost,
     errors,
+    evaluation,
     experiments,
     export,
     layers,
@@ -45,6 +46,7 @@ MODULES = {
     "svdcompress.checkpoint": checkpoint,
     "svdcompress.sources": sources,
     "svdcompress.recipe": recipe,
+    "svdcompress.evaluation": evaluation,
     "svdcompress.experiments": experiments,
     "svdcompress.errors": errors,
 }

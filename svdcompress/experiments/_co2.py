@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import DependencyError
 from svdcompress.experiments._common import Context, figure, save, sparsity, train
-from svdcompress.experiments._delta import Delta, ard_variance, jacobian, weights, weights_of
+from svdcompress.experiments._delta import Delta, jacobian, weights, weights_of
 from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, fit_tau, mc_predict, mean_predict, regression_quality
 
@@ -175,19 +175,21 @@ def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
 def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, dict[str, float]]:
     """The variational net's mean with variances by the delta method, and what they come from.
 
-    The prior of each weight is the one that ARD has learnt, times one factor for all by evidence on the training months; the
-    noise is that of the months held out amid them. No month after them is looked at.
+    What varies is what the variational net has variances of, its relevant weights. Their prior is one normal distribution, its
+    variance by evidence on the training months (the common choice for Laplace approximations); the noise is that of the months
+    held out amid them. No month after them is looked at.
     """
-    which = weights_of(model)
+    which = weights_of(model, biases=False)
     with torch.no_grad():
         mean = model(at).double()
     error = mean[series.held] - series.y[series.held].double()
     tau = 1 / float(error.square().mean())
     slopes = jacobian(model, at, which)
-    delta = Delta(slopes[series.trained], ard_variance(model, which), weights(model, which))
+    own = weights(model, which)
+    delta = Delta(slopes[series.trained], torch.ones_like(own), own)
     scale = delta.best_scale(tau)
     variance = delta.variance(slopes, scale, tau)[:, None]
-    found = {"weights": slopes.shape[1], "prior_scale": scale}
+    found = {"weights": slopes.shape[1], "prior_variance": scale}
     return Prediction("regression", 1, mean, variance, torch.zeros_like(variance), variance), found
 
 

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from svdcompress.layers import variational_layers
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Which weights vary, Boolean by a parameter's name: those that are relevant, and all biases; all of a dense model."""
+def weights_of(model: nn.Module, biases: bool = True) -> dict[str, Tensor]:
+    """Which weights vary, Boolean by a parameter's name: those that are relevant, and all biases; all of a dense model.
+
+    biases: False leaves out whatever has no posterior variance in the variational model."""
     relevant = {_within(name, "weight"): layer.relevant() for name, layer in variational_layers(model)}
     spreads = {_within(name, "log_sigma2") for name, _ in variational_layers(model)}
     every = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters() if name not in spreads}
-    return {**every, **relevant}
+    return {**every, **relevant} if biases else relevant
 
 
 def _within(layer: str, parameter: str) -> str:

@@ -34,10 +34,10 @@ from svdcompress.uncertainty import fit_temperature, mc_predict, mean_predict, q
 JUDGED = 2000
 """Test digits on which calibration is judged."""
 
-FACTORS = tuple(2.0**power for power in range(11))
+FACTORS = tuple(2.0**power for power in range(9))
 """On the variances, of which the widest that fits is taken."""
 
-FITTED, FEW = 2000, 30
+FITTED, FEW = 1000, 20
 """Digits held out, and draws, with which they are compared."""
 
 

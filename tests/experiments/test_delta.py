@@ -27,6 +27,7 @@ def test_derivatives_are_differences():
     model, x = sparse_net().double(), torch.randn(4, 2, dtype=torch.float64)
     which = weights_of(model)
     assert set(which) == {"0.weight", "0.bias", "2.weight", "2.bias"} and which["0.weight"].sum() < 10
+    assert set(weights_of(model, biases=False)) == {"0.weight", "2.weight"}
     got = jacobian(model, x, which)
     columns, step = [], 1e-6
     for name, p in model.named_parameters():
