@@ -33,8 +33,8 @@ class Ranked:
     """Masks for a goal, and what `prune` leaves with them.
 
     parameters, macs: what is left, as `svdcompress.cost.measure` counts it. `prune` leaves less where units become constant
-    because others go, and where attention heads do, whose products of activations are counted here; it leaves more where it
-    has to put units back. units: living units that go beside those that are dead. reached: whether the goal is.
+    because others go, and more where it has to put units back. units: living units that go beside those that are dead.
+    reached: whether the goal is.
     """
 
     masks: Masks
