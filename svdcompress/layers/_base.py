@@ -181,7 +181,8 @@ class VariationalLayer(Weighted):
     @property
     def apart(self) -> bool:
         """Whether the KL is that of weights which each have an ARD prior of their own: what `kl_apart` takes."""
-        plain = type(self.prior) is ARD and list(self.share) == ["weight"] and self.mask is None
+        own = "log_sigma2" in self._parameters
+        plain = own and type(self.prior) is ARD and list(self.share) == ["weight"] and self.mask is None
         # The compiler fuses the other function's operations with others, but not these.
         return plain and self.weight.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
 
@@ -189,6 +190,9 @@ class VariationalLayer(Weighted):
         """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
         if self.apart:
             return kl_apart([self.weight], [self.log_sigma2])
+        short = self.posterior.kl(self, self.prior, self.share) if self.mask is None else None
+        if short is not None:
+            return short
         layout = (self._groups, self.transposed)
         return self.prior.kl(self.weight, self.log_sigma2, self.mask, self.share, layout)
 

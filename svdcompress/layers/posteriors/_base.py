@@ -9,6 +9,7 @@ from torch import Tensor
 
 from svdcompress.layers._moments import Spread
 from svdcompress.layers._registry import Named, chosen
+from svdcompress.layers.priors import Prior
 
 TINY = 1e-16
 """Least variance under the root; its noise (1e-8) is below float32's resolution, and the root keeps a finite gradient."""
@@ -63,6 +64,11 @@ class Posterior(Named):
 
         keep: bool, which weights count, of the weight's shape; None: all of them.
         """
+        return None
+
+    def kl(self, layer: Shaped, prior: Prior, share: Mapping[str, float]) -> Tensor | None:
+        """The KL to a prior of a layer that holds no mask, by a shorter way than by a log variance of each weight; None where
+        there is none. As `Prior.kl` otherwise."""
         return None
 
     def draw(self, mean: Tensor, sigma2: Tensor, noise: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ second tensor of the weight's size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from svdcompress.layers._moments import Linear
 from svdcompress.layers.posteriors._base import Posterior, Shaped
+from svdcompress.layers.priors import ARD, Prior, kl_rank_one
 
 
 class RankOne(Posterior):
     """`log_sigma2 = row + column`, a row's term for each output unit and a column's term for each input and kernel position.
 
-    Cheaper than a variance for each weight where no mask is held, which it then has to look through like the other. It prunes
-    less at the same error (see benchmarks/results/posteriors.md): `set_posterior` goes over to one for each weight.
+    Cheaper than a variance for each weight (benchmarks/results/posteriors.md) as long as no mask is held; with one it costs as
+    much. `set_posterior` goes over to a variance for each weight.
     """
 
     name = "rank-one"
@@ -43,6 +45,14 @@ class RankOne(Posterior):
         wide = torch.promote_types(layer.log_sigma2_row.dtype, torch.float32)
         row, column = layer.log_sigma2_row.to(wide).exp(), layer.log_sigma2_column.to(wide).exp()
         return Factors(row[..., 0, 0], layer.as_weight(column, outputs=1))
+
+    def kl(self, layer: Shaped, prior: Prior, share: Mapping[str, float]) -> Tensor | None:
+        """To the ARD prior of each weight by itself."""
+        weight = layer.weight
+        plain = type(prior) is ARD and list(share) == ["weight"] and weight.dtype in (torch.float32, torch.float64)
+        if not plain or layer.transposed or not weight.is_contiguous() or torch.compiler.is_compiling():
+            return None
+        return kl_rank_one(weight, layer.log_sigma2_row, layer.log_sigma2_column, layer.log_sigma2_column.shape[0])
 
 
 class Factors(NamedTuple):

@@ -4,6 +4,7 @@ from svdcompress.layers.priors._apart import kl_apart
 from svdcompress.layers.priors._ard import ARD, kl_ard, kl_group_ard
 from svdcompress.layers.priors._base import DEFAULT_LOG_SIGMA2, Layout, Prior, check_prior
 from svdcompress.layers.priors._log_uniform import LogUniform, kl_log_uniform
+from svdcompress.layers.priors._rank_one import kl_rank_one
 
 PRIORS = (ARD.name, LogUniform.name)
 """Names of the package's own."""
@@ -20,4 +21,5 @@ __all__ = [
     "kl_ard",
     "kl_group_ard",
     "kl_log_uniform",
+    "kl_rank_one",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.func import functional_call, vmap
 
 import svdcompress as svdc
 from svdcompress.layers import set_posterior
+from svdcompress.layers.priors import _rank_one
 
 DRAWS = 3000
 
@@ -127,6 +129,31 @@ class TestRankOne:
         torch.testing.assert_close(layer.log_sigma2_row.grad, dense.sum((2, 3), keepdim=True), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.log_sigma2_column.grad, dense.sum(1, keepdim=True), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.weight.grad, twin.weight.grad, rtol=1e-4, atol=1e-6)
+
+    def test_the_kl_by_blocks_is_the_same(self, case, monkeypatch):
+        layer = layer_of(case, "rank-one").double()
+        parameters = [layer.weight, layer.log_sigma2_row, layer.log_sigma2_column]
+        whole = torch.autograd.grad(layer.kl() * 3, parameters)
+        monkeypatch.setattr(_rank_one, "BLOCK", 7)
+        for one, other in zip(torch.autograd.grad(layer.kl() * 3, parameters), whole, strict=True):
+            torch.testing.assert_close(one, other)
+        layer.weight.requires_grad_(False)
+        layer.zero_grad()
+        layer.kl().backward()
+        assert layer.weight.grad is None and layer.log_sigma2_row.grad.abs().sum() > 0
+
+    def test_gradients_of_weights_far_below_their_noise(self, case):
+        """`0.5 (sigma2 / m - 1)` would be 0 in float32 for each of these."""
+        layer = layer_of(case, "rank-one")
+        if layer.transposed:
+            pytest.skip("the general KL, in float32")
+        with torch.no_grad():
+            layer.weight.mul_(1e-2)
+            layer.log_sigma2_row.fill_(4.0)
+            layer.log_sigma2_column.zero_()
+        layer.kl().backward()
+        exact = layer.canonical(-0.5 * (layer.weight.detach().double().square() + 1e-8) / math.exp(4))
+        torch.testing.assert_close(layer.log_sigma2_row.grad.double(), exact.sum((2, 3), keepdim=True), rtol=1e-3, atol=0)
 
     def test_members_and_masks_draw_as_a_layer_of_the_same_variances(self, case):
         layer = layer_of(case, "rank-one").eval()
