@@ -27,7 +27,7 @@ from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import run_stages
 from svdcompress.pipeline._threads import Threads, first_training, same_threads
 from svdcompress.recipe import Recipe
-from svdcompress.train import Bars, NotFinite, Place, find_place, told, wait
+from svdcompress.train import Bars, NotFinite, Place, broadcast, find_place, wait
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     """
     console = console or Console(stderr=True)
     place = find_place(recipe.device)
-    folder = Path(told(str(out or recipe.out or free_folder("run"))))  # which is free may change between two looks
+    folder = Path(broadcast(str(out or recipe.out or free_folder("run"))))  # which is free may change between two looks
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")

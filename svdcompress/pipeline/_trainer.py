@@ -15,7 +15,7 @@ from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._log import log_row
 from svdcompress.recipe import Distillation, Training
 from svdcompress.sources import Data
-from svdcompress.train import Fit, agree, evaluate, fit
+from svdcompress.train import Fit, broadcast_weights, evaluate, fit
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Trainer:
             on_epoch=self._log,
             **more,
         )
-        agree(model)
+        broadcast_weights(model)
         model.cpu().eval()
         return result
 

@@ -88,11 +88,11 @@ def find_place(device: str = "auto") -> Place:
     return Place(accelerator.device, accelerator.process_index, accelerator.num_processes)
 
 
-def agree(model: torch.nn.Module) -> None:
+def broadcast_weights(model: torch.nn.Module) -> None:
     """Give all processes of a launch the first one's weights and buffers, to the bit."""
-    from accelerate.utils import broadcast
+    from accelerate import utils
 
-    broadcast(list(model.state_dict().values()))  # in place
+    utils.broadcast(list(model.state_dict().values()))  # in place
 
 
 def wait() -> None:
@@ -102,7 +102,7 @@ def wait() -> None:
     wait_for_everyone()
 
 
-def told(value: str) -> str:
+def broadcast(value: str) -> str:
     """The first process's value, in all processes of a launch."""
     from accelerate.utils import broadcast_object_list
 
