@@ -256,3 +256,9 @@ def test_what_the_api_returns_is_read_at_a_glance(tmp_path):
         assert repr(value).startswith(f"{name}(") and len(repr(value)) < 160, repr(value)
     assert "3 units removed" in repr(found[1]) and "mean of shape (5, 3)" in repr(found[2])
     assert issubclass(svdcompress.errors.UsageError, svdcompress.SvdcError)
+
+
+def test_no_two_test_files_have_one_name():
+    """Folders of tests are no packages: pytest would refuse the second one, and only where both are collected."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()
