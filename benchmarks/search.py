@@ -95,7 +95,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "validation: dense, sparse (lost at most)",
         "non-zeros",
     )
-    head += ("parameters", "MACs", "bytes", "latency, batch 128", "trials", "search", "asked for")
+    head += ("non-zeros", "parameters", "MACs", "bytes", "latency, batch 128", "trials", "search", "asked for")
     lines = ["# What a budget or a goal alone gives", "", "Written by `benchmarks/search.py`, which says how.", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row, (recipe, arguments) in ROWS.items():
