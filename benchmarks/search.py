@@ -93,7 +93,6 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "sparse",
         "change (95%)",
         "validation: dense, sparse (lost at most)",
-        "non-zeros",
     )
     head += ("non-zeros", "parameters", "MACs", "bytes", "latency, batch 128", "trials", "search", "asked for")
     lines = ["# What a budget or a goal alone gives", "", "Written by `benchmarks/search.py`, which says how.", ""]

@@ -41,7 +41,7 @@ def test_a_dry_run_of_an_experiment_says_what_it_would_do(tmp_path):
     text = svdc("sparsify", "co2", "--set", "experiment.settings.width=32", "--dry-run", "--out", out).stdout
     assert re.search(r"width = 32\n +layers = 4", text) and "data of its own" in text
     found = json.loads(svdc("sparsify", "co2", "--dry-run", "--json", "--out", out).stdout)
-    assert found["settings"]["width"] == 1024 and found["out"] == str(out)
+    assert found["settings"]["width"] == 256 and found["out"] == str(out)
     assert not out.exists()
 
 
