@@ -110,9 +110,9 @@ def _stages(
             if place.first and not resume:
                 discard(folder)
             kept = os.path.isfile(folder / "recipe.yaml")
-            mend = f" Once that is mended, go on with: {again}" if kept else ""
-            if isinstance(error, SvdcError) and (error.resumable or isinstance(error, OutputError | DataError)):
-                raise type(error)(f"{str(error).rstrip('.')}.{mend}") from error
+            mend = f". Once that is mended, go on with: {again}" if kept else ""
+            if isinstance(error, SvdcError) and mend and (error.resumable or isinstance(error, OutputError | DataError)):
+                raise type(error)(f"{str(error).rstrip('.')}{mend}") from error
             if out_of_memory(error):
                 raise TrainingError(
                     "out of memory: lower train.batch_size (accumulate makes up for it) and uncertainty.samples, or take a "
@@ -120,5 +120,5 @@ def _stages(
                 ) from error
             if isinstance(error, OSError):
                 where = f"{error.filename}: " if error.filename else ""
-                raise OutputError(f"{where}{error.strerror or error}.{mend}") from error
+                raise OutputError(f"{where}{error.strerror or error}{mend}") from error
             raise

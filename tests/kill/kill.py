@@ -109,6 +109,7 @@ def page(records: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
         f"`make test-kill` (`python tests/kill/kill.py --runs {given.runs} --seed {given.seed}`): runs killed at random",
         "moments and resumed until they are done. Right: the same bytes of each model and ONNX file, the same numbers in",
         "`report.json` but for times, and no other files in the folder.",
+        *([f"{len(records)} of the {given.runs} were done so far: `--resume` goes on."] if len(records) < given.runs else []),
         f"{several} runs were killed more than once; {commands} were commands of their own, the others forks of one process.",
         "",
         "| recipe | runs | kills | while resuming | SIGKILL / SIGTERM / SIGINT | right | faults |",

@@ -6,6 +6,7 @@ an error of a kind of its own, with exit code 7, and, once that is mended, the s
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -68,7 +69,11 @@ class Disk:
 
 def main() -> int:
     """Try each, print, write."""
-    tried: list[dict[str, Any]] = []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--resume", action="store_true", help="go on from what is stored")
+    given = parser.parse_args()
+    tried: list[dict[str, Any]] = json.loads(KEPT.read_text()) if given.resume and KEPT.is_file() else []
+    done = {(entry["trouble"], entry["where"]) for entry in tried}
     with tempfile.TemporaryDirectory(prefix="svdc-places-") as name:
         folder = Path(name)
         warm(folder)
@@ -77,16 +82,18 @@ def main() -> int:
         disk.place.mkdir()
         mounts = disk.mount(1000)
         disk.unmount()
-        for size in SIZES:
-            tried.append(one("full", f"{size} kB", whole, disk, mounts, size=size))
-        for trouble, stages in TROUBLES.items() if mounts else ():
-            tried += [one(trouble, stage, whole, disk, mounts) for stage in stages]
-    KEPT.write_text(json.dumps(tried, indent=1) + "\n")
-    put("places", page(tried, mounts))
+        cases = [("full", f"{size} kB", size) for size in SIZES]
+        if mounts:
+            cases += [(trouble, stage, 100_000) for trouble, stages in TROUBLES.items() for stage in stages]
+        for trouble, where, size in cases:
+            if (trouble, where) not in done:
+                tried.append(one(trouble, where, whole, disk, mounts, size))
+                KEPT.write_text(json.dumps(tried, indent=1) + "\n")
+                put("places", page(tried, mounts))
     return 1 if any(entry["fault"] for entry in tried) else 0
 
 
-def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: int = 100_000) -> dict[str, Any]:
+def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: int) -> dict[str, Any]:
     """A run that meets a trouble (as a stage begins, but for a full disk), and what came of it."""
     out, away = disk.place / "run", disk.place / "away"
     if mounts:

@@ -63,7 +63,7 @@ def warmed(tmp_path_factory):
 def test_killed_runs_end_as_the_undisturbed_one(variant, warmed, tmp_path):
     whole = undisturbed(variant, tmp_path)
     for number in range(2):
-        record = one(number, variant, whole, tmp_path, seed=1)
+        record = one(10 * list(VARIANTS).index(variant) + number, variant, whole, tmp_path, seed=1)
         assert record.fault == "" and record.kills
         print(variant, number, [(kill["signal"], kill["stage"] or kill["change"], kill["resuming"]) for kill in record.kills])
     (tmp_path / "killed" / "run" / "model.onnx").write_bytes(b"other")

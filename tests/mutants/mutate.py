@@ -76,7 +76,7 @@ def mutants(path: Path, root: Path) -> list[Mutant]:
         end = offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
         one = Mutant(path.relative_to(root).as_posix(), function, node.lineno, start, end, source[start:end], new)  # type: ignore
         try:
-            ast.parse(one.applied(source))
+            ast.parse(one.new)
         except SyntaxError:
             continue
         found.setdefault(one.key, one)
