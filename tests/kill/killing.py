@@ -52,6 +52,7 @@ VARIANTS: dict[str, list[str]] = {
     "shrink": SHRINK,
     "distillation": DISTILL,
     "shrink and distillation": [*SHRINK, *DISTILL],
+    "search": ["search.max_drop=30", "search.levels=2", "search.trials=2"],
     "thresholds tried, and the page": ["relevance.candidates=[1, 2, 3]", "report={html: true, latency: false}"],
 }
 """Recipes that runs are made of, as settings beside TINY: {name: settings}."""
