@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from svdcompress.layers import sampling
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
-    from svdcompress.pipeline import Sparsified, sparsify
+    from svdcompress.pipeline import OpenRun, Sparsified, load_run, sparsify
     from svdcompress.prune import PruneReport, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.report import plot_tradeoff
@@ -28,7 +28,7 @@ _HOMES = {
     "layers": ("sampling",),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
-    "pipeline": ("Sparsified", "sparsify"),
+    "pipeline": ("OpenRun", "Sparsified", "load_run", "sparsify"),
     "prune": ("PruneReport", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
     "report": ("plot_tradeoff",),
@@ -45,6 +45,7 @@ __all__ = [
     "Likelihood",
     "LinearWarmup",
     "Masks",
+    "OpenRun",
     "PlanEntry",
     "Prediction",
     "PruneReport",
@@ -59,6 +60,7 @@ __all__ = [
     "hold",
     "kl_divergence",
     "load",
+    "load_run",
     "mc_predict",
     "plan",
     "plot_tradeoff",
