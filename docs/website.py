@@ -31,7 +31,9 @@ def gather(folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text(encoding="utf-8")
-        target.write_text(LINK.sub(lambda match, s=source: match[1] + _link(match[2], s, names, folder), text), encoding="utf-8")
+        target.write_text(
+            LINK.sub(lambda match, s=source: match[1] + _link(match[2], s, names, folder), text), encoding="utf-8"
+        )
 
 
 def _link(link: str, source: Path, names: dict[Path, str], folder: Path) -> str:

@@ -58,5 +58,7 @@ def test_the_site_builds_without_a_network(website, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    loaded = re.findall(r"<(?:script|img|source)[^>]*\bsrc(?:set)?=\"(https?:[^\"]+)|<link[^>]*stylesheet[^>]*href=\"(https?:[^\"]+)", home)
+    loaded = re.findall(
+        r"<(?:script|img|source)[^>]*\bsrc(?:set)?=\"(https?:[^\"]+)|<link[^>]*stylesheet[^>]*href=\"(https?:[^\"]+)", home
+    )
     assert not loaded and "81x fewer non-zeros" in home

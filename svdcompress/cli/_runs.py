@@ -41,9 +41,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     outside: Annotated[
         list[str],
-        typer.Option(
-            help="Images of another kind, named as for --data: cifar10:DIR, mnist:DIR, ... May be given several times."
-        ),
+        typer.Option(help="Images of another kind, named as for --data: cifar10:DIR, mnist:DIR, ... Can be repeated."),
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
     device: Device = "auto",
@@ -52,10 +50,10 @@ def evaluate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare, on the test data, the dense model, its calibrated and its MC-dropout forms, and the sparse model with samples.
+    """Compare uncertainties on the test data: dense, calibrated, MC dropout, and the sparse model with samples.
 
-    Also how well each tells inputs that are none of the data's kind from those that are: the test's own numbers (or words)
-    shuffled, uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
+    Also measures how well each detects inputs unlike the data: the test inputs with their numbers (or words) shuffled, uniform
+    noise, and with --outside images from other data, converted to gray or color and resized as needed.
     """
     from svdcompress import uncertainty
     from svdcompress.likelihoods import own_likelihood
@@ -85,7 +83,7 @@ def evaluate(
     console = out_console()
     console.print(_comparison(result))
     if any(row["ood"] for row in result["contenders"]):
-        console.print("\nAUROC: how well a score tells the test inputs from others (0.5: not at all)\n")
+        console.print("\nAUROC: how well a score separates the test inputs from others (0.5: not at all)\n")
         console.print(_elsewhere(result))
     console.print(f"\nwritten to {folder}/: evaluation.json, {', '.join(path.name for path in pictures)}", highlight=False)
 
@@ -194,7 +192,7 @@ def export(
 
 
 def report(run: Run, json: Json = False, debug: Debug = False) -> None:
-    """Print a run's table and write its report.html anew from report.json."""
+    """Print a run's table, and rebuild report.html from report.json."""
     from svdcompress import report as made
     from svdcompress.pipeline import open_run, stored_recipe
 
@@ -217,26 +215,26 @@ def predict(
     run: Run,
     input_: Annotated[Path, typer.Option("--input", help="npy, npz, csv, parquet, an image, or a folder of images.")],
     samples: Samples = 100,
-    onnx: Annotated[bool, typer.Option("--onnx", help="With model_mc.onnx in onnxruntime in place of PyTorch.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Use model_mc.onnx in onnxruntime instead of PyTorch.")] = False,
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws; by default 0, with --onnx a fresh one.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws (0; with --onnx a fresh one).")] = None,
     device: Device = "auto",
     model: ModelAgain = None,
     answer_above: Annotated[
         float | None,
-        typer.Option(help="Accuracy wanted on what is answered, as in 0.99; inputs that are not sure enough are marked."),
+        typer.Option(help="Accuracy wanted on answered inputs, e.g. 0.99; the others are marked."),
     ] = None,
     coverage: Annotated[
-        float | None, typer.Option(help="Share of truths that a prediction set or interval is to hold, as in 0.9.")
+        float | None, typer.Option(help="How often prediction sets or intervals should contain the truth, e.g. 0.9.")
     ] = None,
     trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict, and say how sure: mean, variance and entropies of each input, written as a table.
+    """Predict, and say how sure: a table with mean, variance and entropies for each input.
 
-    With --answer-above a column says which inputs are answered; the confidence that it takes comes from the run's validation
-    data. With --coverage a column has each input's set of classes, or columns the ends of its interval.
+    --answer-above adds a column that says which inputs are answered; the confidence this takes comes from the run's validation
+    data. --coverage adds each input's set of classes, or the ends of its interval.
 
     Example: svdc predict runs/digits --input scans.npy --samples 200 --out sure.csv
     """

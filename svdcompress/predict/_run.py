@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.batch import first_tensor, map_tensors
-from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, shortened
+from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, cause, shortened
 from svdcompress.export import read_metadata
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import OpenRun, open_run
@@ -156,7 +156,7 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
                 raise ModelError("out of memory: take fewer samples, or a device with more memory") from error
             raise DataError(
                 f"the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: {type(error).__name__}: "
-                f"{shortened(str(error).strip().partition(chr(10))[0])}"
+                f"{cause(error)}"
             ) from error
         yield found.numpy()
 
