@@ -92,7 +92,7 @@ def headline(results: Path) -> list[str]:
     faster = [row["compression"]["latency"]["batch_128"] for row in units]
     over, under = (_changes([net[name]["change"] for net in nets]) for name in ("dense start", magnitude))
     return [
-        f"- **{nonzero:.0f}x fewer non-zeros** and {_error(single)}, against the dense start {over}",
+        f"- **{nonzero:.0f}x fewer non-zeros** and {_error(single)}; compared with the dense network {over}",
         f"- **Fewer errors than magnitude pruning** to the same number of weights in the same number of epochs: {under}",
         f"- **{parameters:.1f}x fewer parameters** in smaller shapes (`mnist-lenet300-units.yaml`) and {_error(units)}; "
         f"{mean(faster):.1f}x faster ({min(faster):.1f} to {max(faster):.1f}) at batch 128",

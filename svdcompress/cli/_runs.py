@@ -155,7 +155,7 @@ def export(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
+    """Export a run's model to ONNX again, in another form; checked against PyTorch."""
     from svdcompress.export import export_onnx
     from svdcompress.likelihoods import own_likelihood
     from svdcompress.pipeline import baked, export_model, feed, file_metadata, promised, sets_of
