@@ -202,7 +202,7 @@ def test_the_table_has_what_the_issue_asks_for():
 @pytest.mark.parametrize("row", rows_of_what_to_touch(), ids=lambda row: row[0].replace(" ", "-"))
 def test_what_the_table_says_to_touch_is_there(row):
     """A _NAME.py is a new file in a folder that is there; names in brackets are in the file before them."""
-    what, touch, test = row
+    _, touch, test = row
     folder = re.search(r"layers/(priors|posteriors)/", touch)
     if folder and not (ROOT / "svdcompress" / folder[0]).is_dir():
         pytest.skip(f"svdcompress/{folder[0]} is not part of this version yet")
