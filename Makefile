@@ -13,16 +13,20 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow fuzz lint format bench docs site dist clean
+.PHONY: help demo test test-slow test-kill fuzz mutants gpu lint format bench docs site dist clean
 
 help:
 	@echo "make demo       install, then svdc sparsify recipes/digits.yaml into a new folder under runs/"
 	@echo "make test       install with the test tools, then the quick tests"
 	@echo "make test-slow  all tests, the slow ones too"
+	@echo "make test-kill  100 runs killed at random moments and resumed, and places that fail; likewise into reliability.md"
 	@echo "make fuzz       10,000 mutations of each format that is read; counts go to benchmarks/results/reliability.md"
+	@echo "make mutants    100 small breaks of the code, and which no test notices; into benchmarks/results/mutants.md"
 	@echo "make lint       ruff, pyright, bandit, and pip-audit where it reaches its data"
 	@echo "make format     ruff's formatter and its safe fixes"
 	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
+	@echo "make gpu        on a machine with a GPU: its tests and benchmarks, in slices that go on where the last one ended"
+	@echo "make docs       docs/api.md anew from the docstrings"
 	@echo "make docs       docs/api.md from the docstrings"
 	@echo "make site       the documentation as a website, into site/"
 	@echo "make dist       wheel and sdist into dist/"
@@ -60,6 +64,13 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
+test-kill: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/kill/kill.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/kill/places.py
+
+mutants: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutants.py $(ARGS)
+
 fuzz: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py $(ARGS)
 
@@ -76,6 +87,10 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+# With the Python that is there: such a machine has a torch of its own. ARGS="--cifar FOLDER --resnet FOLDER" for the long rows.
+gpu:
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(ARGS)
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/api.py

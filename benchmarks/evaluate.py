@@ -1,10 +1,11 @@
 """The table of `svdc evaluate` for runs of recipes: error and calibration, and how well each net tells other data from its own.
 
-    python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10]
+    python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10] [--members N] [--shift]
 
-Each RUN is the folder of a finished run (those of benchmarks/mnist.py); nothing is trained. Results are kept by the run's name,
-so runs may be added later, or evaluated again by a newer version: benchmarks/results/evaluate.json and evaluate.md. With
---cifar, its pictures (grey, of the size of the run) are data from elsewhere too. benchmarks/mnist.py takes its figures of
+Each RUN is the folder of a finished run (those of benchmarks/mnist.py). Its controls are trained once and kept there: a network
+pruned by magnitude, and with --members a deep ensemble. Results are kept by the run's name, so runs may be added later, or
+evaluated again by a newer version: benchmarks/results/evaluate.json and evaluate.md. With --cifar, its pictures (grey, of the
+size of the run) are data from elsewhere too; with --shift, so are corrupted test data. benchmarks/mnist.py takes its figures of
 samples from here, benchmarks/readme.py the table of README.md.
 """
 
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.pipeline import versions
+from svdcompress.uncertainty import significant
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METRICS = {"error": ("error %", ".2f"), "nll": ("NLL", ".4f"), "brier": ("Brier", ".4f"), "ece": ("ECE", ".4f")}
 
 
-def evaluate(run: Path, cifar: str | None) -> dict[str, Any]:
-    """What `svdc evaluate --json` says of a run; exits with its message if it fails."""
+def evaluate(run: Path, cifar: str | None, more: list[str]) -> dict[str, Any]:
+    """What `svdc evaluate --json` says of a run; exits with its message if it fails. more: further options."""
     outside = ["--outside", f"cifar10:{cifar}"] if cifar else []
-    command = [sys.executable, "-m", "svdcompress", "evaluate", str(run), *outside, "--json"]
+    command = [sys.executable, "-m", "svdcompress", "evaluate", str(run), *outside, *more, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{run}: {done.stderr.strip()}")
@@ -36,6 +38,10 @@ def evaluate(run: Path, cifar: str | None) -> dict[str, Any]:
     for row in found["contenders"]:
         row.pop("reliability", None)
         row.pop("rejection", None)
+        row["answered"] = (row.pop("selective", None) or {}).get("answered", [])
+    for by_name in (found.get("shift") or {}).get("curves", {}).values():
+        for name, points in by_name.items():
+            by_name[name] = [{key: round(value, 6) for key, value in point.items()} for point in points]
     return found
 
 
@@ -45,7 +51,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "# `svdc evaluate`",
         "",
         "Written by `benchmarks/evaluate.py`, on test data. AUROC: how well a score tells the test inputs from others (0.5:",
-        "not at all). Temperature and dropout rate are fitted on validation data.",
+        "not at all). Temperature and dropout rate are fitted on validation data. Better (+) and worse (-) than dense with its",
+        "temperature are those whose 95% interval, by bootstrap over the test inputs, leaves out 0.",
     ]
     for name, result in results.items():
         others = list(dict.fromkeys(key for row in result["contenders"] for key in row["ood"]))
@@ -60,14 +67,43 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         lines += ["", f"| | {' | '.join([heading for heading, _ in METRICS.values()] + scores)} |"]
         lines.append("|---" * (1 + len(METRICS) + len(scores)) + "|")
         for row in result["contenders"]:
-            cells = [f"{row['metrics'][key]:{form}}" for key, (_, form) in METRICS.items()]
+            cells = [f"{row['metrics'][key]:{form}}{_sign(row, key)}" for key, (_, form) in METRICS.items()]
             for other in others:
                 areas = row["ood"].get(other) or {}
                 found = [areas.get(score) for score in ("softmax", "entropy", "mutual_information")]
                 cells.append(", ".join("-" if area is None else f"{area:.3f}" for area in found))
             lines.append(f"| {row['name'].replace('samples', str(result['samples']) + ' samples')} | {' | '.join(cells)} |")
+        lines += _answered(result) + _shifted(result)
     made = dict.fromkeys(", ".join(f"{name} {number}" for name, number in one["versions"].items()) for one in results.values())
     return "\n".join([*lines, "", *(f"{line}." for line in made), ""])
+
+
+def _sign(row: dict[str, Any], key: str) -> str:
+    sign = significant(row["difference"][key]) if row.get("difference") else 0
+    return {-1: " +", 1: " -", 0: ""}[sign]
+
+
+def _answered(result: dict[str, Any]) -> list[str]:
+    """Shares of the inputs answered at an accuracy of what is answered."""
+    rows = [row for row in result["contenders"] if row.get("answered")]
+    if not rows:
+        return []
+    heads = [f"answered at {100 * (1 - entry['loss']):g}%" for entry in rows[0]["answered"]]
+    lines = ["", f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    shares = [(row["name"], [f"{100 * entry['share']:.1f}%" for entry in row["answered"]]) for row in rows]
+    return [*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in shares)]
+
+
+def _shifted(result: dict[str, Any]) -> list[str]:
+    """Means over kinds and levels of corruption."""
+    if not result.get("shift"):
+        return []
+    means, kinds = result["shift"]["mean"], ", ".join(result["shift"]["curves"])
+    lines = ["", f"Corrupted ({kinds}; means of levels 1 to 5):", "", f"| | {' | '.join(h for h, _ in METRICS.values())} |"]
+    lines.append("|---" * (1 + len(METRICS)) + "|")
+    for name, row in means.items():
+        lines.append(f"| {name} | {' | '.join(f'{row[key]:{form}}{_sign(row, key)}' for key, (_, form) in METRICS.items())} |")
+    return lines
 
 
 def main() -> None:
@@ -75,11 +111,14 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--cifar", help="folder of CIFAR-10")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of evaluate.json and evaluate.md")
+    parser.add_argument("--members", type=int, default=0, help="networks of a deep ensemble")
+    parser.add_argument("--shift", action="store_true", help="corrupted test data, too")
     options = parser.parse_args()
+    more = ["--members", str(options.members), *(["--shift"] if options.shift else [])]
     path = options.results / "evaluate.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for run in options.runs:
-        results[run.name] = evaluate(run, options.cifar)
+        results[run.name] = evaluate(run, options.cifar, more)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(table(results), encoding="utf-8")
         print(run.name, flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 from svdcompress.experiments._rotated_digit import surest_mistake
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("bayes-linear", "leak", "vae", "rotated-digit", "co2")
+NAMES = ("bayes-linear", "leak", "flow", "vae", "rotated-digit", "co2")
 DIGITS = ("vae", "rotated-digit")
 """Those that need MNIST."""
 
@@ -62,7 +62,31 @@ def bayes_linear(report: dict[str, Any]) -> list[str]:
             ratios = [a / b for a, b in zip(design["variance"], design[other], strict=True)]
             spans.append(f"{min(ratios):.2f} to {max(ratios):.2f}")
         lines.append(f"| {name} | {shift:.3f} | {spans[0]} | {spans[1]} | {sum(design['kept'])} |")
+    if "curve" in report:
+        lines += curve(report)
     return lines
+
+
+def curve(report: dict[str, Any]) -> list[str]:
+    nets = report["curve"]
+    heads = list(next(iter(nets.values())))
+    text = "A curve with a gap: the share of it within each net's 95% band, without noise, and the band's standard deviation."
+    lines = ["", text, "", f"| net | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for name, net in nets.items():
+        cells = [f"{100 * value:.0f}%" if head.startswith("coverage") else f"{value:.3f}" for head, value in net.items()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    found = report["curve_sparsity"]
+    return [*lines, "", f"The sparse net keeps {found['kept']:,} of {found['weights']:,} weights."]
+
+
+def flow(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "| estimate from the sensors | error, over what varies | velocities within the 95% band | its standard deviation |"
+    ]
+    lines.append("|---|---:|---:|---:|")
+    for name, model in report["models"].items():
+        lines.append(f"| {name} | {model['relative_error']:.3f} | {100 * model['covered']:.1f}% | {model['std']:.3f} |")
+    return [*lines, "", f"Sparse model: {report['sparsity']['kept']:,} of {report['sparsity']['weights']:,} weights."]
 
 
 def leak(report: dict[str, Any]) -> list[str]:
@@ -74,6 +98,12 @@ def leak(report: dict[str, Any]) -> list[str]:
             area = f"{scores['auroc']:.3f}" if "auroc" in scores else "-"
             row = f"| {name} | {int(size):,} t | {area} | {scores['probability']:.3f} | {scores['std']:.3f} "
             lines.append(row + f"| {onset['before']:.3f} | {onset['after']:.3f} |")
+    if "signal_to_noise" in report:
+        ratios = [
+            f"{int(size):,} t {entry['snr_db']:+.1f} dB ({entry['snr_differences_db']:+.1f} dB)"
+            for size, entry in report["signal_to_noise"].items()
+        ]
+        lines += ["", f"Variance of the leak's CO2 over nature's, in brackets of the differences: {', '.join(ratios)}."]
     lines += [
         "",
         f"Sparse net: {report['sparsity']['kept']:,} of {report['sparsity']['weights']:,} weights. Scores over all series:",
@@ -94,19 +124,23 @@ def rotated_digit(report: dict[str, Any]) -> list[str]:
     turned, degrees = report["turned"], report["turned"]["degrees"]
     shown = [place for place, angle in enumerate(degrees) if round(angle) % 30 == 0]
     lines = ["| | " + " | ".join(f"{degrees[place]:.0f}°" for place in shown) + " |", "|---|" + "---:|" * len(shown)]
-    for name in ("MC dropout", "sparse variational"):
+    sampled = [name for name in ("MC dropout", "sparse variational", "sparse, widened") if name in turned]
+    for name in sampled:
         rows = {"mutual information": "mutual_information", "confidence": "confidence"}
         for label, key in rows.items():
             lines.append(f"| {name}, {label} | " + " | ".join(f"{turned[name][key][place]:.3f}" for place in shown) + " |")
     lines.append("| dense, confidence | " + " | ".join(f"{turned['dense']['confidence'][place]:.3f}" for place in shown) + " |")
-    for name in ("dense", "MC dropout", "sparse variational"):
+    for name in ("dense", *sampled):
         lines.append(f"| {name}, digit seen | " + " | ".join(str(turned[name]["label"][place]) for place in shown) + " |")
     mistakes = []
-    for name in ("dense", "MC dropout", "sparse variational"):
+    for name in ("dense", *sampled):
         found = surest_mistake(turned[name], degrees)
         if found:
             mistakes.append(f"{name} a {found['label']} at {found['degrees']:.0f}° ({found['confidence']:.2f} sure)")
     lines += ["", f"Surest and wrong: {', '.join(mistakes)}."] if mistakes else []
+    if "widened" in report:
+        factor = report["widened"]["factor"]
+        lines += ["", f"Widened: variances times {factor:g}, the most that held-out digits do not speak against."]
     lines += [
         "",
         f"Sparse net: {report['sparsity']['kept']:,} of {report['sparsity']['weights']:,} weights. On the test digits:",
@@ -131,6 +165,7 @@ def co2(report: dict[str, Any]) -> list[str]:
 TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "bayes-linear": bayes_linear,
     "leak": leak,
+    "flow": flow,
     "vae": vae,
     "rotated-digit": rotated_digit,
     "co2": co2,

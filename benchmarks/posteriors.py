@@ -1,6 +1,6 @@
 """Which posterior of a small network pays: all of them on runs that exist, on validation and test data.
 
-    python benchmarks/posteriors.py RUN [RUN ...] [--samples 50] [--again]
+    python benchmarks/posteriors.py RUN [RUN ...] [--samples 50] [--again] [--leave-out by-layer refit laplace]
 
 Each row is a posterior with the temperature that was fitted together with it on the run's validation data. "held": NLL of
 these by five-fold cross-validation, what a choice would be made by; test: NLL, ECE (15 bins), error in per cent; "less": test
@@ -11,6 +11,7 @@ benchmarks/results/posteriors.json and posteriors.md after each run; a run that 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import time
@@ -22,12 +23,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress import calibrate as c
-from svdcompress.calibrate import Draws
+from svdcompress.calibrate import Curvature, Draws
 from svdcompress.likelihoods import Likelihood, likelihood_for
 from svdcompress.pipeline import open_run, versions
 from svdcompress.sources import Data
 from svdcompress.uncertainty import paired_means, quality
+
+c: Any = importlib.import_module("svdcompress.calibrate")  # the front has a function of the name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PRIORS = tuple(float(step) for step in range(-2, 13))
@@ -39,23 +41,24 @@ Row = tuple[str, Draws, Draws, float, float, dict[str, Any]]
 """Name, validation draws, test draws, log temperature, held NLL, what else was fitted."""
 
 
-def rows(folder: Path, samples: int) -> Iterator[Row]:
-    """All contenders of a run."""
+def rows(folder: Path, samples: int, out: list[str]) -> Iterator[Row]:
+    """All contenders of a run, but for the groups that are left out."""
     opened = open_run(folder)
     data, model = opened.data, opened.model
     likelihood = likelihood_for(data.task, data.dim)
     for name, one in (("dense", opened.dense), ("mean", model)):
         yield from tempered(name, one, data, likelihood, 0)
     yield from tempered("samples", model, data, likelihood, samples)
-    yield from scaled("samples", model, data, likelihood, samples)
+    yield from scaled("samples", model, data, likelihood, samples, (False,) if "by-layer" in out else (False, True))
     epochs = 20 if len(data.train) < LARGE else 5
-    for beta in REFITS:
+    for beta in () if "refit" in out else REFITS:
         other = c.refit(model, data.train, likelihood, epochs=epochs, beta=beta)
         name = f"refit, beta {beta:g}"
         yield from list(tempered(f"{name}, mean", other, data, likelihood, 0))[1:]
         yield from scaled(name, other, data, likelihood, samples, by_layer=(False,))
-    with c.held(model):
-        yield from laplace(model, data, likelihood, samples)
+    if "laplace" not in out:
+        with c.held(model):
+            yield from laplace(model, data, likelihood, samples)
 
 
 def tempered(name: str, model: nn.Module, data: Data, likelihood: Likelihood, samples: int) -> Iterator[Row]:
@@ -86,7 +89,7 @@ def laplace(model: nn.Module, data: Data, likelihood: Likelihood, samples: int) 
     """Laplace approximations, the joint ones by joint draws."""
     kept = c.kept_of(model)
     most = min(LARGE, len(data.train))
-    made: dict[str, Callable[[], c.Curvature]] = {
+    made: dict[str, Callable[[], Curvature]] = {
         name: (lambda name=name: c.gauss_newton(model, kept, data.train, likelihood, name, most=most))
         for name in ("diagonal", "last-layer", "full")
     }
@@ -112,13 +115,13 @@ def laplace(model: nn.Module, data: Data, likelihood: Likelihood, samples: int) 
             yield f"Laplace, {form}", held, test, fitted.log_knob, fitted.judged, more
 
 
-def measured(folder: Path, samples: int) -> dict[str, Any]:
+def measured(folder: Path, samples: int, out: list[str]) -> dict[str, Any]:
     """All rows of a run, JSON-able."""
     found: dict[str, Any] = {}
     reference = None
     started = time.perf_counter()
     likelihood = likelihood_for("classification")
-    for name, _, test, log_t, held, more in rows(folder, samples):
+    for name, _, test, log_t, held, more in rows(folder, samples, out):
         p = (test.outputs.double() * math.exp(-log_t)).softmax(-1).mean(0)
         nll = c.nll_rows(likelihood, test, log_t)
         reference = nll if name == "mean, temperature" else reference
@@ -135,6 +138,16 @@ def measured(folder: Path, samples: int) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """Markdown of all runs."""
     lines = ["# Posteriors of small networks", "", "Written by `benchmarks/posteriors.py`."]
+    together: dict[str, list[dict[str, Any]]] = {}
+    for run, found in results["runs"].items():
+        together.setdefault(run.rpartition("-")[0], []).append(found["rows"])
+    for recipe, runs in together.items():
+        if len(runs) > 1:
+            lines += ["", f"## {recipe}, means of {len(runs)} runs", "", "| posterior | held NLL | test NLL | ECE | error |"]
+            lines.append("|---|---|---|---|---|")
+            for name in runs[0]:
+                mean = {key: sum(rows[name][key] for rows in runs) / len(runs) for key in ("held", "nll", "ece", "error")}
+                lines.append(f"| {name} | {mean['held']:.4f} | {mean['nll']:.4f} | {mean['ece']:.4f} | {mean['error']:.2f}% |")
     for run, found in results["runs"].items():
         lines += ["", f"## {run}", "", "| posterior | temperature | held NLL | test NLL | less than the mean | ECE | error |"]
         lines.append("|---|---|---|---|---|---|---|")
@@ -151,6 +164,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--again", action="store_true", help="measure runs again that are there")
+    parser.add_argument("--leave-out", nargs="*", default=[], choices=["by-layer", "refit", "laplace"])
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -159,7 +173,7 @@ def main() -> None:
     for folder in given.runs:
         if folder.name in results["runs"] and not given.again:
             continue
-        found = measured(folder, given.samples)
+        found = measured(folder, given.samples, given.leave_out)
         results["runs"][folder.name] = {"samples": given.samples, "versions": versions(), "rows": found}
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (RESULTS / "posteriors.md").write_text(table(results), encoding="utf-8")

@@ -47,10 +47,10 @@ REMOVED = (0.3, 0.5, 0.7)
 LEFT = (0.5, 0.3, 0.15)
 BATCH = 100
 BETA = 0.05
-STEPS = 60
+STEPS = 30
 """Steps in which torch-pruning goes to its last size."""
 
-UNIT_STEPS = 20
+UNIT_STEPS = 10
 """Steps in which it takes a share of the units."""
 
 RECOVERY = 10
@@ -221,15 +221,13 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         "# Which units a network can do without",
         "",
-        "Written by `benchmarks/ranking.py`, which says how. Test errors in %, ",
+        "Written by `benchmarks/ranking.py`, which says how. Test errors in %, means over the seeds, in brackets the least and",
+        "the largest. Shares are of what is left when dead units have gone.",
     ]
-    lines[-1] += (
-        "means over the seeds, in brackets the least and the largest. They start from variational networks whose dead units"
-    )
-    lines += ["have gone. Errors of a half and more are those of networks of which a layer is as good as gone."]
     for name, runs in results["networks"].items():
         runs = [runs[seed] for seed in sorted(runs, key=int)]
-        lines += ["", f"## {name}", "", f"Before: {span([run['error'] for run in runs])}; {len(runs)} seeds.", ""]
+        seeds = ", ".join(sorted(results["networks"][name], key=int))
+        lines += ["", f"## {name}", "", f"Before: {span([run['error'] for run in runs])}, seeds {seeds}.", ""]
         lines += [f"| score, network-wide | {' | '.join(f'{share:.0%} of the units gone' for share in REMOVED)} |"]
         lines += ["|---" * (1 + len(REMOVED)) + "|"]
         for score in SCORES:
@@ -247,14 +245,15 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--network", action="append", choices=NETWORKS, help="may be given twice; both by default")
     parser.add_argument("--again", action="store_true", help="measure those again whose results are stored")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     path = options.results / "ranking.json"
     results = {"networks": {}} if options.again or not path.is_file() else read(path)
-    for seed in options.seeds:
-        for name in NETWORKS:
+    for name in options.network or NETWORKS:
+        for seed in options.seeds:
             if str(seed) in results["networks"].get(name, {}):
                 continue
             results["networks"].setdefault(name, {})[str(seed)] = measured(name, seed)

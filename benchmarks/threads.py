@@ -1,11 +1,11 @@
 """The digits' run beside busy processes: with threads that spin while they wait, that sleep, and as the command chooses them.
 
-    python benchmarks/threads.py [--busy 0 1 2 4] [--epochs 10]
+    python benchmarks/threads.py [--busy 0 1 2 4] [--epochs 10] [--table]
 
-Each row is a whole short run (`svdc sparsify digits`) in a process of its own, the two ways by turns; the busy processes count
-in a loop. Beside its seconds on the clock stands the time that it had of the processors: on an idle machine a run of one thread
+Each row is a whole short run (`svdc sparsify digits`) in a process of its own, the ways by turns; the busy processes count in a
+loop. Beside its seconds on the clock stands the time that it had of the processors: on an idle machine, a run of one thread
 takes hardly more than that. What else ran on the machine is noted with each row: a machine that others use is not idle at 0.
-Written to benchmarks/results/threads.json and threads.md.
+Written to benchmarks/results/threads.json and threads.md; --table: threads.md alone, from the rows that are there.
 """
 
 from __future__ import annotations
@@ -80,20 +80,31 @@ def measured(way: str, busy: int, epochs: int) -> dict[str, Any]:
     }
 
 
+def fair_share(row: dict[str, Any], processors: int) -> float:
+    """How much longer than its processor time a run of one thread takes beside so many of its own niceness, at least."""
+    first = row["beside"].split(", ")[0]
+    others_at_start = int(first.split()[0]) if first.endswith("niceness 0") else 0
+    return max(1.0, (row["busy"] + others_at_start + 1) / processors)
+
+
 def table(found: dict[str, Any]) -> str:
     """All rows as Markdown."""
     lines = [
         "# Threads beside busy processes",
         "",
         f"Written by `benchmarks/threads.py`: the digits' run with {found['epochs']} dense epochs and {2 * found['epochs']} of "
-        f"fine-tuning, {found['processors']} processors, PyTorch {found['torch']}. Seconds on the clock of the run, of its "
-        "training, and its time of the processors; then the processes that ran beside it already, and the load average.",
+        f"fine-tuning, {found['processors']} processors, PyTorch {found['torch']}; one run each. Seconds on the clock of the "
+        'run and of its training, and its time of the processors. "Times" is the run\'s seconds over the processor time of a '
+        'run of one thread, which is about its time on an idle machine; "fair share" is what that would be if the processors '
+        "were divided among all that ran when it began (processes of niceness 0; the others count for little).",
         "",
-        "| busy processes | way | threads | seconds | training | processor time | already running | load |",
-        "|---|---|---|---|---|---|---|---|",
+        "| busy | way | threads | seconds | training | processor time | times | fair share | already running | load |",
+        "|---" * 10 + "|",
     ]
+    alone = min(row["cpu"] for row in found["rows"] if row["threads"] == 1)
     for row in found["rows"]:
-        cells = [row[name] for name in ("busy", "way", "threads", "seconds", "training", "cpu", "beside", "load")]
+        cells = [row[name] for name in ("busy", "way", "threads", "seconds", "training", "cpu")]
+        cells += [f"{row['seconds'] / alone:.1f}", f"{fair_share(row, found['processors']):.1f}", row["beside"], row["load"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -103,12 +114,17 @@ def main() -> None:
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--table", action="store_true", help="write threads.md from the rows that are there")
     given = parser.parse_args()
+    if given.table:
+        rows = json.loads((RESULTS / "threads.json").read_text(encoding="utf-8"))
+        (RESULTS / "threads.md").write_text(table(rows), encoding="utf-8")
+        return
     from importlib.metadata import version
 
     found: dict[str, Any] = {"epochs": given.epochs, "processors": os.cpu_count(), "torch": version("torch"), "rows": []}
     for busy in given.busy:
-        for way in given.ways:
+        for way in reversed(given.ways):  # one thread first: the table's yardstick
             found["rows"].append(measured(way, busy, given.epochs))
             print(found["rows"][-1], flush=True)
             (RESULTS / "threads.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

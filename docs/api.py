@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -13,6 +14,7 @@ from svdcompress import (
     checkpoint,
     cost,
     errors,
+    evaluation,
     experiments,
     export,
     layers,
@@ -31,6 +33,7 @@ TARGET = Path(__file__).with_name("api.md")
 MODULES = {
     "svdcompress": svdcompress,
     "svdcompress.uncertainty": uncertainty,
+    "svdcompress.calibrate": importlib.import_module("svdcompress.calibrate"),  # the front has a function of the name
     "svdcompress.export": export,
     "svdcompress.pipeline": pipeline,
     "svdcompress.predict": predict,
@@ -43,6 +46,7 @@ MODULES = {
     "svdcompress.checkpoint": checkpoint,
     "svdcompress.sources": sources,
     "svdcompress.recipe": recipe,
+    "svdcompress.evaluation": evaluation,
     "svdcompress.experiments": experiments,
     "svdcompress.errors": errors,
 }

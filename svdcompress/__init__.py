@@ -6,11 +6,12 @@ from svdcompress.lazy import import_when_used
 from svdcompress.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from svdcompress.calibrate import answer_above, calibrate, conformal_intervals, conformal_sets
     from svdcompress.checkpoint import load, read_manifest, save
     from svdcompress.convert import PlanEntry, convert, convert_dropout, fold_derived_weights, plan, to_dense
     from svdcompress.errors import SvdcError
     from svdcompress.export import Exported, export_onnx
-    from svdcompress.layers import sampling
+    from svdcompress.layers import Posterior, Prior, sampling, set_posterior
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
     from svdcompress.pipeline import OpenRun, Sparsified, load_run, sparsify
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from svdcompress.uncertainty import Prediction, mc_predict
 
 _HOMES = {
+    "calibrate": ("answer_above", "calibrate", "conformal_intervals", "conformal_sets"),
     "checkpoint": ("load", "read_manifest", "save"),
     "convert": ("PlanEntry", "convert", "convert_dropout", "fold_derived_weights", "plan", "to_dense"),
     "errors": ("SvdcError",),
     "export": ("Exported", "export_onnx"),
-    "layers": ("sampling",),
+    "layers": ("Posterior", "Prior", "sampling", "set_posterior"),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
     "pipeline": ("OpenRun", "Sparsified", "load_run", "sparsify"),
@@ -47,10 +49,16 @@ __all__ = [
     "Masks",
     "OpenRun",
     "PlanEntry",
+    "Posterior",
     "Prediction",
+    "Prior",
     "PruneReport",
     "Sparsified",
     "SvdcError",
+    "answer_above",
+    "calibrate",
+    "conformal_intervals",
+    "conformal_sets",
     "convert",
     "convert_dropout",
     "coupled_relevance",
@@ -70,6 +78,7 @@ __all__ = [
     "sampling",
     "save",
     "set_likelihood",
+    "set_posterior",
     "sparsify",
     "to_dense",
 ]

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from svdcompress.batch import call, first_tensor, map_tensors
 from svdcompress.errors import ExportError, UsageError
-from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded
+from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded, variance_parameters
 
 Feed = np.ndarray | Mapping[str, np.ndarray]
 """An input of an ONNX file: an array for its first input, or arrays by input name (names that a file lacks are left out)."""
@@ -59,7 +59,7 @@ def measure(model: nn.Module, example_inputs: Any) -> Cost:
     variational = (VariationalLayer, *VARIATIONAL_CLASSES)
     weights = {id(m.weight) for m in model.modules() if isinstance(m, variational) and isinstance(m.weight, Tensor)}
     alive = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}
-    variances = {id(m.log_sigma2) for m in model.modules() if isinstance(m, VariationalLayer)}
+    variances = {id(own) for own in variance_parameters(model)}
     sizes, nonzero = {}, {}
     for parameter in model.parameters():
         key = id(parameter)
@@ -131,7 +131,8 @@ def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
     found = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        own.pop("log_sigma2", None)
+        if isinstance(module, VariationalLayer):
+            own = {key: value for key, value in own.items() if key not in module.posterior.parameters}
         if own:
             found[name] = LayerCost(sum(p.numel() for p in own.values()), flops.get(name, 0) // 2, name in flops)
     return found

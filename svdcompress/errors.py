@@ -105,6 +105,20 @@ class Interrupted(SvdcError):
     exit_code = 130
 
 
+_MEMORY = re.compile(
+    r"not enough memory|can't allocate memory|cannot allocate memory|out of memory|failed to allocate memory|bad_alloc",
+    re.IGNORECASE,
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left, on the processor or an accelerator."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    foreign = isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime")
+    return foreign and bool(_MEMORY.search(str(error)))
+
+
 def shortened(text: str, length: int = 200) -> str:
     """A text of at most so many characters: a longer one loses its middle, and says how much."""
     if len(text) <= length:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ TEMPORARY = ".svdc-tmp"
 
 DEEPEST = 64
 """Levels to which the JSON and YAML that are read may nest; our own has fewer than twenty."""
+
+FULL = 2**16
+"""Bytes that are free on a device below which it is full."""
 
 INFLATES = 1032
 """How many bytes one byte of deflated data can become at most."""
@@ -36,10 +41,26 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except Exception as error:
-        temporary.unlink(missing_ok=True)
+        reason = _why_not(path.parent, error)
+        with suppress(OSError):  # the folder may be gone
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError | RuntimeError) or type(error).__name__ == "SafetensorError":
-            raise OutputError(f"{path}: cannot be written ({error}); free some space or choose another place") from error
+            raise OutputError(f"{path}: cannot be written: {reason}") from error
         raise
+
+
+def _why_not(folder: Path, error: Exception) -> str:
+    """Why a file could not be written, and what to do: torch, say, tells of a full disk as "unexpected pos 64 vs 0"."""
+    advice = "free some space or choose another place"
+    if not os.path.isdir(folder):
+        return f"the folder {folder} is not there any more"
+    try:
+        full = shutil.disk_usage(folder).free < FULL
+    except OSError:
+        full = False
+    if full or getattr(error, "errno", None) == errno.ENOSPC:
+        return f"No space left on device; {advice}"
+    return f"{getattr(error, 'strerror', None) or error}; {advice}"
 
 
 def write_text(path: str | Path, text: str) -> Path:

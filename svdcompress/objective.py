@@ -93,9 +93,9 @@ def kl_divergence(model: nn.Module) -> Tensor:
     Example:
         >>> svdc.kl_divergence(svdc.convert(model)).backward()
     """
-    layers: dict[int, VariationalLayer] = {}
+    layers: dict[Any, VariationalLayer] = {}
     for _, layer in variational_layers(model):
-        layers.setdefault(id(layer.log_sigma2), layer)
+        layers.setdefault(tuple(map(id, layer.variance_parameters().values())), layer)
     if not layers:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
     terms: list[Tensor] = []
@@ -206,9 +206,8 @@ class ELBO(nn.Module):
             name
             for name, layer in variational_layers(self.model)
             if layer.draws
-            and layer.log_sigma2.requires_grad
             and id(layer.weight) in heard
-            and id(layer.log_sigma2) not in heard
+            and all(own.requires_grad and id(own) not in heard for own in layer.variance_parameters().values())
         ]
         if names:
             warnings.warn(

@@ -122,7 +122,8 @@ def variances_never_moved(model: nn.Module) -> bool:
     It is how an optimizer looks that was made before `convert`: it steps the means, and knows nothing of `log_sigma2`.
     """
     layers = [layer for _, layer in variational_layers(model)]
-    return bool(layers) and all(layer.log_sigma2.grad is not None and not layer.variance_moved for layer in layers)
+    heard = (own.grad is not None for layer in layers for own in layer.variance_parameters().values())
+    return bool(layers) and all(heard) and not any(layer.variance_moved for layer in layers)
 
 
 def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
-    "cli", "predict", "experiments", "pipeline", "report", "search", "interop", "train", "calibrate", "export", "uncertainty",
-    "selection", "prune", "cost", "relevance", "objective", "checkpoint", "convert", "layers", "likelihoods", "sources",
-    "recipe", "files", "batch", "errors", "lazy", "version",
+    "cli", "predict", "experiments", "evaluation", "pipeline", "report", "search", "interop", "train", "calibrate", "export",
+    "uncertainty", "selection", "prune", "cost", "relevance", "objective", "checkpoint", "convert", "layers", "likelihoods",
+    "sources", "recipe", "files", "batch", "errors", "lazy", "version",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""
@@ -256,3 +256,9 @@ def test_what_the_api_returns_is_read_at_a_glance(tmp_path):
         assert repr(value).startswith(f"{name}(") and len(repr(value)) < 160, repr(value)
     assert "3 units removed" in repr(found[1]) and "mean of shape (5, 3)" in repr(found[2])
     assert issubclass(svdcompress.errors.UsageError, svdcompress.SvdcError)
+
+
+def test_no_two_test_files_have_one_name():
+    """Folders of tests are no packages: pytest would refuse the second one, and only where both are collected."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()

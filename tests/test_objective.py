@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -75,6 +76,18 @@ def test_kl_is_summed_over_weights_and_divided_by_n_alone():
         assert extra == pytest.approx(kl / 1000, rel=1e-3)
     double = nn.Sequential(variational(), variational())
     assert svdc.kl_divergence(double).item() == pytest.approx(2 * kl, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "shares", [("input", "weight"), ("input", "output"), ("weight", "weight"), ("layer", "weight")], ids=str
+)
+def test_kl_of_layers_of_several_kinds_is_that_of_each_by_itself(shares):
+    """Some kinds are computed together and some one by one; none may be left out."""
+    torch.manual_seed(0)
+    layers = [svdc.convert(nn.Linear(size, size + 1), share=share) for size, share in zip((5, 6), shares, strict=True)]
+    each = [svdc.kl_divergence(layer).item() for layer in layers]
+    assert min(each) > 1
+    assert svdc.kl_divergence(nn.Sequential(*layers)).item() == pytest.approx(sum(each), rel=1e-6)
 
 
 def test_training_by_the_objective_is_training_by_hand():
@@ -152,6 +165,19 @@ def test_linear_warm_up(epoch, expected):
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 0), (5, 0), (12.5, 0.5), (8.75, 0.5 - math.sqrt(0.125)), (20, 1), (99, 1)])
 def test_cosine_warm_up(epoch, expected):
     assert svdc.CosineWarmup(5, 20, final=2.0)(epoch) == pytest.approx(2 * expected, abs=1e-12)
+
+
+def test_warm_ups_are_those_of_epochs_5_to_20_unless_told_otherwise():
+    for schedule in (svdc.LinearWarmup(), svdc.CosineWarmup()):
+        assert schedule(5) == 0 < schedule(5.01) and schedule(19.99) < schedule(20) == 1
+
+
+@pytest.mark.parametrize("schedule", [svdc.LinearWarmup(), svdc.CosineWarmup(), svdc.AdditiveWarmup()], ids=repr)
+def test_a_schedule_is_a_value(schedule):
+    """It may be a key, and nobody who has it changes it for others."""
+    assert hash(schedule) == hash(type(schedule)()) and schedule == type(schedule)()
+    with pytest.raises(FrozenInstanceError):
+        schedule.final = 2.0
 
 
 def test_a_warm_up_of_no_length_is_a_step():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -93,6 +94,8 @@ def test_counts_by_layer_and_in_total():
     found = as_masks(net, {"0": mask, "1": torch.ones_like(net[1].weight, dtype=torch.bool), "3": svdc.relevance(net)["3"]})
     first, second, last = found.layers
     assert (first.name, first.kept, first.total, first.inputs, first.outputs) == ("0", 3, 108, 2, 2)
+    with pytest.raises(FrozenInstanceError):
+        first.kept = 4
     assert (second.kept, second.inputs, second.outputs, second.sparsity) == (48, 6, 4, 0.0)
     assert first.sparsity == pytest.approx(1 - 3 / 108)
     assert found.kept == 3 + 48 + last.kept and found.total == 108 + 48 + 12

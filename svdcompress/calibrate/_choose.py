@@ -12,14 +12,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from svdcompress.calibrate._curvature import gauss_newton
-from svdcompress.calibrate._draws import Draws, affordable, bare, draws_of
+from svdcompress.calibrate._draws import Draws, affordable, draws_of
 from svdcompress.calibrate._fit import Fitted, fit_scale, fit_setting, log_variances, with_scales
 from svdcompress.calibrate._kept import held, kept_of
 from svdcompress.calibrate._posterior import Joint, with_variances
 from svdcompress.calibrate._refit import refit
 from svdcompress.calibrate._tempering import FEWEST, Tempered, fit_tempering, tempers
 from svdcompress.errors import ModelError, UsageError
-from svdcompress.likelihoods import Likelihood
+from svdcompress.layers import set_posterior
+from svdcompress.likelihoods import TASKS, Likelihood
 from svdcompress.relevance import hold, relevance
 from svdcompress.sources import Examples
 
@@ -61,9 +62,16 @@ class Calibrated:
     tried: tuple[Tried, ...]
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def better(self) -> str:
+        """ "samples" where draws have the lower validation NLL, each tempered; else "mean", which costs one pass."""
+        mean, samples = (one.after if one.taken else one.before for one in (self.mean, self.samples))
+        return "samples" if samples < mean else "mean"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the model."""
         return {
+            "better": self.better,
             "posterior": self.posterior,
             "likelihood": {"name": self.likelihood.name, **self.likelihood.settings()},
             "samples": asdict(self.samples),
@@ -81,6 +89,7 @@ class _Work:
     samples: int
     temperature: bool
     epochs: int
+    beta: float
     seed: int
     device: Any
 
@@ -95,6 +104,7 @@ def calibrate(
     temperature: bool = True,
     macs: int = 0,
     epochs: int = 10,
+    beta: float = 1.0,
     seed: int = 0,
     device: Any = "cpu",
     fit: Callable[[nn.Module], Any] | None = None,
@@ -105,16 +115,18 @@ def calibrate(
     posterior: one of POSTERIORS, or "auto" for the one of least validation NLL under cross-validation; one other than the
         variational one is taken only where it is better by more than the standard error of the difference.
     temperature: False leaves logits as they are. macs: of one example, by which the work is bounded.
-    epochs: of a refit at beta = 1. fit: a refit of the caller's, in place.
+    epochs, beta: of a refit; beta = 1 is the bound itself. fit: a refit of the caller's, in place.
 
-    Raises UsageError for an unknown posterior, DataError where no validation target counts.
+    Raises UsageError for an unknown posterior or a likelihood of your own, DataError where no validation target counts.
     """
     if posterior != "auto" and posterior not in POSTERIORS:
         raise UsageError(f"posterior: {posterior!r} is unknown; one of auto, {', '.join(POSTERIORS)}")
-    plain = bare(likelihood)
+    plain = likelihood.plain()
+    if plain.name not in TASKS:
+        raise UsageError(f"likelihood: {plain.name!r} has nothing to calibrate that is known here; {', '.join(TASKS)} have")
     first = draws_of(model, validation, plain, 0, seed, device)
     validation, samples = _bounded(validation, first, macs)
-    work = _Work(train, validation, plain, samples, temperature and tempers(plain), epochs, seed, device)
+    work = _Work(train, validation, plain, samples, temperature and tempers(plain), epochs, beta, seed, device)
     notes: list[str] = []
     wanted = ["variational"] if posterior == "variational" else list(POSTERIORS) if posterior == "auto" else []
     wanted = wanted or ["variational", posterior]
@@ -159,11 +171,15 @@ def _with(likelihood: Likelihood, drawn: Tempered, alone: Tempered) -> Likelihoo
 
 
 def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
-    """The one of least NLL, unless an earlier one is within a standard error of it."""
+    """The one of least NLL, unless a simpler one is within a standard error of it (and itself no worse than those before)."""
     best = min(found, key=lambda name: found[name][1].judged)
+    least = math.inf
     for name in found:
         if name == best:
             break
+        if found[name][1].judged > least:
+            continue
+        least = found[name][1].judged
         difference = found[name][1].rows - found[best][1].rows
         if float(difference.mean()) <= float(difference.std()) / math.sqrt(max(len(difference), 1)):
             return name
@@ -194,6 +210,7 @@ def _variational(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fi
 
 def _scaled(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
     small = copy.deepcopy(model)
+    set_posterior(small, "independent")
     with held(small):
         scales, fitted = fit_scale(
             small,
@@ -209,7 +226,9 @@ def _scaled(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]
 
 
 def _refitted(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
-    small = refit(model, work.train, work.likelihood, epochs=work.epochs, seed=work.seed, device=work.device, fit=fit)
+    small = refit(
+        model, work.train, work.likelihood, epochs=work.epochs, beta=work.beta, seed=work.seed, device=work.device, fit=fit
+    )
     return _scaled(small, work, fit)
 
 

@@ -11,7 +11,6 @@ from torch.func import jacrev, vmap
 from torch.utils._pytree import tree_map
 
 from svdcompress.batch import call, map_tensors
-from svdcompress.calibrate._draws import bare
 from svdcompress.calibrate._kept import AsFunction, Kept
 from svdcompress.errors import ModelError
 from svdcompress.likelihoods import Likelihood
@@ -109,7 +108,7 @@ def flat_heads(likelihood: Likelihood, heads: Any) -> Tensor:
 
 def roots(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, tau: float, batch: int, device: Any) -> Any:
     """For each batch of examples the rows L^T J of the Gauss-Newton matrix, (rows, K): its sum over the batch is B^T B."""
-    plain = bare(likelihood)
+    plain = likelihood.plain()
     function = AsFunction(model, kept, plain)
 
     def single(vector: Tensor, inputs: Any) -> Tensor:
@@ -163,7 +162,7 @@ def gauss_newton(
 
 def _batch(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, device: Any) -> int:
     """Examples whose Jacobians fit in memory together."""
-    plain = bare(likelihood)
+    plain = likelihood.plain()
     inputs, _ = next(iter(examples.batches(1, device=device)))
     with torch.no_grad():
         heads = flat_heads(plain, plain.heads(call(model, inputs))).shape[1]

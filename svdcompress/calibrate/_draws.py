@@ -51,7 +51,7 @@ def draws_of(
     Raises DataError where no target counts.
     """
     generator = torch.Generator().manual_seed(seed)
-    plain = bare(likelihood)
+    plain = likelihood.plain()
 
     def heads(inputs: Any) -> Tensor:
         kept = _Kept(plain)
@@ -85,18 +85,7 @@ def rows(outputs: Tensor, likelihood: Likelihood) -> Tensor:
     if likelihood.classes:
         dim = likelihood.dim + 1 if likelihood.dim >= 0 else likelihood.dim
         return outputs.movedim(dim, -1).flatten(1, -2)
-    return outputs.flatten(1, -2) if isinstance(likelihood_heads(likelihood), int) else outputs.flatten(1)
-
-
-def likelihood_heads(likelihood: Likelihood) -> int | None:
-    """2 for a likelihood of means and log variances; None for one head."""
-    return 2 if likelihood.name == "gaussian" else None
-
-
-def bare(likelihood: Likelihood) -> Likelihood:
-    """The likelihood without what calibration put into it."""
-    settings = {name: value for name, value in likelihood.settings().items() if name in ("dim",)}
-    return type(likelihood)(**settings)
+    return outputs.flatten(1, -2) if likelihood.name == "gaussian" else outputs.flatten(1)
 
 
 def affordable(samples: int, count: int, classes: int) -> int:

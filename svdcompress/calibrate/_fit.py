@@ -22,6 +22,7 @@ from svdcompress.calibrate._tempering import (
     table,
     tempers,
 )
+from svdcompress.errors import ModelError
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
@@ -129,8 +130,16 @@ class _Search:
 
 
 def with_scales(model: nn.Module, base: dict[str, Tensor], scales: dict[str, float]) -> nn.Module:
-    """The model with variances of so many times `base` (log variances by layer; scales are logs); in place."""
+    """The model with variances of so many times `base` (log variances by layer; scales are logs); in place.
+
+    Raises ModelError where the variances are not parameters of their own.
+    """
     for name, layer in variational_layers(model):
+        if layer.posterior != "independent":
+            raise ModelError(
+                f"{name}: its posterior is {layer.posterior.name!r}; give each weight a variance of its own first: "
+                'svdcompress.layers.set_posterior(model, "independent")'
+            )
         with torch.no_grad():
             layer.log_sigma2.copy_(base[name] + scales[name])
     return model

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 
 from svdcompress.batch import call
 from svdcompress.calibrate._curvature import Block, Curvature, check_fits, flat_heads, noise_root, some
-from svdcompress.calibrate._draws import bare
 from svdcompress.calibrate._kept import Kept
 from svdcompress.errors import ModelError
 from svdcompress.layers import drawing, stochastic_layers
@@ -43,7 +42,7 @@ def kronecker(
     examples = some(examples, most, seed)
     for where in kept.slices:
         check_fits(where.stop - where.start)
-    factors = _factors(model, kept, examples, bare(likelihood), tau, device)
+    factors = _factors(model, kept, examples, likelihood.plain(), tau, device)
     blocks = []
     for name, place, where in zip(kept.names, kept.places, kept.slices, strict=True):
         inputs, outputs = factors[name]

@@ -12,9 +12,9 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from svdcompress.calibrate._curvature import Curvature
-from svdcompress.calibrate._draws import Draws, bare, collect
+from svdcompress.calibrate._draws import Draws, collect
 from svdcompress.calibrate._kept import AsFunction, Kept
-from svdcompress.layers import variational_layers
+from svdcompress.layers import set_posterior, variational_layers
 from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
 
@@ -53,6 +53,7 @@ class Joint:
 def with_variances(model: nn.Module, kept: Kept, variances: Tensor) -> nn.Module:
     """A copy of the model whose kept weights have these variances (K,); those of 0 become certain."""
     model = copy.deepcopy(model)
+    set_posterior(model, "independent")
     layers = dict(variational_layers(model))
     logs = kept.scatter(variances.double().clamp_min(1e-30).log().clamp_min(CERTAIN), CERTAIN)
     for name, log in logs.items():
@@ -75,7 +76,7 @@ def joint_draws(
 
     model: in `eval()` with its masks held. The same seed gives the same standard normal noise, whatever the posterior.
     """
-    plain = bare(likelihood)
+    plain = likelihood.plain()
     function = AsFunction(model, posterior.kept, plain)
     mean = function.vector
     noise = torch.randn(samples, len(posterior.kept), generator=torch.Generator().manual_seed(seed))

@@ -50,7 +50,7 @@ def refit(
     if fit is not None:
         fit(model)
         return model.eval()
-    variances = list({id(layer.log_sigma2): layer.log_sigma2 for layer in layers}.values())
+    variances = list({id(one): one for layer in layers for one in layer.variance_parameters().values()}.values())
     theirs = {id(parameter) for parameter in variances}
     others = [p for p in model.parameters() if id(p) not in theirs and p.requires_grad]
     groups = [{"params": variances, "lr": lr_log_sigma2}, *([{"params": others, "lr": lr}] if means else [])]

@@ -20,6 +20,9 @@ validation data is not made sure of everything."""
 GRID = tuple(0.1 * step for step in range(-20, 21))
 """Log temperatures that are looked at first, and of which cross-validation chooses."""
 
+NOISE_GRID = tuple(0.25 * step for step in range(-32, 5))
+"""Log noise variances less the log of the mean squared error, above which the noise cannot be."""
+
 FOLDS = 5
 
 FEWEST = 30
@@ -84,6 +87,11 @@ def centre(likelihood: Likelihood, draws: Draws) -> float:
     return math.log(max(float(square), 1e-300))
 
 
+def grid_of(likelihood: Likelihood) -> tuple[float, ...]:
+    """The knobs that are looked at, less their centre."""
+    return NOISE_GRID if likelihood.constant_noise else GRID
+
+
 def penalty(likelihood: Likelihood, log_knob: float) -> float:
     """What the knob's own prior adds to the sum of the NLL, in nats."""
     return 0.0 if likelihood.constant_noise else 0.5 * (log_knob / SPREAD) ** 2
@@ -97,18 +105,18 @@ def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -
     def loss(knob: float) -> float:
         return float(nll_rows(likelihood, draws, knob).sum()) + penalty(likelihood, knob)
 
-    knob, _ = least(loss, [start + step for step in GRID[::4]])
+    knob, _ = least(loss, [start + step for step in grid_of(likelihood)[::4]])
     return knob, float(nll_rows(likelihood, draws, knob).sum()) / count
 
 
 def table(likelihood: Likelihood, draws: Draws, about: float) -> Tensor:
-    """(len(GRID), R) NLL for each knob of the grid about a centre."""
-    return torch.stack([nll_rows(likelihood, draws, about + step) for step in GRID])
+    """(knobs, R) NLL for each knob of the grid about a centre."""
+    return torch.stack([nll_rows(likelihood, draws, about + step) for step in grid_of(likelihood)])
 
 
 def penalties(likelihood: Likelihood) -> Tensor:
-    """(len(GRID),) what the knob's prior adds to a sum."""
-    return torch.tensor([penalty(likelihood, step) for step in GRID], dtype=torch.float64)
+    """(knobs,) what the knob's prior adds to a sum."""
+    return torch.tensor([penalty(likelihood, step) for step in grid_of(likelihood)], dtype=torch.float64)
 
 
 def folds_of(draws: Draws, folds: int = FOLDS, seed: int = 0) -> Tensor:

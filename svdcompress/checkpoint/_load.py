@@ -14,7 +14,14 @@ from svdcompress.checkpoint._problems import OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
 from svdcompress.convert import fold_like, leave_fused_paths, unchanged_on_error
 from svdcompress.errors import CheckpointError, UsageError, shortened
-from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, keep_channels, variational_class
+from svdcompress.layers import (
+    BernoulliDropout,
+    GaussianDropout,
+    VariationalLayer,
+    check_posterior,
+    keep_channels,
+    variational_class,
+)
 from svdcompress.likelihoods import Likelihood, from_stored, set_likelihood
 
 _NOISE = {"BernoulliDropout": BernoulliDropout, "GaussianDropout": GaussianDropout}
@@ -90,6 +97,8 @@ def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor
                 if f"{name}.{key}".lstrip(".") not in tensors:
                     setattr(module, key, None)
             module.train(module.training)  # forget what it derived from its old weights
+            if module.log_sigma2.shape != module.weight.shape:
+                raise ValueError(f"{name}: variances of shape {tuple(module.log_sigma2.shape)}, a weight of another")
     for name, module in model.named_modules():
         _check_lengths(name, module)
 
@@ -131,13 +140,16 @@ def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
     for name, layer in manifest["layers"].items():
         module = model.get_submodule(name)
         own = {key: layer[key] for key in SETTINGS}
+        posterior = check_posterior(layer.get("posterior", "independent"))
+        start = shared.get(id(module.weight))
         if not isinstance(module, VariationalLayer):
-            start = shared.get(id(module.weight), 0.0)
             kind: Any = variational_class(type(module))
-            module = kind.from_dense(module, log_sigma2=start, **own)
+            module = kind.from_dense(module, log_sigma2=0.0 if start is None else start, posterior=posterior, **own)
+        elif module.posterior != posterior:
+            module.set_variances(posterior, start)
         for key, value in own.items():
             setattr(module, key, value)
-        shared[id(module.weight)] = module.log_sigma2
+        shared[id(module.weight)] = module.variance_parameters()
     leave_fused_paths(model)
     for name, layer in manifest["dropout"].items():
         old = model.get_submodule(name)

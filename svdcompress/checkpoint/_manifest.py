@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,11 +37,19 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
+class Strategy(_Part):
+    """A prior or a posterior: its name, and the arguments of its constructor."""
+
+    name: str
+    settings: dict[str, Any] = {}
+
+
 class Layer(_Part):
     """A variational layer."""
 
     class_: str = Field(alias="class")
-    prior: str
+    prior: str | Strategy
+    posterior: str | Strategy = "independent"
     share: dict[str, Finite] | list[str] | str
     threshold: dict[str, Limit] | Limit
     variance_dtype: str
@@ -96,7 +105,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """The manifest of a file that `save` wrote. Raises CheckpointError, naming the field, for a missing, truncated or foreign
     file and for a manifest that is not as `save` writes it."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such file")
     try:
         with safe_open(str(path), "pt") as file:

@@ -14,7 +14,9 @@ from svdcompress.layers import (
     VARIATIONAL_CLASSES,
     BernoulliDropout,
     GaussianDropout,
+    Posterior,
     VariationalLayer,
+    check_posterior,
     check_prior,
     check_variance_dtype,
     class_name,
@@ -30,6 +32,7 @@ OPTIONAL = ("mask", "bias_sigma2")
 """Buffers that a variational layer may have."""
 
 _FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
+"""Tensors of a variational layer, and the one of the dense layer whose shape they have."""
 
 
 def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
@@ -77,15 +80,18 @@ def _like(own: Any, stored: Any) -> bool:
 def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Module]) -> Iterator[str]:
     module = modules.get(name)
     if layer["class"] not in {kind.__name__ for kind in VARIATIONAL_CLASSES.values()}:
-        yield f"{name}: unknown layer class {layer['class']!r}"
+        yield (
+            f"{name}: unknown layer class {layer['class']!r}; a class of your own has to stand in "
+            "svdcompress.layers.VARIATIONAL_CLASSES before its file is loaded"
+        )
     elif module is None or _class_of(module) != layer["class"]:
         found = type(modules[name]).__name__ if name in modules else "no such layer"
         yield f"{name}: {layer['class']} in the file, {found} in the model"
     else:
         try:
-            check_prior(layer["prior"])
+            check_posterior(layer.get("posterior", "independent"))
+            check_prior(layer["prior"]).check_share(parse_share(layer["share"]))
             check_variance_dtype(layer["variance_dtype"])
-            parse_share(layer["share"])
             parse_threshold(layer["threshold"])
         except ModelError as error:
             yield f"{name}: {error}"
@@ -103,15 +109,29 @@ def _name_problems(
     state: Mapping[str, Any], manifest: dict[str, Any], tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]
 ) -> Iterator[str]:
     variational = set(manifest["layers"])
+    known = {key for posterior in Posterior.registry.values() for key in posterior.parameters}
+    spreads = {prefix: _spreads(layer) for prefix, layer in manifest["layers"].items()}
     for name in sorted(set(state) - set(tensors)):
         prefix, _, key = name.rpartition(".")
-        if not (prefix in variational and key in OPTIONAL):
+        if not (prefix in variational and (key in OPTIONAL or key in known - spreads[prefix])):
+            yield f"{name}: missing in the file"
+    for name in sorted(f"{prefix}.{key}".lstrip(".") for prefix, keys in spreads.items() for key in keys):
+        if name not in tensors and name not in state:
             yield f"{name}: missing in the file"
     for name in sorted(set(tensors) - set(state)):
         prefix, _, key = name.rpartition(".")
         made_by_pruning = key == "bias" and name in shapes
-        if not (made_by_pruning or (key in _FOLLOWS and _canonical_in(variational, prefix, manifest))):
+        own = key in _FOLLOWS or any(key in keys for keys in spreads.values())
+        if not (made_by_pruning or (own and _canonical_in(variational, prefix, manifest))):
             yield f"{name}: not in the model"
+
+
+def _spreads(layer: Mapping[str, Any]) -> set[str]:
+    """Names of the variances' parameters of a layer of the manifest; none where its posterior is not known, which is told."""
+    try:
+        return set(check_posterior(layer.get("posterior", "independent")).parameters)
+    except ModelError:
+        return set()
 
 
 def _canonical_in(variational: set[str], prefix: str, manifest: dict[str, Any]) -> bool:

@@ -15,12 +15,12 @@ from svdcompress.checkpoint._manifest import FORMAT, KEY
 from svdcompress.convert import folded
 from svdcompress.errors import CheckpointError, UsageError
 from svdcompress.files import write_atomically
-from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, class_name
+from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, class_name, stored
 from svdcompress.likelihoods import as_stored, likelihood_of
 from svdcompress.version import __version__
 
 SETTINGS = ("prior", "share", "threshold", "variance_dtype")
-"""Attributes of a variational layer that the manifest keeps."""
+"""Attributes of a variational layer that the manifest keeps; "posterior" too, where it is not the independent one."""
 
 
 def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
@@ -63,7 +63,9 @@ def _manifest(model: nn.Module, tensors: Mapping[str, Tensor], ties: dict[str, s
     layers, dropout = {}, {}
     for name, module in model.named_modules():
         if isinstance(module, VariationalLayer):
-            own = {key: getattr(module, key) for key in SETTINGS}
+            own = {key: getattr(module, key) for key in SETTINGS} | {"prior": stored(module.prior)}
+            if module.posterior != "independent":
+                own["posterior"] = stored(module.posterior)
             layers[name] = {"class": class_name(module), **own}
         elif isinstance(module, BernoulliDropout | GaussianDropout):
             dropout[name] = {"class": type(module).__name__, "p": module.p, "channels": module.channels}

@@ -6,6 +6,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ from svdcompress.cli._common import (
     opened_run,
     out_console,
     print_json,
+    short_of_memory,
 )
 from svdcompress.errors import UsageError
 
@@ -49,10 +51,6 @@ def bench(
     The ONNX files run in onnxruntime on the CPU. In PyTorch, on --device: the dense model, the mean of the pruned one, and the
     pruned one with --samples draws and their uncertainties.
     """
-    from svdcompress import cost
-    from svdcompress.pipeline import feed
-    from svdcompress.sources import example_inputs
-
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")
     place = on_device(device)
@@ -60,7 +58,24 @@ def bench(
     paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}
     if not paths:
         raise UsageError(f"{run} holds no ONNX files (its recipe has export.onnx: false)")
+    with short_of_memory(f"lower --batch (here {', '.join(map(str, batch))}), or take another --device"):
+        found = _measured(opened, paths, batch, place, samples, threads, seconds)
+    if json:
+        print_json(found)
+        return
+    out_console().print(_table(found), "", _torch_table(found["torch"], threads), sep="\n")
+
+
+def _measured(
+    opened: Any, paths: dict[str, Path], batch: list[int], place: Any, samples: int, threads: int, seconds: float
+) -> dict[str, Any]:
+    """The figures, as --json prints them."""
+    from svdcompress import cost
+    from svdcompress.pipeline import feed
+    from svdcompress.sources import example_inputs
+
     inputs = example_inputs(opened.data.train, 2)
+    _check_memory(inputs, max(batch))
     make_input = feed(opened.data, next(iter(paths.values())))
     times = cost.latencies(paths, make_input, batch, threads=threads, seconds=seconds)
     models = {"dense": opened.dense, "sparse": opened.model}
@@ -73,10 +88,18 @@ def bench(
     found["threads"] = threads
     latency = _in_torch(opened, make_input, inputs, batch, place, samples, threads, seconds)
     found["torch"] = {"device": _device_name(place), "samples": samples, "latency_ms": latency}
-    if json:
-        print_json(found)
-        return
-    out_console().print(_table(found), "", _torch_table(found["torch"], threads), sep="\n")
+    return found
+
+
+def _check_memory(inputs: Any, batch: int) -> None:
+    """Raises MemoryError for a batch whose inputs alone do not fit: the system may end a process that takes what it lacks."""
+    from svdcompress.batch import map_tensors
+    from svdcompress.files import memory
+
+    sizes: list[int] = []
+    map_tensors(inputs, lambda tensor: sizes.append(tensor[:1].numel() * tensor.element_size()))
+    if sum(sizes) * batch > memory():
+        raise MemoryError(f"a batch of {batch}")
 
 
 def _in_torch(

@@ -8,14 +8,15 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
-from svdcompress.errors import OutputError, SvdcError, UsageError
+from svdcompress.errors import ModelError, OutputError, SvdcError, UsageError, out_of_memory
 
 MOST_SAMPLES = 1_000_000
 """More draws than this add nothing but time."""
@@ -74,15 +75,28 @@ def command(work: Function) -> Function:
                 raise
             if kwargs.get("debug"):
                 err_console().print_exception()
+            elif out_of_memory(error):
+                _say("error: out of memory: take a machine or device with more")
             else:
                 _say(f"error: {type(error).__name__}: {error} (this is a bug: please report it; --debug shows where)")
-            raise typer.Exit(1) from None
+            raise typer.Exit(ModelError.exit_code if out_of_memory(error) else 1) from None
 
     return run  # type: ignore[return-value]
 
 
 def _say(text: str) -> None:
     err_console().print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def short_of_memory(advice: str) -> Iterator[None]:
+    """Within it an error of memory that is not there is a ModelError with an advice what to lower."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise ModelError(f"out of memory: {advice}") from error
+        raise
 
 
 def on_device(device: str | None) -> Any:
@@ -113,7 +127,7 @@ def announce_code(folder: Path, code: dict[str, str]) -> None:
 
 def made_folder(folder: Path, option: str = "--out") -> Path:
     """A folder to write to, made if need be, ahead of the work whose results go there. Raises OutputError."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{option}: {folder} is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,9 +140,9 @@ def made_folder(folder: Path, option: str = "--out") -> Path:
 
 def check_file(path: Path, option: str = "--out") -> Path:
     """A file that will be written, ahead of the work. Raises OutputError where it has no folder, or is one itself."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError(f"{option}: {path} is a folder; name a file")
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise OutputError(f"{option}: {path}: there is no folder {path.parent}")
     made_folder(path.absolute().parent, option)
     return path

@@ -1,4 +1,4 @@
-"""Commands that take a finished run's folder: evaluate, predict, export, report."""
+"""Commands that take a finished run's folder: predict, export, report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from svdcompress.cli._common import (
     Debug,
@@ -19,127 +18,12 @@ from svdcompress.cli._common import (
     TrustCode,
     check_file,
     err_console,
-    made_folder,
     on_device,
     opened_run,
     out_console,
     print_json,
 )
-from svdcompress.errors import DataError, OutputError, UsageError, shortened
-
-BATCH = 500
-OUTSIDE = 2000
-"""Images of other data that are looked at."""
-
-HEADINGS = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
-SCORES = {"softmax": "1 - confidence", "mutual_information": "mutual information"}
-
-
-def evaluate(
-    run: Run,
-    samples: Samples = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    outside: Annotated[
-        list[str],
-        typer.Option(help="Images of another kind, named as for --data: cifar10:DIR, mnist:DIR, ... Can be repeated."),
-    ] = [],  # noqa: B006
-    out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
-    device: Device = "auto",
-    model: ModelAgain = None,
-    trust_code: TrustCode = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Compare uncertainties on the test data: dense, calibrated, MC dropout, and the sparse model with samples.
-
-    Also measures how well each detects inputs unlike the data: the test inputs with their numbers (or words) shuffled, uniform
-    noise, and with --outside images from other data, converted to gray or color and resized as needed.
-    """
-    from svdcompress import uncertainty
-    from svdcompress.likelihoods import own_likelihood
-    from svdcompress.report import write_json
-
-    place = on_device(device)
-    opened = opened_run(run, trust_code, model)
-    folder = made_folder(out or run / "evaluation")  # all else takes time
-    data = opened.data
-    test = lambda: data.test.batches(BATCH)  # noqa: E731
-    result = uncertainty.compare(
-        opened.dense.to(place),
-        opened.model.to(place),
-        test,
-        lambda: data.validation.batches(BATCH),
-        task=own_likelihood(opened.model, data.task, data.dim),
-        ood={**uncertainty.outside(test, seed), **_others(outside, data)},
-        samples=samples,
-        seed=seed,
-        scale=1.0 if data.target_scale is None else data.target_scale[1],
-    )
-    pictures = uncertainty.draw(result, folder)
-    write_json(folder / "evaluation.json", result)
-    if json:
-        print_json(result)
-        return
-    console = out_console()
-    console.print(_comparison(result))
-    if any(row["ood"] for row in result["contenders"]):
-        console.print("\nAUROC: how well a score separates the test inputs from others (0.5: not at all)\n")
-        console.print(_elsewhere(result))
-    console.print(f"\nwritten to {folder}/: evaluation.json, {', '.join(path.name for path in pictures)}", highlight=False)
-
-
-def _comparison(result: dict[str, Any]) -> Table:
-    rows = result["contenders"]
-    names = list(dict.fromkeys(name for row in rows for name, value in row["metrics"].items() if value is not None))
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("")
-    for name in names:
-        table.add_column(str(HEADINGS.get(name, name)), justify="right")
-    for row in rows:
-        figures = [f"{row['metrics'][name]:.4g}" if row["metrics"].get(name) is not None else "" for name in names]
-        table.add_row(row["name"], *figures)
-    return table
-
-
-def _elsewhere(result: dict[str, Any]) -> Table:
-    """Each contender's scores, by how well they tell the sets from elsewhere from the test data."""
-    rows = [row for row in result["contenders"] if row["ood"]]
-    sets = list(dict.fromkeys(name for row in rows for name in row["ood"]))
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("")
-    table.add_column("score")
-    for name in sets:
-        table.add_column(name, justify="right")
-    for row in rows:
-        for place, score in enumerate(row["ood"][sets[0]]):
-            figures = [f"{row['ood'][name][score]:.4f}" for name in sets]
-            table.add_row("" if place else row["name"], SCORES.get(score, score), *figures)
-    return table
-
-
-def _others(names: list[str], data: Any) -> dict[str, Any]:
-    """Batches of the test images of other data, by the data's name."""
-    import torch
-
-    from svdcompress import uncertainty
-    from svdcompress.recipe import DataSection
-    from svdcompress.sources import open_data
-
-    found: dict[str, Any] = {}
-    for name in names:
-        try:
-            test = open_data(DataSection(name=name), "classification").test
-            if len(test) > OUTSIDE:  # from all over, since files are often sorted by class
-                test = test.subset(torch.linspace(0, len(test) - 1, OUTSIDE).long())
-            batches = lambda test=test: test.batches(BATCH)  # noqa: E731
-            # whoever could open the data has let their transforms run
-            images = uncertainty.images_like(batches, data.preprocessing, OUTSIDE, trust_code=True)
-            next(iter(images()))
-        except DataError as error:
-            raise DataError(f"--outside {name}: {error}") from error
-        kind = name.partition(":")[0]
-        found[kind if kind not in found else name] = images
-    return found
+from svdcompress.errors import OutputError, UsageError, shortened
 
 
 def export(

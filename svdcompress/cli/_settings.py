@@ -91,6 +91,14 @@ Validation = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+Unlabelled = Annotated[
+    bool | None,
+    typer.Option(
+        "--unlabelled/--labelled",
+        help="Use no targets: learn from the dense model's answers; errors are disagreement with it.",
+        rich_help_panel=DATA,
+    ),
+]
 LossName = Annotated[
     str | None,
     typer.Option("--loss", help="cross-entropy, binary, mse, gaussian-nll, package.module:loss.", rich_help_panel=TRAINING),
@@ -109,6 +117,7 @@ FIELDS = {
     "trained": "weights.trained",
     "target": "data.target",
     "validation": "data.validation",
+    "unlabelled": "data.unlabelled",
 }
 """Fields of the recipe that options set under another name than their own."""
 
@@ -127,6 +136,7 @@ class Settings:
     data_arg: DataArg = field(default_factory=list)
     target: Target = None
     validation: Validation = None
+    unlabelled: Unlabelled = None
     loss: LossName = None
     set_: Set = field(default_factory=list)
 

@@ -11,14 +11,16 @@ from svdcompress.convert._derived import MARK, fold_all
 from svdcompress.convert._plan import ALREADY, Filter, entries
 from svdcompress.errors import ModelError
 from svdcompress.layers import (
-    DEFAULT_LOG_SIGMA2,
     DEFAULT_THRESHOLD,
     DROPOUT_CLASSES,
     BernoulliDropout,
     GaussianDropout,
+    Posterior,
+    Prior,
     Share,
     Threshold,
     VariationalLayer,
+    check_posterior,
     check_prior,
     check_variance_dtype,
     parse_share,
@@ -32,12 +34,13 @@ from svdcompress.layers import (
 def convert(
     model: nn.Module,
     *,
-    prior: str = "ard",
+    prior: str | Prior = "ard",
+    posterior: str | Posterior = "independent",
     share: Share = "weight",
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
     filter_fn: Filter | None = None,
-    log_sigma2: float = DEFAULT_LOG_SIGMA2,
+    log_sigma2: float | None = None,
     log_alpha: float | None = None,
     threshold: Threshold = DEFAULT_THRESHOLD,
     variance_dtype: str = "auto",
@@ -49,12 +52,15 @@ def convert(
     Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
     knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied.
 
-    prior: "ard" (Kharitonov et al. 2018) or "log-uniform" (Molchanov et al. 2017).
+    prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `Prior`.
+    posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
+        costs a wide layer no second matrix product and no second tensor of weights; or a `Posterior`.
     share: who shares a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
         `exclude` matches it (any of its names, where a module has several).
     filter_fn: takes a module and its dotted name; False leaves it, beside what the patterns leave.
-    log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones.
+    log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones. None: where the prior
+        says, -10 for the package's own.
     log_alpha: where log alpha of a layer's root-mean-square weight starts, in place of `log_sigma2`: each layer has noise in
         proportion to its weights, at -6 of 5% of them, whatever their scale.
     threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
@@ -68,32 +74,44 @@ def convert(
         since neither masks nor noise would be seen there. Without it they are converted; `ELBO` and `prune` say so later.
 
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
-    convert, for an unknown prior or share, if the model cannot run on the example inputs, or if a layer that is meant is
-    variational already, with other settings; the model is then as it was.
+    convert, for an unknown prior, posterior or share, for a share that the prior does not know, if the model cannot run on the
+    example inputs, or if a layer that is meant is variational already, with other settings; the model is then as it was.
 
     Example:
         >>> svdc.convert(model, share=["weight", "input"], exclude=["2"])
         >>> model[0].log_sigma2.shape
         torch.Size([16, 8])
     """
-    check_prior(prior)
+    prior, posterior = check_prior(prior), check_posterior(posterior)
     check_variance_dtype(variance_dtype)
     share, threshold = parse_share(share), parse_threshold(threshold)
+    prior.check_share(share)
     found = entries(model, include, exclude, derived, example_inputs, filter_fn)
     chosen: list[Any] = [module for entry, module in found if entry.converted]
     if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in found[:8]) or "it has no layers"
         raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
-    settings: dict[str, Any] = {"prior": prior, "share": share, "threshold": threshold, "variance_dtype": variance_dtype}
+    settings: dict[str, Any] = {
+        "prior": prior,
+        "share": share,
+        "threshold": threshold,
+        "variance_dtype": variance_dtype,
+        "posterior": posterior,
+    }
     _check_same((entry.name, module, settings) for entry, module in found if entry.reason == ALREADY)
-    # One log_sigma2 for each weight, so that tied weights keep one posterior.
-    shared: dict[int, Any] = {id(layer.weight): layer.log_sigma2 for _, layer in variational_layers(model)}
+    # The same variances for all layers of a weight, so that tied weights keep one posterior.
+    shared: dict[int, Any] = {id(layer.weight): layer for _, layer in variational_layers(model)}
     fold_all(module for entry, module in found if entry.converted and entry.note)
     for module in chosen:
-        start = shared.get(id(module.weight), log_sigma2 if log_alpha is None else start_at(module.weight, log_alpha))
         kind: Any = variational_class(type(module))
-        layer = kind.from_dense(module, log_sigma2=start, **settings)
-        shared[id(layer.weight)] = layer.log_sigma2
+        tied = shared.get(id(module.weight))
+        if tied is None:
+            start = log_sigma2 if log_alpha is None else start_at(module.weight, log_alpha)
+            layer = kind.from_dense(module, log_sigma2=start, **settings)
+        else:
+            own = {**settings, "posterior": tied.posterior}
+            layer = kind.from_dense(module, log_sigma2=tied.variance_parameters(), **own)
+        shared[id(layer.weight)] = layer
     leave_fused_paths(model)
     return model
 
@@ -103,12 +121,16 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
     for name, layer, settings in layers:
         for key, wanted in settings.items():
             if getattr(layer, key) != wanted:
-                found = f"{key}={getattr(layer, key)!r}"
+                found = f"{key}={_shown(getattr(layer, key))}"
                 raise ModelError(
                     f"{name or type(layer).__name__} is variational already, with {found}; another conversion does not make it "
-                    f"{wanted!r}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
+                    f"{_shown(wanted)}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
                     "svdcompress.to_dense(model)"
                 )
+
+
+def _shown(value: Any) -> str:
+    return repr(str(value) if isinstance(value, Prior | Posterior) else value)
 
 
 def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> dict[str, str]:

@@ -5,6 +5,9 @@ weight with the least-squares value m and z^2 = a m^2 has at the ELBO's maximum 
 r / (a (1 + r)), so log alpha = -log(z^2 - 1); below z^2 = 1 it vanishes. For any X the exact posterior at the learnt lambda is
 normal with covariance (tau XᵀX + diag(1 / lambda^2))^-1: the variational mean agrees with it, and the variances are those of
 one weight with all others known.
+
+Beside it a regression that is not linear, on a curve with a gap: a deep ensemble, the delta method, MC dropout and the sparse
+net (`_curve.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.convert import convert
+from svdcompress.experiments import _curve
 from svdcompress.experiments._common import Context, figure, save, train
 from svdcompress.objective import Constant
 
@@ -23,12 +27,15 @@ from svdcompress.objective import Constant
 @dataclass(frozen=True)
 class Settings:
     """examples: N. noise: standard deviation of the observations. correlation: between neighbouring features of the second
-    design. epochs: steps with all data."""
+    design. epochs: steps with all data. curve_epochs: of each net on the curve, twice as many of the sparse one. samples:
+    draws."""
 
     examples: int = 200
     noise: float = 0.5
     correlation: float = 0.7
     epochs: int = 2000
+    curve_epochs: int = 1500
+    samples: int = 100
 
 
 WEIGHTS = (2.0, -1.0, 0.5, 0.25, 0.12, 0.06, 0.0, 0.0)
@@ -36,7 +43,7 @@ WEIGHTS = (2.0, -1.0, 0.5, 0.25, 0.12, 0.06, 0.0, 0.0)
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """Fit both designs; writes bayes-linear.png."""
+    """Fit both designs, and the curve; writes bayes-linear.png and curve.png."""
     generator = torch.Generator().manual_seed(context.seed)
     plain = torch.randn(settings.examples, len(WEIGHTS), generator=generator)
     orthogonal = torch.linalg.qr(plain)[0] * settings.examples**0.5
@@ -49,7 +56,9 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     pictures = [_draw(results, settings, context)]
     worst = results["orthogonal"]
     shift = max(abs(a - b) / s**0.5 for a, b, s in zip(worst["mean"], worst["best_mean"], worst["exact_variance"], strict=True))
-    return {"designs": results, "largest_shift_in_std": shift, "pictures": pictures}
+    found = _curve.run(settings.examples, settings.curve_epochs, settings.samples, context)
+    pictures += found.pop("pictures")
+    return {"designs": results, "largest_shift_in_std": shift, **found, "pictures": pictures}
 
 
 def _fit(x: Tensor, y: Tensor, settings: Settings, context: Context, name: str) -> dict[str, Any]:

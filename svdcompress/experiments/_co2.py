@@ -1,13 +1,16 @@
 """Mauna Loa CO2: predictive mean and bands, within the record and beyond it (Gal & Ghahramani 2016, fig. 2).
 
 Monthly means of the weekly record (statsmodels ships it) less a line, standardised; the net sees time alone. Trained on the
-first part, it predicts the rest and as long again. Side by side: the dense net, MC dropout (p 0.1 and 0.2; ReLU and tanh), and
-the sparse variational net.
+first part, it predicts the rest and as long again. Side by side, as in the paper: standard dropout by weight averaging, a
+Gaussian process with the squared-exponential kernel, MC dropout (ReLU and tanh); and the sparse variational net, with draws of
+its mean-field posterior and by the delta method, the posterior with all covariances, which a net so small can afford.
 """
 
 from __future__ import annotations
 
 import copy
+import time
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import DependencyError
 from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._delta import Delta, jacobian, weights, weights_of
 from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, fit_tau, mc_predict, mean_predict, regression_quality
 
@@ -41,6 +45,9 @@ class Settings:
     noise_ppm: float = 0.4  # standard deviation of a month about what a season and a trend explain
     beta: float = 1.0
 
+
+AVERAGED = 0.1
+"""The dropout rate at which weight averaging is shown, too."""
 
 HELD = 7
 """Of the known months every so manieth is held out of the training, for the noise; no divisor of a year, so any season's."""
@@ -126,17 +133,64 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
     dense = fit(net(settings, nn.ReLU), "dense, ReLU")
     predictions["dense, ReLU"] = mean_predict(dense, everywhere, task="regression")
+    predictions["Gaussian process"] = gaussian_process(x, y, everywhere)
     for activation in (nn.ReLU, nn.Tanh):
         for p in (0.1, 0.2):
             name = f"MC dropout {p}, {activation.__name__}"
-            model = convert_dropout(fit(net(settings, activation, p), name))
-            predictions[name] = _sampled(model, everywhere, settings, context)
+            model = fit(net(settings, activation, p), name)
+            if p == AVERAGED and activation is nn.ReLU:
+                averaged = f"dropout {p}, ReLU, weight averaging"
+                predictions[averaged] = mean_predict(model, everywhere, task="regression")
+            predictions[name] = _sampled(convert_dropout(model), everywhere, settings, context)
     sparse = sparse_net(dense, x, y, (series.std / settings.noise_ppm) ** 2, settings, context)
-    name = "sparse variational, ReLU"
-    predictions[name] = _sampled(sparse, everywhere, settings, context)
+    predictions["sparse variational, ReLU"] = _sampled(sparse, everywhere, settings, context)
+    started = time.monotonic()
+    prediction, delta = by_delta(sparse, series, everywhere)
+    predictions["sparse, delta method"] = prediction
+    context.seconds["delta method"] = time.monotonic() - started
     figures["sparsity"] = sparsity(sparse)
+    figures["delta"] = delta
     figures["nets"] = {name: judge(prediction, series) for name, prediction in predictions.items()}
     return {**figures, "pictures": [_draw(predictions, series, figures, context)]}
+
+
+def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
+    """A Gaussian process with the squared-exponential kernel, as in the paper's figure; length, size and noise by evidence."""
+    try:
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+    except ImportError as error:
+        raise DependencyError("experiment co2 needs the package scikit-learn: pip install scikit-learn") from error
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2)) + WhiteKernel(0.1, (1e-5, 1e1))
+    process = GaussianProcessRegressor(kernel, n_restarts_optimizer=4, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bounds that a restart ends at
+        process.fit(x.numpy(), y[:, 0].numpy())
+    mean, std = process.predict(at.numpy(), return_std=True)
+    noise = float(process.kernel_.k2.noise_level)  # which is fitted as for the nets
+    epistemic = torch.from_numpy((std**2 - noise).clip(0))[:, None]
+    return Prediction("regression", 1, torch.from_numpy(mean)[:, None], epistemic, torch.zeros_like(epistemic), epistemic)
+
+
+def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, dict[str, float]]:
+    """The variational net's mean with variances by the delta method, and what they come from.
+
+    What varies is what the variational net has variances of, its relevant weights. Their prior is one normal distribution, its
+    variance by evidence on the training months (the common choice for Laplace approximations); the noise is that of the months
+    held out amid them. No month after them is looked at.
+    """
+    which = weights_of(model, biases=False)
+    with torch.no_grad():
+        mean = model(at).double()
+    error = mean[series.held] - series.y[series.held].double()
+    tau = 1 / float(error.square().mean())
+    slopes = jacobian(model, at, which)
+    own = weights(model, which)
+    delta = Delta(slopes[series.trained], torch.ones_like(own), own)
+    scale = delta.best_scale(tau)
+    variance = delta.variance(slopes, scale, tau)[:, None]
+    found = {"weights": slopes.shape[1], "prior_variance": scale}
+    return Prediction("regression", 1, mean, variance, torch.zeros_like(variance), variance), found
 
 
 def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.Sequential:
@@ -207,7 +261,7 @@ def _sampled(model: nn.Module, x: Tensor, settings: Settings, context: Context) 
 
 
 def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> dict[str, str]:
-    drawing, axes = figure(3, 2, (11, 8), sharex=True, sharey=True)
+    drawing, axes = figure(3, 3, (15, 8), sharex=True, sharey=True)
     everywhere = torch.cat([series.t, series.beyond])
     years, count = series.years(everywhere), len(series.t)
     measured = series.ppm(series.t, series.y)

@@ -2,8 +2,8 @@
 
 As in the lecture: binary classification of multivariate time series, after a difference transform, and the leak probability's
 mean and standard deviation over time. The series are simulated: tide, season, autocorrelated noise, and plumes of 30, 300 and
-3,000 tonnes that the tidal current carries past the station. The seed's net is MC dropout; beside it stands the sparse
-variational one.
+3,000 tonnes that the tidal current carries past the station; how far each stands out from what nature does is measured and
+reported. The seed's net is MC dropout; beside it stands the sparse variational one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ def simulate(count: int, length: int, tonnes: Tensor, onset: int, generator: tor
 
     tonnes: (count,), 0 for no leak. onset: when the leak begins, in half hours (its plume takes half a day to build up).
     """
+    natural, plume, temperature, current = _parts(count, length, tonnes, onset, generator)
+    return torch.stack([natural + plume, temperature, current], 1)
+
+
+def _parts(count: int, length: int, tonnes: Tensor, onset: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Natural CO2, the leak's, temperature and current, (count, length) each."""
     start = YEAR * torch.rand(count, 1, generator=generator)
     phase = 2 * math.pi * torch.rand(count, 2, generator=generator)
     t = torch.arange(length)
@@ -60,7 +66,27 @@ def simulate(count: int, length: int, tonnes: Tensor, onset: int, generator: tor
     towards = (current - 0.3).clamp_min(0)  # the leak lies upstream for a part of each tide
     gusts = (0.5 * _autocorrelated(count, length, 0.5, generator)).exp()
     plume = 0.35 * (tonnes[:, None] / 30).pow(0.5) * towards * gusts * growth
-    return torch.stack([natural + plume, temperature, current], 1)
+    return natural, plume, temperature, current
+
+
+def signal_to_noise(generator: torch.Generator, count: int = 2000) -> dict[str, dict[str, float]]:
+    """What of a window's CO2 the leak makes, beside what nature does, measured on simulated windows of each size of leak.
+
+    Of the CO2 as it is, and of its differences, which the nets see: variance over time of the plume over that of nature, in
+    decibels, from the mean variances over all windows.
+    """
+    found = {}
+    for size in TONNES:
+        natural, plume, *_ = _parts(count, WINDOW + 1, torch.full((count,), float(size)), -24, generator)
+        found[str(size)] = {
+            "snr_db": _decibels(plume, natural),
+            "snr_differences_db": _decibels(plume.diff(dim=1), natural.diff(dim=1)),
+        }
+    return found
+
+
+def _decibels(signal: Tensor, noise: Tensor) -> float:
+    return 10 * math.log10(float(signal.var(1).mean()) / float(noise.var(1).mean()))
 
 
 def _autocorrelated(count: int, length: int, r: float, generator: torch.Generator) -> Tensor:
@@ -117,6 +143,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     followed = {name: _follow(model, settings, context) for name, model in models.items()}
     return {
         "nets": figures,
+        "signal_to_noise": signal_to_noise(torch.Generator().manual_seed(context.seed + 2)),
         "sparsity": sparsity(sparse),
         "onset": {name: _summary(tracks) for name, tracks in followed.items()},
         "pictures": [_draw(followed, figures, context)],

@@ -22,6 +22,7 @@ from svdcompress.train import find_place, seed_everything
 EXPERIMENTS = {
     "bayes-linear": "_bayes_linear",
     "co2": "_co2",
+    "flow": "_flow",
     "leak": "_leak",
     "rotated-digit": "_rotated_digit",
     "vae": "_vae",

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from svdcompress.errors import ExportError
 from svdcompress.export._posterior import Drawn, Posterior, posteriors
-from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer
+from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, Weights, moments
 
 
 @dataclass(frozen=True)
@@ -179,13 +180,19 @@ def _from_draws(layer: VariationalLayer, drawn: Drawn, source: Source) -> Callab
 def _frozen(layer: VariationalLayer, keep: Tensor, active: bool) -> Callable[..., Tensor]:
     """The forward pass of a layer in `eval()`, with noise of its output where it is active, as plain linear maps."""
     layer.weight = nn.Parameter(layer.weight * keep, requires_grad=False)
-    layer.register_buffer("sigma2", layer.log_sigma2.exp() * keep if active else None, persistent=False)
+    sigma2 = layer.posterior.spread(layer, keep)
+    leaves, form = tree_flatten(layer.log_sigma2.exp() * keep if sigma2 is None else sigma2)
+    for i, leaf in enumerate(leaves):
+        layer.register_buffer(f"sigma2_{i}", leaf, persistent=False)
 
     def forward(x: Tensor, *args: Any) -> Tensor:
-        mean = layer._transform(x, layer.weight, layer.bias, *args)
+        def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return layer._transform(x, weight, bias, *args)
+
         if not active:
-            return mean
-        variance = layer._transform(x * x, layer.sigma2, layer.bias_sigma2, *args)
+            return linear(x, layer.weight, layer.bias)
+        sigma2 = tree_unflatten([getattr(layer, f"sigma2_{i}") for i in range(len(leaves))], form)
+        mean, variance = moments(linear, x, Weights(layer.weight, sigma2, layer.bias, layer.bias_sigma2))
         if not isinstance(layer, nn.Linear):  # fast convolutions may come out below 0; a sum of products of squares does not
             variance = variance.clamp_min(0)
         sampler: Any = layer.sampler

@@ -26,9 +26,9 @@ def write(model: ir.Model, path: Path, verify: Callable[[Path], None]) -> int:
     folder of its own beside `path`, which goes in any case: on failure what was there before is untouched.
     Raises OutputError if the place cannot be written.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder; give the name of a file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise OutputError(f"{path}: the folder {path.parent} does not exist")
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from svdcompress.errors import UsageError
 from svdcompress.interop._schedule import Penalty
-from svdcompress.layers import variational_layers
+from svdcompress.layers import variance_parameters
 from svdcompress.objective import LinearWarmup, Schedule
 
 IGNORED = -100
@@ -114,7 +114,7 @@ def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
     if optimizer is None:
         return
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if not any(id(layer.log_sigma2) in known for _, layer in variational_layers(model)):
+    if not any(id(own) in known for own in variance_parameters(model)):
         raise UsageError(
             "the optimizer was made before the model was converted and knows no log_sigma2: give SparsifyCallback to the "
             "Trainer as callbacks=[...] instead of adding it later, or make your optimizer after svdcompress.convert(model)"

@@ -1,7 +1,7 @@
 """The variational layers, their KL terms, and the reparameterised forward."""
 
-from svdcompress.layers._apart import kl_apart
-from svdcompress.layers._base import DEFAULT_LOG_SIGMA2, DEFAULT_THRESHOLD, VariationalLayer, variational_layers
+from svdcompress.layers._alpha import group_log_alpha, log_alpha, start_at
+from svdcompress.layers._base import DEFAULT_THRESHOLD, VariationalLayer, variance_parameters, variational_layers
 from svdcompress.layers._conv import (
     VariationalConv1d,
     VariationalConv2d,
@@ -12,7 +12,6 @@ from svdcompress.layers._conv import (
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
 from svdcompress.layers._kept import KeptChannels, keep_channels, kept_channels
-from svdcompress.layers._kl import group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha, start_at
 from svdcompress.layers._known import (
     VARIATIONAL_CLASSES,
     changes,
@@ -23,25 +22,49 @@ from svdcompress.layers._known import (
     variational_class,
 )
 from svdcompress.layers._linear import VariationalLinear
+from svdcompress.layers._moments import Moments, Weights, moments
 from svdcompress.layers._passes import HOOKS, sampling
 from svdcompress.layers._positions import Shapes, shared_over_positions
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
+from svdcompress.layers._registry import stored
 from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, unwrapped, weight_of
-from svdcompress.layers._share import PRIORS, REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
+from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, parse_share, parse_threshold
+from svdcompress.layers._variances import set_posterior
+from svdcompress.layers.posteriors import POSTERIORS, Independent, Posterior, RankOne, check_posterior
+from svdcompress.layers.priors import (
+    ARD,
+    DEFAULT_LOG_SIGMA2,
+    PRIORS,
+    LogUniform,
+    Prior,
+    check_prior,
+    kl_apart,
+    kl_ard,
+    kl_group_ard,
+    kl_log_uniform,
+)
 
 __all__ = [
+    "ARD",
     "DEFAULT_LOG_SIGMA2",
     "DEFAULT_THRESHOLD",
     "DROPOUT_CLASSES",
     "HOOKS",
+    "POSTERIORS",
     "PRIORS",
     "REDUCED",
     "VARIANCE_DTYPES",
     "VARIATIONAL_CLASSES",
     "BernoulliDropout",
     "GaussianDropout",
+    "Independent",
     "KeptChannels",
+    "LogUniform",
+    "Moments",
+    "Posterior",
+    "Prior",
+    "RankOne",
     "Rows",
     "Sampler",
     "Shapes",
@@ -56,8 +79,10 @@ __all__ = [
     "VariationalConvTranspose3d",
     "VariationalLayer",
     "VariationalLinear",
+    "Weights",
     "canonical",
     "changes",
+    "check_posterior",
     "check_prior",
     "check_variance_dtype",
     "clashes",
@@ -72,14 +97,18 @@ __all__ = [
     "kl_log_uniform",
     "known_class",
     "log_alpha",
+    "moments",
     "parse_share",
     "parse_threshold",
     "register_loaded",
     "sampling",
+    "set_posterior",
     "shared_over_positions",
     "start_at",
     "stochastic_layers",
+    "stored",
     "unwrapped",
+    "variance_parameters",
     "variational_class",
     "variational_layers",
     "weight_of",

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import _kl
-from svdcompress.layers._apart import kl_apart
 from svdcompress.layers._cache import Cache
-from svdcompress.layers._divergence import divergence
 from svdcompress.layers._maps import Map, apply
+from svdcompress.layers._moments import Moments, Weights, moments
 from svdcompress.layers._positions import Shapes
 from svdcompress.layers._precision import check_variance_dtype, variance_dtype
 from svdcompress.layers._reparam import (
-    TINY,
     Draw,
+    Noise,
     autocast,
+    deviation,
     draw,
     factor,
-    moments,
     normal_like,
     variances,
     without_autocast,
 )
 from svdcompress.layers._rows import NotRows, Rows
-from svdcompress.layers._sampling import Sampler, StochasticLayer, leaves_the_graph, outside_of_the_graph
-from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, check_prior, parse_share, parse_threshold
+from svdcompress.layers._sampling import Sampler, leaves_the_graph, outside_of_the_graph
+from svdcompress.layers._share import REDUCED, Share, Threshold, parse_share, parse_threshold
+from svdcompress.layers._variances import Start, Weighted
+from svdcompress.layers.posteriors import Posterior, check_posterior
+from svdcompress.layers.priors import ARD, Prior, check_prior, kl_apart
 
-DEFAULT_LOG_SIGMA2 = -10.0
 DEFAULT_THRESHOLD = 3.0
 
 _unwatched: Any = torch._C.DisableTorchFunction  # whoever measures a pass's activations does not see weights
 
 
-class VariationalLayer(StochasticLayer):
+class VariationalLayer(Weighted):
     """A linear map whose weights have the posterior N(weight, exp(log_sigma2)), independently.
+
+    What the variances are made of is the posterior's affair (`posteriors/`), the KL and log alpha are the prior's (`priors/`).
 
     It stands before the torch.nn class of the same map in the bases of a concrete layer, so that a dense layer becomes
     variational by a change of class (`from_dense`) that keeps its parameters, hooks, mode and identity.
@@ -50,12 +53,13 @@ class VariationalLayer(StochasticLayer):
 
     Attributes:
         weight: mean of the weights, as in torch.nn.
-        log_sigma2: log variance of the weights, same shape.
+        log_sigma2: log variance of the weights, same shape: the parameter of that name, or what another posterior than
+            "independent" makes of its own ones, anew at each look (to change it, write to those).
         mask: which weights stay, a bool buffer of the same shape that holds in every mode, or None: log alpha decides in
             `eval()` and everything lives in `train()`.
         bias_sigma2: variance of the bias, a buffer of its shape, or None. Only pruning sets it: the noise of a removed
             unit's constant output goes there.
-        prior: "ard" or "log-uniform".
+        prior, posterior: a `Prior` and a `Posterior`, which equal their names, as in `layer.prior == "ard"`.
         share: {name: part} of who shares a prior variance.
         threshold: {name: limit}; weights ("weight") or groups ("input" ...) of log alpha at or above it are irrelevant.
         variance_dtype: precision of the variance path: "float32", "bfloat16", or "auto" for bfloat16 where the chip is fast
@@ -63,11 +67,9 @@ class VariationalLayer(StochasticLayer):
     """
 
     dense_class: ClassVar[type[nn.Module]]
-    transposed: ClassVar[bool] = False  # read where torch.nn's own layers have no such attribute (Linear)
 
     weight: Tensor
     bias: Tensor | None
-    log_sigma2: Tensor
     mask: Tensor | None
     bias_sigma2: Tensor | None
     variance_dtype: str = "auto"
@@ -75,28 +77,26 @@ class VariationalLayer(StochasticLayer):
     def __init__(
         self,
         *args: Any,
-        prior: str = "ard",
+        prior: str | Prior = "ard",
         share: Share = "weight",
-        log_sigma2: float = DEFAULT_LOG_SIGMA2,
+        log_sigma2: float | None = None,
         threshold: Threshold = DEFAULT_THRESHOLD,
         variance_dtype: str = "auto",
+        posterior: str | Posterior = "independent",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._become_variational(prior, share, log_sigma2, threshold, variance_dtype)
+        self._become_variational(prior, share, log_sigma2, threshold, variance_dtype, posterior)
 
     def _become_variational(
-        self, prior: str, share: Share, log_sigma2: float | nn.Parameter, threshold: Threshold, variance_dtype: str
+        self, prior: Any, share: Share, log_sigma2: Start, threshold: Threshold, variance_dtype: str, posterior: Any
     ) -> None:
-        self.prior = check_prior(prior)
-        self.share = parse_share(share)
+        share, prior, posterior = parse_share(share), check_prior(prior), check_posterior(posterior)
+        prior.check_share(share)
+        self.share = share
         self.threshold = parse_threshold(threshold)
         self.variance_dtype = check_variance_dtype(variance_dtype)
-        if not isinstance(log_sigma2, nn.Parameter):
-            start = torch.full_like(self.weight, float(log_sigma2), memory_format=torch.contiguous_format)
-            log_sigma2 = nn.Parameter(start, requires_grad=self.weight.requires_grad)
-        self.log_sigma2 = log_sigma2
-        self._made_at = log_sigma2._version
+        self._start(prior, posterior, log_sigma2)
         self.register_buffer("mask", None)
         self.register_buffer("bias_sigma2", None)
 
@@ -105,22 +105,24 @@ class VariationalLayer(StochasticLayer):
         cls,
         layer: nn.Module,
         *,
-        prior: str = "ard",
+        prior: str | Prior = "ard",
         share: Share = "weight",
-        log_sigma2: float | nn.Parameter = DEFAULT_LOG_SIGMA2,
+        log_sigma2: Start = None,
         threshold: Threshold = DEFAULT_THRESHOLD,
         variance_dtype: str = "auto",
+        posterior: str | Posterior = "independent",
     ) -> VariationalLayer:
         """Turn a dense layer into this variational one in place, weights kept bit for bit; returns the same object.
 
-        log_sigma2: where every log variance starts, or a parameter to share with a tied layer.
+        log_sigma2: where every log variance starts (None: where the prior says), or the parameters to share with a tied layer
+        (its `variance_parameters()`).
         """
         if type(layer) is not cls.dense_class:
             raise TypeError(f"{cls.__name__}.from_dense takes a {cls.dense_class.__name__}, not a {type(layer).__name__}")
         changed: Any = layer
         changed.__class__ = cls
         try:
-            changed._become_variational(prior, share, log_sigma2, threshold, variance_dtype)
+            changed._become_variational(prior, share, log_sigma2, threshold, variance_dtype, posterior)
         except BaseException:
             changed.__class__ = cls.dense_class
             raise
@@ -130,38 +132,26 @@ class VariationalLayer(StochasticLayer):
         """Turn this layer back into its torch.nn class in place: the mean, with irrelevant weights at 0."""
         with torch.no_grad():
             self.weight.mul_(self.relevant())
-        del self.log_sigma2, self.mask, self.bias_sigma2, self.prior, self.share, self.threshold, self.variance_dtype
-        for name in ("_own", "_made_at"):
+        for name in (*self.posterior.parameters, "mask", "bias_sigma2", "share", "threshold", "variance_dtype"):
+            delattr(self, name)
+        for name in ("_own", "_made_at", "prior", "posterior"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class
         return self
 
-    @property
-    def variance_moved(self) -> bool:
-        """Whether anything has written to `log_sigma2` since the layer was made: an optimizer, or a checkpoint."""
-        return self.log_sigma2._version != self.__dict__.get("_made_at")
-
     # Relevance
-
-    @property
-    def _groups(self) -> int:
-        return getattr(self, "groups", 1)
-
-    def canonical(self, tensor: Tensor) -> Tensor:
-        """A tensor of the weight's shape seen as (groups, outputs per group, inputs per group, kernel positions)."""
-        return canonical(tensor, self._groups, self.transposed)
 
     def log_alpha(self, share: str = "weight") -> Tensor:
         """Log alpha of each weight (the weight's shape), or of each group of a share (shape of the canonical view, with
         the dimensions that the group spans kept at size 1). Groups are what a held mask leaves of them."""
         if share == "weight":
-            return _kl.log_alpha(self.weight, self.log_sigma2)
+            return self.prior.log_alpha(self.weight, self.log_sigma2)
         weight, log_sigma2 = self.canonical(self.weight), self.canonical(self.log_sigma2)
         if self.mask is not None:
             keep = self.canonical(self.mask)
             weight, log_sigma2 = weight * keep, log_sigma2.masked_fill(~keep, -torch.inf)
-        alpha = _kl.group_log_alpha(weight, log_sigma2, REDUCED[share])
+        alpha = self.prior.log_alpha(weight, log_sigma2, REDUCED[share])
         return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(weight.shape)])
 
     @torch.no_grad()
@@ -191,7 +181,8 @@ class VariationalLayer(StochasticLayer):
     @property
     def apart(self) -> bool:
         """Whether the KL is that of weights which each have an ARD prior of their own: what `kl_apart` takes."""
-        plain = self.prior == "ard" and list(self.share) == ["weight"] and self.mask is None
+        own = "log_sigma2" in self._parameters
+        plain = own and type(self.prior) is ARD and list(self.share) == ["weight"] and self.mask is None
         # The compiler fuses the other function's operations with others, but not these.
         return plain and self.weight.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
 
@@ -199,8 +190,11 @@ class VariationalLayer(StochasticLayer):
         """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
         if self.apart:
             return kl_apart([self.weight], [self.log_sigma2])
+        short = self.posterior.kl(self, self.prior, self.share) if self.mask is None else None
+        if short is not None:
+            return short
         layout = (self._groups, self.transposed)
-        return divergence(self.weight, self.log_sigma2, self.mask, self.prior, self.share, layout)
+        return self.prior.kl(self.weight, self.log_sigma2, self.mask, self.share, layout)
 
     # Forward
 
@@ -229,55 +223,86 @@ class VariationalLayer(StochasticLayer):
         if isinstance(sampler, Rows) and batch.dim() != input.dim():
             raise NotRows("one input without a batch")
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
-        noise = None if sampler is None else sampler.normal
         if torch.is_grad_enabled():
-            keep = self.mask if self.training else self.relevant()
-            y = Draw.apply(batch, self.weight, self.log_sigma2, self.bias, self.bias_sigma2, keep, map, dtype, noise)
+            y = self._train(batch, map, dtype, None if sampler is None else sampler.normal)
         else:
             y = self._sample(batch, map, dtype, sampler)
         return y if batch.dim() == input.dim() else y.squeeze(0)
 
+    def moments(self, x: Tensor, *args: Any, variance: Tensor | None = None, **kwargs: Any) -> Moments:
+        """Mean and variance of each number of the output, in the layer's mode, without drawing.
+
+        x: as for `forward`. variance: of x's numbers, of its shape, where x is the mean of independent ones; None: x is
+        certain. Both results have the output's shape, the variance in float32 at least. They are exact, but for a variance
+        with padding by copies ("reflect", "replicate"), which count as independent of what they copy.
+        """
+
+        def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return self._transform(x, weight, bias, *args, **kwargs)
+
+        return moments(linear, x, self._weights(torch.promote_types(self.weight.dtype, torch.float32)), variance)
+
+    def _train(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise | None) -> Tensor:
+        """A draw with gradients."""
+        keep = self.mask if self.training else self.relevant()
+        spread = self.posterior.spread(self, keep)
+        if spread is None:  # the kernel for a variance of each weight
+            return Draw.apply(x, self.weight, self.log_sigma2, self.bias, self.bias_sigma2, keep, map, dtype, noise)
+        stays = factor(keep, self.weight)
+        mean = self.weight if stays is None else self.weight * stays
+        with without_autocast(x.device.type):
+            found = self._moments(x, map, Weights(mean, _cast(spread, dtype), self.bias, self.bias_sigma2))
+            return draw(found, (noise or normal_like)(found.mean))
+
     def _sample(self, x: Tensor, map: Map, dtype: torch.dtype, sampler: Sampler | None) -> Tensor:
         """A draw without gradients: parameters from the cache, nothing in place (see `draw`)."""
-        weight, sigma2 = self._posterior(dtype, sampler)
-        weight = weight.to(x.dtype)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        bias_sigma2 = None if self.bias_sigma2 is None else self.bias_sigma2.to(dtype)
+        weights = self._weights(dtype, sampler)
         with without_autocast(x.device.type):
+            found = self._moments(x, map, weights)
             if isinstance(sampler, Rows):
-                return sampler.draw(*moments(map, x, weight, sigma2, bias, bias_sigma2))
-            mean = apply(map, x, weight, bias)
-            variance = apply(map, x.to(dtype).square(), sigma2, bias_sigma2)
-        return draw(mean, variance, normal_like(mean) if sampler is None else sampler.normal(mean))
+                return sampler.draw(found.mean, deviation(found))
+        return draw(found, normal_like(found.mean) if sampler is None else sampler.normal(found.mean))
 
-    def _posterior(self, dtype: torch.dtype, sampler: Sampler | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance (of a dtype) of the weights that count in this mode: what does not stay is 0 in both."""
+    def _moments(self, x: Tensor, map: Map, weights: Weights) -> Moments:
+        """The output's moments: the mean in the dtype of x, the variance in that of the weights' variances."""
+        mean, sigma2, bias, bias_sigma2 = weights
+        bias = None if bias is None else bias.to(x.dtype)
+        bias_sigma2 = None if bias_sigma2 is None else bias_sigma2.to(sigma2.dtype)
+        return moments(partial(apply, map), x, Weights(mean.to(x.dtype), sigma2, bias, bias_sigma2))
 
-        def make() -> tuple[Tensor, Tensor]:
+    def _weights(self, dtype: torch.dtype, sampler: Sampler | None = None, dense: bool = False) -> Weights:
+        """What counts of the parameters in this mode, the variances in a dtype. dense: as a tensor of the weight's shape."""
+
+        def make() -> tuple[Tensor, Any]:
             keep = self.mask if self.training else self.relevant()
-            weight, sigma2 = self.weight, variances(self.log_sigma2)
-            if keep is not None:
-                stays: Any = factor(keep, weight)
-                weight, sigma2 = weight * stays, sigma2 * stays
-            return weight, sigma2.to(dtype)
+            spread = None if dense else self.posterior.spread(self, keep)
+            stays = factor(keep, self.weight)
+            weight = self.weight if stays is None else self.weight * stays
+            if spread is None:
+                sigma2 = variances(self.log_sigma2)
+                spread = sigma2 if stays is None else sigma2 * stays
+            return weight, _cast(spread, dtype)
 
         if sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
-            return make()
-        key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype)
-        cache = sampler.caches.setdefault(self, Cache())
-        return cache.get((self.weight, self.log_sigma2, self.mask), key, make)
+            mean, sigma2 = make()
+        else:
+            key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype, dense)
+            sources = (self.weight, self.mask, *self.variance_parameters().values())
+            mean, sigma2 = sampler.caches.setdefault(self, Cache()).get(sources, key, make)
+        return Weights(mean, sigma2, self.bias, self.bias_sigma2)
 
     def _member(self, sampler: Sampler) -> tuple[Tensor, Tensor | None]:
         """One draw of weight and bias, by noise that the sampler keeps until it resamples: tied layers have the same."""
         # float16 has no room for small variances.
-        weight, sigma2 = self._posterior(torch.promote_types(self.weight.dtype, torch.float32), sampler)
+        weight, sigma2, bias, bias_sigma2 = self._weights(
+            torch.promote_types(self.weight.dtype, torch.float32), sampler, dense=True
+        )
         noise = sampler.kept(sampler.owner(self), lambda: sampler.normal(weight))
-        weight = weight + (sigma2.clamp_min(TINY).sqrt() * noise).to(weight.dtype)
-        if self.bias is None or self.bias_sigma2 is None:
-            return weight, self.bias
-        bias_sigma2 = self.bias_sigma2
+        weight = self.posterior.draw(weight, sigma2, noise)
+        if bias is None or bias_sigma2 is None:
+            return weight, bias
         noise = sampler.kept((sampler.owner(self, "bias"), "bias"), lambda: sampler.normal(bias_sigma2))
-        return weight, self.bias + bias_sigma2.sqrt() * noise
+        return weight, bias + bias_sigma2.sqrt() * noise
 
     # State
 
@@ -287,9 +312,10 @@ class VariationalLayer(StochasticLayer):
         return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        # A dense state_dict has no log_sigma2: where it starts is kept. Buffers that are None by default appear or go as
+        # A dense state_dict has no variances: where they start is kept. Buffers that are None by default appear or go as
         # the state has them.
-        state_dict.setdefault(prefix + "log_sigma2", self.log_sigma2.detach())
+        for name, parameter in self.variance_parameters().items():
+            state_dict.setdefault(prefix + name, parameter.detach())
         for name, like in (("mask", self.weight), ("bias_sigma2", self.bias)):
             stored = state_dict.get(prefix + name)
             if stored is None:
@@ -301,9 +327,21 @@ class VariationalLayer(StochasticLayer):
     def extra_repr(self) -> str:
         share = "+".join(name if part == 1 else f"{part:.3g} {name}" for name, part in self.share.items())
         limits = ", ".join(f"{self.threshold[name]:g}" for name in self.share)
-        return f"{super().extra_repr()}, prior={self.prior}, share={share}, threshold={limits}"
+        posterior = "" if self.posterior == "independent" else f", posterior={self.posterior}"
+        return f"{super().extra_repr()}, prior={self.prior}, share={share}, threshold={limits}{posterior}"
 
 
 def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer]]:
     """Name and layer of each variational layer, each object once."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, VariationalLayer))
+
+
+def variance_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that the variances of a model's weights are made of, each once."""
+    found = {id(own): own for _, layer in variational_layers(model) for own in layer.variance_parameters().values()}
+    return list(found.values())
+
+
+def _cast(spread: Any, dtype: torch.dtype) -> Any:
+    """Variances in a dtype, a tensor or a tuple of them."""
+    return spread.to(dtype) if isinstance(spread, Tensor) else type(spread)(*(part.to(dtype) for part in spread))

@@ -18,6 +18,7 @@ from svdcompress.layers._conv import (
     VariationalConvTranspose3d,
 )
 from svdcompress.layers._linear import VariationalLinear
+from svdcompress.layers.posteriors import Posterior
 
 VARIATIONAL_CLASSES: dict[type[nn.Module], type[VariationalLayer]] = {
     layer.dense_class: layer
@@ -73,7 +74,8 @@ def clashes(module: nn.Module) -> list[str]:
         return []
     layer = VARIATIONAL_CLASSES[known]
     needed = {name for base in layer.__mro__ if base not in known.__mro__ for name in vars(base)}
-    needed |= {"log_sigma2", "mask", "bias_sigma2", "prior", "share", "threshold", "variance_dtype"}
+    needed |= {name for kind in Posterior.registry.values() for name in kind.parameters}
+    needed |= {"mask", "bias_sigma2", "share", "threshold", "variance_dtype"}
     needed -= {name for name in vars(nn.Module) if not name.startswith("__")} | {"forward", "__init__", "transposed"}
     own = (
         _added(type(module), known) | set(vars(module)) | set(module._parameters) | set(module._buffers) | set(module._modules)

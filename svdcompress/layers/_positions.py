@@ -22,7 +22,7 @@ class Shapes(Sampler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.positions: Counter[tuple[int, int]] = Counter()
+        self.positions: Counter[tuple[int, ...]] = Counter()
 
     def saw(self, layer: StochasticLayer, output: Tensor) -> None:
         """A variational layer's output in a pass."""
@@ -31,7 +31,7 @@ class Shapes(Sampler):
 
     def not_once(self, layers: Sequence[StochasticLayer], batch: int) -> set[StochasticLayer]:
         """The variational layers among these whose weight was not used at as many positions as the batch has rows."""
-        found = (layer for layer in layers if hasattr(layer, "log_sigma2"))
+        found = (layer for layer in layers if hasattr(layer, "variance_parameters"))
         return {layer for layer in found if self.positions[weight_of(layer)] != batch}
 
 

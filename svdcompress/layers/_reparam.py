@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from svdcompress.layers import _maps
 from svdcompress.layers._maps import Map
-
-TINY = 1e-16
-"""Least variance under the root; its noise (1e-8) is below float32's resolution, and the root keeps a finite gradient."""
+from svdcompress.layers._moments import Moments, Weights, moments, square
+from svdcompress.layers.posteriors import TINY
 
 Noise = Callable[[Tensor], Tensor]
 """Standard normal noise of a tensor's shape, dtype and device."""
@@ -48,17 +48,14 @@ def as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor], ahead: in
     return made.permute([*range(ahead), *(ahead + order.index(dim) for dim in range(tensor.dim()))])
 
 
-def draw(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-    """`mean + sqrt(variance) * noise`, all of one shape; for inference: nothing in place, so that vmap can batch it."""
-    return torch.addcmul(mean, variance.clamp_min(TINY).sqrt().to(mean.dtype), noise)
+def draw(moments: Moments, noise: Tensor) -> Tensor:
+    """`mean + sqrt(variance) * noise`, all of one shape; nothing in place, so that vmap can batch it and autograd follow."""
+    return torch.addcmul(moments.mean, deviation(moments), noise)
 
 
-def moments(
-    map: Map, x: Tensor, weight: Tensor, sigma2: Tensor, bias: Tensor | None, bias_sigma2: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Mean of a layer's output, in the dtype of x, and its standard deviation in that of sigma2; tensors of their own."""
-    variance = _maps.apply(map, _square(x, sigma2.dtype), sigma2, bias_sigma2)
-    return _maps.apply(map, x, weight, bias), variance.clamp_min_(TINY).sqrt_()
+def deviation(moments: Moments) -> Tensor:
+    """The standard deviation of an output, in the dtype of its mean."""
+    return moments.variance.clamp_min(TINY).sqrt().to(moments.mean.dtype)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
@@ -109,8 +106,10 @@ class Draw(torch.autograd.Function):
             stays = factor(keep, weight)
             sigma2 = _sigma2(log_sigma2, stays).to(dtype)
             mean = _kept(weight, stays).to(x.dtype)
-            output, spread = moments(map, x, mean, sigma2, _to(bias, x.dtype), _to(bias_sigma2, dtype))
-            del mean, sigma2
+            weights = Weights(mean, sigma2, _to(bias, x.dtype), _to(bias_sigma2, dtype))
+            output, variance = moments(partial(_maps.apply, map), x, weights)
+            del mean, sigma2, weights
+            spread = variance.clamp_min_(TINY).sqrt_()
             # Half the noise, and twice that in the sum: so the quotient is the derivative, without a pass for its factor.
             half = _half_noise(output) if noise is None else noise(output).mul(0.5)
             output.addcmul_(spread.to(output.dtype), half, value=2)
@@ -137,7 +136,7 @@ class Draw(torch.autograd.Function):
                 sigma2 = _sigma2(log_sigma2, stays)
                 dtype = slope.dtype
                 spread: Any = _maps.gradients(
-                    ctx.map, grad.to(dtype) * slope, _square(x, dtype), sigma2.to(dtype), of_x, of_log_sigma2
+                    ctx.map, grad.to(dtype) * slope, square(x, dtype), sigma2.to(dtype), of_x, of_log_sigma2
                 )
                 grad_square, grad_sigma2 = spread
                 if grad_x is not None:
@@ -145,12 +144,6 @@ class Draw(torch.autograd.Function):
                 if of_log_sigma2:
                     grad_log_sigma2 = sigma2.mul_(grad_sigma2)
         return grad_x, grad_weight, grad_log_sigma2, grad_bias, None, None, None, None, None
-
-
-# Called in forward and again in backward: keeping it would double what is kept of a layer's input, and it is one pass over
-# that, where each of the step's products is one for each output.
-def _square(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x * x if x.dtype == dtype else x.to(dtype).square_()
 
 
 def variances(log_sigma2: Tensor) -> Tensor:

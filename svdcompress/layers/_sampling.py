@@ -132,9 +132,9 @@ def outside_of_the_graph(forward: Callable[..., Tensor], *args: Any, **kwargs: A
     return forward(*args, **kwargs)
 
 
-def weight_of(layer: StochasticLayer) -> tuple[int, int]:
+def weight_of(layer: StochasticLayer) -> tuple[int, ...]:
     """What tells the weights of variational layers apart: tied layers have the same one."""
-    return id(layer.weight), id(layer.log_sigma2)
+    return id(layer.weight), *map(id, layer.variance_parameters().values())
 
 
 def _tied(layers: Sequence[StochasticLayer]) -> dict[tuple[StochasticLayer, str], StochasticLayer]:
@@ -142,7 +142,7 @@ def _tied(layers: Sequence[StochasticLayer]) -> dict[tuple[StochasticLayer, str]
     firsts: dict[Any, StochasticLayer] = {}
     found = {}
     for layer in layers:
-        if hasattr(layer, "log_sigma2"):
+        if hasattr(layer, "variance_parameters"):
             found[layer, "weight"] = firsts.setdefault(weight_of(layer), layer)
             if layer.bias is not None:
                 found[layer, "bias"] = firsts.setdefault(id(layer.bias), layer)

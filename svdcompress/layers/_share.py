@@ -6,6 +6,7 @@ prior is then a set of dimensions of that view, whatever the layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -14,8 +15,6 @@ from svdcompress.errors import ModelError
 
 REDUCED: dict[str, tuple[int, ...]] = {"weight": (), "input": (1, 3), "output": (2, 3), "layer": (0, 1, 2, 3)}
 """Dimensions of the canonical view that one group of each name spans."""
-
-PRIORS = ("ard", "log-uniform")
 
 Share = str | Sequence[str] | Mapping[str, float]
 Threshold = float | Mapping[str, float]
@@ -52,13 +51,6 @@ def parse_threshold(threshold: Threshold, default: float = 3.0) -> dict[str, flo
     return dict.fromkeys(REDUCED, float(threshold))
 
 
-def check_prior(prior: str) -> str:
-    """The prior's name if it is known, else a ModelError that lists those that are."""
-    if prior not in PRIORS:
-        raise ModelError(f"prior: unknown {prior!r}; use one of {', '.join(PRIORS)}")
-    return prior
-
-
 def canonical(weight: Tensor, groups: int, transposed: bool) -> Tensor:
     """View of a weight as (groups, outputs per group, inputs per group, kernel positions).
 
@@ -67,3 +59,17 @@ def canonical(weight: Tensor, groups: int, transposed: bool) -> Tensor:
     first, second = weight.shape[:2]
     view = weight.reshape(groups, first // groups, second, -1)
     return view.transpose(1, 2) if transposed else view
+
+
+def as_weight(view: Tensor, shape: Sequence[int], groups: int, transposed: bool, outputs: int | None = None) -> Tensor:
+    """The inverse of `canonical`: a view (groups, outputs, inputs, positions) in a weight's shape.
+
+    view: dimensions of size 1 are broadcast. shape: the weight's. outputs: per group, where these are others than the weight's.
+    """
+    first, second = shape[:2]
+    inputs = first // groups if transposed else second
+    if outputs is None:
+        outputs = second if transposed else first // groups
+    view = view.expand(groups, outputs, inputs, math.prod(shape[2:]))
+    sizes = (groups * inputs, outputs) if transposed else (groups * outputs, inputs)
+    return (view.transpose(1, 2) if transposed else view).reshape(*sizes, *shape[2:])

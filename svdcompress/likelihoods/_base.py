@@ -101,6 +101,10 @@ class Likelihood:
         heads = self.heads(teacher)
         return loss(output, self.moments(heads)[0])
 
+    def answers(self, output: Any) -> Tensor:
+        """What an output says that the targets are: means, in the shape of the outputs."""
+        return self.moments(self.heads(output))[0]
+
     # Metrics
 
     @property

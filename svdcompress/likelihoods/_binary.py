@@ -43,6 +43,10 @@ class Binary(Tempered):
         logits, nll = self.heads(output), self.nll(output, target)
         return (logits > 0) != (like(target, logits).float() > 0.5), nll, torch.ones_like(nll)
 
+    def answers(self, output: Any) -> Tensor:
+        """Yes (1) where the logit is above 0."""
+        return (self.heads(output) > 0).float()
+
     def blind(self, targets: Tensor, scale: float = 1.0) -> dict[str, float]:
         """Of the commoner answer to each question, and of its share."""
         share = targets.double().mean(0)

@@ -41,6 +41,10 @@ class Classification(Tempered):
         own, soft = (F.log_softmax(self._positions(each) / temperature, 1) for each in (output, teacher))
         return temperature**2 * F.kl_div(own, soft, reduction="batchmean", log_target=True)
 
+    def answers(self, output: Any) -> Tensor:
+        """The class of the largest output, int64."""
+        return self._logits(output).argmax(1)
+
     def counts(self, target: Tensor) -> Tensor:
         """All but the class -100."""
         return target != IGNORED

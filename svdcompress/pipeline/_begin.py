@@ -15,9 +15,11 @@ from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking
 from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
 from svdcompress.sources import Data, example_inputs, open_data, save_weights
@@ -60,6 +62,12 @@ def open_stage(context: Context) -> Opened:
     if recipe.report.tensorboard:
         check_tensorboard()
     data = open_data(recipe.data, recipe.task)
+    now = seen(data)
+    if any(context.state.folder.glob("*.pt")) and (before := context.state.facts.get("data")):
+        if other := check_same(before, now, context.out):
+            context.warn(other)
+    else:
+        context.state.put(data=now)
     return Opened(data, example_inputs(data.train, EXAMPLES))
 
 
@@ -67,6 +75,9 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     """The dense model, loaded or trained, tried on the data before and judged after."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe)
+    if recipe.data.unlabelled:
+        label(data, model, trained, context.place.device)
+        context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_model(model, recipe, data, inputs)
     beta = final_beta(recipe, model, len(data.train), inputs)
     for line in data.notes:

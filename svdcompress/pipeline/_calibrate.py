@@ -65,6 +65,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
                 temperature=settings.temperature,
                 macs=_macs(model, opened.inputs),
                 epochs=settings.epochs,
+                beta=settings.beta,
                 seed=context.recipe.seed,
                 device=context.place.device,
             )
@@ -75,6 +76,8 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
     context.results["calibrate"] = found.to_dict()
     for line in found.notes:
         context.note(f"calibration: {line}")
+    if found.better == "mean":
+        context.note("on validation data, draws are no better than the mean: model.onnx says as much as model_mc.onnx")
     context.say(f"[dim]calibrated: {_told(found)}[/]")
     return replace(small, model=_carrying(found.model, found.likelihood))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from svdcompress import cost, report
 from svdcompress.checkpoint import read_manifest
 from svdcompress.errors import UsageError
 from svdcompress.export import check_parity
-from svdcompress.layers import variational_layers
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline._baked import Baked, baked
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
@@ -77,7 +78,7 @@ class Material:
     def path(self, name: str) -> Path:
         """A file of the folder. Raises Skip where the run wrote none; a file that has gone is found by its digest."""
         path = self.opened.folder / name
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise Skip(f"there is no {name}")
         return path
 
@@ -123,7 +124,7 @@ def sizes(material: Material) -> Iterator[Check]:
         stored = (material.results.get(side) or {}).get("bytes")
         path = material.opened.folder / name
         if stored is not None:
-            parts = [part for part in (path, path.with_name(f"{name}.data")) if part.is_file()]
+            parts = [part for part in (path, path.with_name(f"{name}.data")) if os.path.isfile(part)]
             yield _equal("bytes", name, stored, sum(part.stat().st_size for part in parts))
 
 
@@ -163,7 +164,7 @@ def counts(material: Material) -> Iterator[Check]:
     model = bare(material.opened.model)
     layers = dict(variational_layers(model))
     relevant = {f"{name}.weight".lstrip("."): layer.relevant() for name, layer in layers.items()}
-    variances = {id(layer.log_sigma2) for layer in layers.values()}
+    variances = {id(own) for own in variance_parameters(model)}
     aliases = read_manifest(path)["ties"]
     parameters, nonzero = 0, 0
     with safe_open(str(path), "pt") as file:

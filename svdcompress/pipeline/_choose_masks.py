@@ -24,6 +24,9 @@ STEPS = 24
 
 LOWEST, HIGHEST = -12.0, 30.0
 
+FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
+"""By what a size is known without a file."""
+
 
 def masks_for(
     context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float | None, allowed: float
@@ -55,12 +58,13 @@ def _of_size(context: Context, opened: Opened, dense: Dense, model: nn.Module, m
     others = sum(p.numel() for p in model.parameters()) - 2 * _weights(model)
     asked = context.recipe.relevance.threshold
     if measure.name == "nonzero":
+        natural = float(own(asked).kept + others)
         asked, masks = _threshold_for(own, target - others)
     else:
-        masks = _units_for(context, opened, model, own(asked), measure, target)
+        masks, natural = _units_for(context, opened, model, own(asked), measure, target)
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + others)}] if isinstance(asked, float) else []
-    return replace(Selection(masks, asked, limits_of(model, asked), curve), target=target)
+    return replace(Selection(masks, asked, limits_of(model, asked), curve), target=target, natural=natural)
 
 
 def _threshold_for(masks_at: Rule, kept: float) -> tuple[float, Masks]:
@@ -72,14 +76,18 @@ def _threshold_for(masks_at: Rule, kept: float) -> tuple[float, Masks]:
     return low, masks_at(low)
 
 
-def _units_for(context: Context, opened: Opened, model: nn.Module, masks: Masks, measure: Measure, target: float) -> Masks:
-    """Masks with further units dead. Bytes and latency follow parameters and multiply-accumulates, and are corrected once."""
+def _units_for(
+    context: Context, opened: Opened, model: nn.Module, masks: Masks, measure: Measure, target: float
+) -> tuple[Masks, float]:
+    """Masks with further units dead, and what the model would have had without. Bytes and latency follow parameters and
+    multiply-accumulates, and are corrected once."""
     settings = context.recipe.prune
     asked: dict[str, Any] = {name: getattr(settings, name) for name in ("remove_inputs", "protect", "round_to")}
     ranking = Ranking(model, opened.inputs, masks, **asked)
-    if measure.name in ("parameters", "macs"):
-        return ranking.at({measure.name: max(target, 1.5)}).masks  # up to 1 it would be a share
-    follows = "parameters" if measure.name == "bytes" else "macs"
+    follows = FOLLOWS[measure.name]
+    natural = float(getattr(ranking.at({follows: 1.0}), follows))
+    if measure.name == follows:
+        return ranking.at({follows: max(target, 1.5)}).masks, natural  # up to 1 it would be a share
     now = measure.of(small=prune(model, opened.inputs, masks=masks, time_budget=settings.time_budget, **asked))["small"]
     count = now[follows]
     for _ in range(2):
@@ -88,7 +96,7 @@ def _units_for(context: Context, opened: Opened, model: nn.Module, masks: Masks,
         count = max(count * target / now[measure.name], 1.5)
         masks = ranking.at({follows: count}).masks
         now = measure.of(small=prune(model, opened.inputs, masks=masks, time_budget=settings.time_budget, **asked))["small"]
-    return masks
+    return masks, natural
 
 
 def _weights(model: nn.Module) -> int:

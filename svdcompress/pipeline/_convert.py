@@ -22,7 +22,7 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
     inputs: examples for one forward pass, by which layers are found whose weight is read past them (see `convert`).
     """
     settings = recipe.convert
-    base = {name: getattr(settings, name) for name in ("prior", "share", "log_sigma2", "log_alpha", "threshold")}
+    base = {name: getattr(settings, name) for name in ("prior", "posterior", "share", "log_sigma2", "log_alpha", "threshold")}
     for_all: dict[str, Any] = {name: getattr(settings, name) for name in ("exclude", "variance_dtype", "derived")}
     for_all["example_inputs"] = inputs
     for_all["filter_fn"] = lambda module, name: not isinstance(module, VariationalLayer)  # the first rule that matches counts

@@ -19,6 +19,7 @@ from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import example_inputs, open_data
@@ -75,6 +76,12 @@ def estimate(recipe: Recipe) -> Estimate:
     seconds["train"] = _stage_seconds(model, data.train, loss, recipe.train, place.device)
     step = seconds["train"] / max(recipe.train.epochs, 1)
     seconds["recover"] = step * recipe.recover.epochs
+    if recipe.search.wanted:  # in place of one training: the path, and trials at the full size
+        settings, train = recipe.search, seconds.pop("train")
+        trial = COOLING_EPOCHS * train + seconds.pop("recover")
+        seconds["search"] = settings.levels * LEVEL_EPOCHS * train + settings.trials * trial
+        if settings.max_minutes is not None:
+            seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + trial)
     seconds["rest"] = REST_SECONDS
     return Estimate(
         plan=entries,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,10 +48,18 @@ class Extra(_Part):
     inputs: Selected | None = None
 
 
+class Seen(_Part):
+    """What a split of the data was when the run began."""
+
+    examples: Index
+    checksum: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+
+
 class Facts(_Part):
     """`state/run.json`."""
 
     seconds: dict[str, float] = {}
     torch_threads: Length | None = None
     torch_threads_first: Length | None = None
+    data: dict[Literal["train", "validation", "test"], Seen] = {}
     finished: bool = False

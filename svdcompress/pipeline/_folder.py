@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,10 @@ def discard(out: Path) -> None:
     if (out / "dense.safetensors").exists() or any((out / STATE).glob("*.pt")):
         return
     shutil.rmtree(out / STATE, ignore_errors=True)
-    (out / "recipe.yaml").unlink(missing_ok=True)
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
+    with suppress(OSError):  # what failed may be the folder itself
+        (out / "recipe.yaml").unlink(missing_ok=True)
+        if out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
 
 
 def _free(out: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,13 +136,13 @@ def open_run(folder: str | Path, *, trust_code: bool = False, model: str | None 
     Raises OutputError if it is no run, or if the run was stopped before its end; UsageError for an experiment's.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise OutputError(f"{folder}: no such folder")
     recipe = stored_recipe(folder)
     if recipe.experiment is not None:
         raise UsageError(f"{folder}: an experiment leaves figures and pictures, but no model; see them: svdc report {folder}")
-    if not (folder / "model.safetensors").is_file():
-        if (folder / STATE).is_dir():
+    if not os.path.isfile(folder / "model.safetensors"):
+        if os.path.isdir(folder / STATE):
             raise OutputError(f"{folder}: the run is not finished; go on with: {resume_command(folder, recipe)}")
         raise CheckpointError(f"{folder}: model.safetensors is missing")
     if model is not None:

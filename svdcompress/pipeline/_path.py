@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress import checkpoint
+from svdcompress import checkpoint, cost
 from svdcompress.likelihoods import score
 from svdcompress.objective import Constant, LinearWarmup, Schedule
 from svdcompress.pipeline._begin import Dense, Opened, Variational
@@ -44,7 +44,7 @@ class Climb:
         return self.dense.beta * 2.0 ** (pressure - 1 - BELOW)
 
     def climb(self, level: int) -> dict[str, float]:
-        """Train the next level, or find it done; the row of it: level, beta, nonzero, and metrics before any recovery."""
+        """Train the next level, or find it done; the row of it: level, beta, sizes, and metrics before any recovery."""
         recipe = self.context.recipe
         model = self.variational.model if level == 1 else self.posterior(level - 1)
         epochs = _epochs(recipe.train, LEVEL_EPOCHS)
@@ -62,7 +62,8 @@ class Climb:
             options = {name: getattr(recipe.prune, name) for name in ("round_to", "protect", "time_budget")}
             shrink(model, self.opened.inputs, masks=self.masks, **options)  # what is dead here will not come back
             checkpoint.save(model, file)
-        row = {"level": float(level), "beta": beta, **counts}
+        left = cost.measure(self.posterior(level), self.opened.inputs)  # its dead units are gone
+        row = {"level": float(level), "beta": beta, **counts, "parameters": float(left.parameters), "macs": float(left.macs)}
         self.rows.append(row)
         return row
 

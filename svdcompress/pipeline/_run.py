@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from svdcompress.errors import Interrupted, OutputError, RecipeError, SvdcError, TrainingError
+from svdcompress.errors import DataError, Interrupted, OutputError, RecipeError, SvdcError, TrainingError, out_of_memory
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._folder import (
     RunState,
@@ -26,7 +27,7 @@ from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import run_stages
 from svdcompress.pipeline._threads import Threads, first_training, same_threads
 from svdcompress.recipe import Recipe
-from svdcompress.train import Bars, NotFinite, Place, find_place, out_of_memory, told, wait
+from svdcompress.train import Bars, NotFinite, Place, broadcast, find_place, wait
 
 
 def run(
@@ -55,7 +56,7 @@ def run(
     """
     console = console or Console(stderr=True)
     place = find_place(recipe.device)
-    folder = Path(told(str(out or recipe.out or free_folder("run"))))  # which is free may change between two looks
+    folder = Path(broadcast(str(out or recipe.out or free_folder("run"))))  # which is free may change between two looks
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
@@ -108,15 +109,16 @@ def _stages(
         except Exception as error:
             if place.first and not resume:
                 discard(folder)
-            if isinstance(error, SvdcError) and error.resumable:
-                raise type(error)(f"{error} Once that is mended, go on with: {again}") from error
+            kept = os.path.isfile(folder / "recipe.yaml")
+            mend = f". Once that is mended, go on with: {again}" if kept else ""
+            if isinstance(error, SvdcError) and mend and (error.resumable or isinstance(error, OutputError | DataError)):
+                raise type(error)(f"{str(error).rstrip('.')}{mend}") from error
             if out_of_memory(error):
-                kept = f" What was trained is kept: {again}" if (folder / "recipe.yaml").is_file() else ""
                 raise TrainingError(
                     "out of memory: lower train.batch_size (accumulate makes up for it) and uncertainty.samples, or take a "
-                    f"machine or device with more.{kept}"
+                    f"machine or device with more.{f' What was trained is kept: {again}' if kept else ''}"
                 ) from error
             if isinstance(error, OSError):
                 where = f"{error.filename}: " if error.filename else ""
-                raise OutputError(f"{where}{error.strerror or error}") from error
+                raise OutputError(f"{where}{error.strerror or error}{mend}") from error
             raise

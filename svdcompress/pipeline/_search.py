@@ -14,23 +14,31 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import RecipeError
-from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened, Variational
-from svdcompress.pipeline._choose_masks import masks_for
+from svdcompress.pipeline._choose_masks import FOLLOWS, masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_kept import Kept
+from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import error_of, outcome, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
-from svdcompress.recipe import Goal, Recipe, parse_goal
-from svdcompress.search import Budget, Losses, Trial, next_pressure, pressure_of_size, smallest, start_pressure
+from svdcompress.recipe import Goal, parse_goal
+from svdcompress.search import (
+    LOWEST,
+    Budget,
+    Losses,
+    Trial,
+    better_pressure,
+    next_ratio,
+    pressure_of_size,
+    smallest,
+    start_ratio,
+)
 from svdcompress.selection import Selection
 from svdcompress.sources import make_model
-from svdcompress.train import losses
 
 HOPELESS = 10.0
 """The path ends where masks lose, before any recovery, this many times what is allowed (and 10 points at least)."""
@@ -41,6 +49,9 @@ FURTHER = 0.85
 RECOVERY = 0.05
 """Of a trial's beta, what its recovery goes on with where the recipe says auto. With the masks held all that is left is needed,
 and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
+
+SHIFT = 0.8
+"""By so many levels a posterior becomes sparser while it cools, until a trial tells."""
 
 CLOSE = 0.02
 """A size within so much of the goal has reached it."""
@@ -81,7 +92,8 @@ class Search:
 
     def run(self) -> Found:
         """The whole search. Raises RecipeError for a budget that the dense model itself misses."""
-        self._check()
+        for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
+            self.context.warn(line)
         self._climb()
         if self.goal is not None:
             self._for_size(self._target)
@@ -92,41 +104,6 @@ class Search:
         assert best is not None
         self._report(best)
         return self._found(best)
-
-    def _check(self) -> None:
-        settings, judged = self.settings, self.judged
-        unit = "%" if judged.probabilities else ""
-        if self.allowed < 0:
-            raise RecipeError(
-                f"search.max_error: {settings.max_error:g}: the dense model itself has {judged.error:.4g}{unit} on the "
-                "validation data; allow more, or start from a better one"
-            )
-        count, needed = len(judged.parts), self.budget.needed(judged)
-        if self.budget.given and count < needed:
-            drop = f"{self.allowed:.3g} points" if judged.probabilities else f"{self.allowed:.3g}% of the RMSE"
-            self.context.warn(
-                f"{count:,} validation examples cannot tell a drop of {drop} from chance: about {needed:,} would. The drop "
-                "that is measured decides, in whole examples; set data.validation, or allow more"
-            )
-        if (line := self._seen()) is not None:
-            self.context.warn(line)
-
-    def _seen(self) -> str | None:
-        """A warning where weights that were trained elsewhere know the validation examples by heart, as it seems."""
-        recipe, data = self.context.recipe, self.opened.data
-        if not recipe.weights.file or isinstance(recipe.data.validation, str) or not self.judged.probabilities:
-            return None
-        count = min(len(data.train), len(data.validation))
-        with there(self.context.place.device, self.dense.model):
-            wrong = _judged(self.dense.model, data.train.subset(range(count)), data, self.context.place.device)
-        fewer = self.judged.error <= max(1.5 * wrong.error, wrong.error + 0.2)
-        if not (fewer and self.judged.error < 1.0):
-            return None
-        return (
-            f"the weights have {wrong.error:.2g}% error on training and {self.judged.error:.2g}% on validation examples: they "
-            "were probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
-            "--validation test:50% for a part of the test data"
-        )
 
     def _climb(self) -> None:
         """The path, as far as anything on it may be within the budget."""
@@ -146,46 +123,57 @@ class Search:
 
     def _small_enough(self, row: dict[str, float]) -> bool:
         """Whether more pressure would go far beyond the goal: its size is reached twice over."""
-        return self.measure.name == "nonzero" and row["nonzero"] < self._target / 2
+        return self._natural(row) > 2 * self._dense_size / self._target
+
+    @property
+    def _dense_size(self) -> float:
+        return self.costs[self.measure.name]
+
+    def _natural(self, row: dict[str, float]) -> float:
+        """How many times smaller a level of the path is by itself, in what the measure follows."""
+        follows = FOLLOWS[self.measure.name]
+        return self.costs[follows] / max(row[follows], 1.0)
+
+    def _on_path(self, ratio: float) -> float:
+        """Where on the path a model is so many times smaller by itself."""
+        return pressure_of_size([1 / self._natural(row) for row in self.path.rows], 1 / ratio)
+
+    def _pressure(self, size: float) -> float:
+        """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell."""
+        shifts = [self._on_path(trial.natural) - trial.pressure for trial in self.kept.trials]
+        shift = sum(shifts) / len(shifts) if shifts else SHIFT
+        return round(min(max(self._on_path(self._dense_size / size) - shift, LOWEST), float(len(self.path.rows))), 3)
 
     def _for_size(self, target: float) -> None:
-        """Trials of the size wanted, at the pressure that gives it by itself and beside it."""
-        levels = len(self.path.rows)
-        if self.measure.name == "nonzero":
-            near = pressure_of_size([row["nonzero"] for row in self.path.rows], target)
-        else:
-            near = start_pressure([row["error"] for row in self.path.rows], self.judged.error, min(self.allowed, 1.0))
-        wanted = [near, near - 1, near + 1, near - 0.5, near + 0.5]
-        tried: set[float] = set()
-        for pressure in (round(min(max(p, 0.5), float(levels)), 3) for p in wanted):
-            if pressure in tried or len(tried) >= max(1, self.settings.trials // 2) or self._over():
-                continue
-            tried.add(pressure)
-            self._trial(pressure, target)
-
-    def _for_drop(self) -> None:
-        """Trials between what keeps the budget and what does not; then smaller ones at the best of them."""
-        levels = len(self.path.rows)
-        errors = [row["error"] for row in self.path.rows]
-        start = start_pressure(errors, self.judged.error, self._points(self.allowed))
-        while not self._over() and self._left():
-            own = [trial for trial in self.kept.trials if not trial.ranked]
-            pressure = next_pressure(own, start, levels)
+        """Trials of the size wanted, at the pressures that lose least."""
+        most = max(1, self.settings.trials // 2) if self.budget.given else self.settings.trials
+        while len(self.kept.trials) < most and not self._over():
+            pressure = better_pressure(self.kept.trials, self._pressure(target), len(self.path.rows))
             if pressure is None:
                 break
-            self._trial(round(pressure, 3), None)
+            self._trial(round(pressure, 3), target)
+
+    def _for_drop(self) -> None:
+        """Sizes between what keeps the budget and what does not; then the next smaller one, pressed otherwise."""
+        rows = self.path.rows
+        errors, ratios = [row["error"] for row in rows], [self._natural(row) for row in rows]
+        start = start_ratio(ratios, errors, self.judged.error, self._points(self.allowed))
         while not self._over() and self._left():
-            best = smallest(self.kept.trials, self.measure.name)
-            if best is None:
+            ratio = next_ratio(self.kept.trials, start)
+            if ratio is None:
                 break
-            target = FURTHER * best.costs[self.measure.name]
-            if any(t.pressure == best.pressure and t.ranked and not t.met for t in self.kept.trials):
-                break  # smaller ones were lost already
-            self._trial(best.pressure, target)
+            size = self._dense_size * 2.0 ** -round(ratio, 3)
+            self._trial(self._pressure(size), size)
+        for step in (0.5, -0.5):
+            best = smallest(self.kept.trials, self.measure.name)
+            if best is None or self._over() or not self._left():
+                break
+            size = FURTHER * best.costs[self.measure.name]
+            self._trial(round(max(self._pressure(size) + step, LOWEST), 3), size)
 
     # One trial
 
-    def _trial(self, pressure: float, target: float | None) -> None:
+    def _trial(self, pressure: float, target: float) -> None:
         """Cool, choose, prune, recover, judge; one that was done before is not done again."""
         number = len(self.kept.trials) + 1
         started = time.monotonic()
@@ -216,8 +204,9 @@ class Search:
             number=number,
             pressure=pressure,
             beta=self.path.beta(pressure),
+            ratio=math.log2(self._dense_size / target),
+            natural=self.costs[FOLLOWS[self.measure.name]] / max(selection.natural or 0.0, 1.0),
             threshold=selection.asked if isinstance(selection.asked, float) else None,
-            ranked=target is not None,
             costs=costs["small"],
             metrics=self.dense.trainer.validate(small.model),
             error=verdict.error,
@@ -236,7 +225,7 @@ class Search:
     @property
     def _target(self) -> float:
         """The size of the goal; infinite without one."""
-        return math.inf if self.goal is None else self.goal.target(self.costs[self.measure.name])
+        return math.inf if self.goal is None else self.goal.target(self._dense_size)
 
     # What is found
 
@@ -293,7 +282,7 @@ class Search:
     def _losses(self, model: nn.Module) -> Losses:
         device = self.context.place.device
         with there(device, model):
-            return _judged(model, self.opened.data.validation, self.opened.data, device)
+            return judged(model, self.opened.data.validation, self.opened.data, device)
 
     def _points(self, drop: float) -> float:
         """A drop in the units of the validation error: points, or the RMSE's."""
@@ -318,25 +307,6 @@ class Search:
 
     def _say(self, line: str) -> None:
         self.context.say(f"[dim]search:[/] {escape(line)}")
-
-
-def objective_of(recipe: Recipe) -> str:
-    """What a search makes small: what is set, else what the goal measures, else what the shares of the layers ask for."""
-    if recipe.search.goal is not None:
-        return parse_goal(recipe.search.goal).measure
-    if recipe.search.objective != "auto":
-        return recipe.search.objective
-    shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
-    units = any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
-    return "macs" if units else "nonzero"
-
-
-def _judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:
-    likelihood = likelihood_for(data.task, data.dim)
-    first, _, numbers = losses(model, examples, likelihood, device=device)
-    some = numbers > 0
-    scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
-    return Losses(first[some] * scale, numbers[some], likelihood.probabilities)
 
 
 def _stored(selection: Selection) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from svdcompress.pipeline._finish import (
     verify_stage,
 )
 from svdcompress.pipeline._search import Search
+from svdcompress.pipeline._search_start import for_objective
 from svdcompress.pipeline._smaller import keep, prune_stage, recover_stage, tell_selection, threshold_stage
 from svdcompress.train import wait
 
@@ -29,6 +30,9 @@ def run_stages(context: Context) -> dict[str, Any]:
     with context.stage("dense"):
         dense = dense_stage(context, opened)
     with context.stage("convert"):
+        context.recipe, said = for_objective(context.recipe)
+        if said:
+            context.note(said)
         variational = convert_stage(context, opened, dense)
     if context.recipe.search.wanted:
         with context.stage("search"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 
 from svdcompress.pipeline._folder import RunState
 from svdcompress.train import Trial, choosing
@@ -61,7 +62,7 @@ def first_training(threads: Threads, state: RunState, results: dict[str, Any], s
         state.put(torch_threads=trial.threads)
         results["torch_threads"] = trial.threads
         if trial.seconds or trial.failed:
-            say(f"[dim]{trial}[/]")
+            say(f"[dim]{escape(str(trial))}[/]")
 
     if not (threads.choose or threads.chosen):
         yield

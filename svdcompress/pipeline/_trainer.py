@@ -15,7 +15,7 @@ from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._log import log_row
 from svdcompress.recipe import Distillation, Training
 from svdcompress.sources import Data
-from svdcompress.train import Fit, agree, evaluate, fit
+from svdcompress.train import Fit, broadcast_weights, evaluate, fit
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Trainer:
         state: the file to go on from (None: of the stage's name).
         """
         context, data, recipe = self.context, self.data, self.context.recipe
+        if recipe.data.unlabelled and stage != "dense" and not (distill and distill.weight):
+            distill = Distillation(weight=1.0)  # there is nothing else to learn from
         taught = distill is not None and distill.weight > 0
         result = fit(
             model,
@@ -68,7 +70,7 @@ class Trainer:
             on_epoch=self._log,
             **more,
         )
-        agree(model)
+        broadcast_weights(model)
         model.cpu().eval()
         return result
 

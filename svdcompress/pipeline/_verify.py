@@ -20,6 +20,7 @@ from svdcompress.errors import (
     RecipeError,
     TrustError,
     VerifyError,
+    out_of_memory,
     shortened,
 )
 from svdcompress.pipeline import _checks
@@ -166,7 +167,8 @@ def _make(found: Verification, material: Material, steps: list[Step], *, strict:
             found.checks.append(Check(name, file, None, None, False, shortened(str(error), 300)))
         except Exception as error:  # of a damaged file, another package, the user's model
             reason = shortened(f"{type(error).__name__}: {error}", 300)
-            found.checks.append(Check(name, file, None, None, False if strict else None, reason))
+            failed = strict and not out_of_memory(error)  # which says nothing of the file
+            found.checks.append(Check(name, file, None, None, False if failed else None, reason))
 
 
 def _short(value: Any) -> str:

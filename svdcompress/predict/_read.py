@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,12 @@ def read_inputs(
     Raises DataError, naming the file, for what is missing, damaged, empty or holds Python objects.
     """
     path, preprocessing = Path(path), dict(preprocessing or {})
-    if path.is_dir():
+    if os.path.isdir(path):
         files = image_files(path)
         if not files:
             raise DataError(f"{path}: no images below this folder")
         return _images(files, preprocessing, shape), [str(file.relative_to(path)) for file in files]
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"{path}: no such file or folder")
     kind = path.suffix.lower()
     if kind in (".csv", ".parquet"):

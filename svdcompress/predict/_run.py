@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import torch
 from torch import Tensor
 
 from svdcompress.batch import first_tensor, map_tensors
-from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, cause, shortened
+from svdcompress.errors import (
+    DataError,
+    ExportError,
+    ModelError,
+    RecipeError,
+    SvdcError,
+    UsageError,
+    cause,
+    out_of_memory,
+    shortened,
+)
 from svdcompress.export import read_metadata
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import OpenRun, open_run
@@ -19,7 +30,6 @@ from svdcompress.predict._promises import add_promises
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import check_finite, preprocess
-from svdcompress.train import out_of_memory
 from svdcompress.uncertainty import mc_predict
 
 MC_FILE = "model_mc.onnx"
@@ -108,7 +118,7 @@ def _left_to_do(opened: OpenRun) -> dict[str, Any]:
 
 def _mc_file(opened: OpenRun) -> Path:
     path = opened.folder / MC_FILE
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
     return path
 
@@ -118,7 +128,7 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
     if opened.preprocessing.get("input_shape"):
         return tuple(opened.preprocessing["input_shape"])
     path = opened.folder / "model.onnx"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     import onnx
 
@@ -153,7 +163,9 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
             raise
         except Exception as error:  # whatever the model raises
             if out_of_memory(error):
-                raise ModelError("out of memory: take fewer samples, or a device with more memory") from error
+                raise ModelError(
+                    "out of memory: give the inputs in smaller files, or take a machine or device with more memory"
+                ) from error
             raise DataError(
                 f"the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: {type(error).__name__}: "
                 f"{cause(error)}"

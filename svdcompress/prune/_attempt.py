@@ -20,7 +20,7 @@ from svdcompress.prune._groups import count_means, group_roots, tell_groups, tel
 from svdcompress.prune._record import Surgery
 from svdcompress.prune._report import PruneReport
 from svdcompress.prune._surgery import operate
-from svdcompress.prune._verify import Judge
+from svdcompress.prune._verify import EquivalenceCheck
 from svdcompress.relevance import hold
 
 
@@ -53,23 +53,23 @@ class Attempt:
             return self._finish(None, None, "none")
         roots = group_roots(analysis)
         batch = first_tensor(self.inputs).shape[0]
-        judge = Judge(self.plain, self.inputs, batch, self.training) if verify else None
+        check = EquivalenceCheck(self.plain, self.inputs, batch, self.training) if verify else None
         everything = self.good = list(range(len(roots)))
         choice = self._choice(analysis, roots, everything)
         small = self._finish(analysis, choice, self.modes[0])
-        if judge is not None and (self.low or not self._passes(small, judge, analysis)):
+        if check is not None and (self.low or not self._passes(small, check, analysis)):
             del small
-            good = everything if self.low and self._works(analysis, choice, judge) else None
+            good = everything if self.low and self._works(analysis, choice, check) else None
             if good is None:
-                self._learn(analysis, judge)
-                works = self._works(analysis, self._choice(analysis, roots, everything), judge)
-                good = everything if works else self._search(analysis, roots, everything, [], judge)
+                self._learn(analysis, check)
+                works = self._works(analysis, self._choice(analysis, roots, everything), check)
+                good = everything if works else self._search(analysis, roots, everything, [], check)
             self.good = good
             choice = self._choice(analysis, roots, good)
-            self._works(analysis, choice, judge)
+            self._works(analysis, choice, check)
             small = self._finish(analysis, choice, self.modes[0])
-        if judge is not None:
-            if judge.passed is not small and not self._passes(small, judge, analysis):
+        if check is not None:
+            if check.passed is not small and not self._passes(small, check, analysis):
                 del small
                 self.report.notes.append(
                     "left masked: the masked model does not compute what its layers do (it reads their weights past them, or "
@@ -78,8 +78,8 @@ class Attempt:
                 self.good = []
                 choice = self._choice(analysis, roots, [])
                 small = self._finish(analysis, choice, "none")
-                judge.worst = 0.0
-            self.report.max_error = judge.worst
+                check.worst = 0.0
+            self.report.max_error = check.worst
         reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
         self.report.groups = tell_groups(analysis, choice, reasons, self._unrounded(analysis, roots))
         return small
@@ -97,9 +97,9 @@ class Attempt:
             self.report.parameters_unrounded = None
         return choice
 
-    def _learn(self, analysis: Analysis, judge: Judge) -> None:
+    def _learn(self, analysis: Analysis, check: EquivalenceCheck) -> None:
         """What is constant on the examples may not be on inputs of another size or with holes: look at these too."""
-        for case, _ in judge.cases:
+        for case, _ in check.cases:
             if time.thread_time() > self.deadline:
                 return
             try:
@@ -107,14 +107,14 @@ class Attempt:
             except Exception:  # it is verified anyway  # nosec B112
                 continue
 
-    def _passes(self, small: nn.Module, judge: Judge, analysis: Analysis) -> bool:
+    def _passes(self, small: nn.Module, check: EquivalenceCheck, analysis: Analysis) -> bool:
         """Whether a finished model verifies."""
-        judge.feed = self._feed(analysis)
+        check.feed = self._feed(analysis)
         try:
-            agreed = judge.agrees(widened(small), ROUGH) if self.low else judge.agrees(small)
+            agreed = check.agrees(widened(small), ROUGH) if self.low else check.agrees(small)
         except Exception:  # told when the groups are tried one by one
             return False
-        judge.passed = small if agreed else None
+        check.passed = small if agreed else None
         return agreed
 
     def _choice(self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], round_to: int | None = None) -> Choice:
@@ -123,7 +123,7 @@ class Attempt:
             allowed[roots[group]] = True
         return analysis.choose(allowed, round_to or self.round_to)
 
-    def _works(self, analysis: Analysis, choice: Choice, judge: Judge) -> bool:
+    def _works(self, analysis: Analysis, choice: Choice, check: EquivalenceCheck) -> bool:
         """Whether a choice verifies, with one of the ways to adapt numbers in code; the way that does comes first."""
         if not choice.removed.any():
             return True
@@ -133,32 +133,32 @@ class Attempt:
             try:
                 operate(trial, analysis, choice, mode)
                 self._take_inputs(analysis, choice)
-                judge.feed = self._feed(analysis)
-                if judge.agrees(trial):
+                check.feed = self._feed(analysis)
+                if check.agrees(trial):
                     self.modes.remove(mode)
                     self.modes.insert(0, mode)
                     return True
-                whys.append(f"left masked: the output would change by {judge.worst:.1e}")
+                whys.append(f"left masked: the output would change by {check.worst:.1e}")
             except Exception as error:  # a length that code holds as a number
                 whys.append(f"left masked: without it the model fails ({type(error).__name__}: {str(error)[:120]})")
         self.why = whys[0]
         return False
 
     def _search(
-        self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], good: list[int], judge: Judge
+        self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], good: list[int], check: EquivalenceCheck
     ) -> list[int]:
         """The groups that can go together with `good`, by halving; what time does not allow is left masked."""
         if time.thread_time() > self.deadline:
             self.failed.update(dict.fromkeys(groups, "left masked: the time budget was spent"))
             return good
-        if self._works(analysis, self._choice(analysis, roots, good + groups), judge):
+        if self._works(analysis, self._choice(analysis, roots, good + groups), check):
             return good + groups
         if len(groups) == 1:
             self.failed[groups[0]] = self.why
             return good
         half = len(groups) // 2
-        good = self._search(analysis, roots, groups[:half], good, judge)
-        return self._search(analysis, roots, groups[half:], good, judge)
+        good = self._search(analysis, roots, groups[:half], good, check)
+        return self._search(analysis, roots, groups[half:], good, check)
 
     def _take_inputs(self, analysis: Analysis, choice: Choice) -> None:
         """Which features of the input stay."""

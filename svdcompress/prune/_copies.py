@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from svdcompress.convert import to_dense
 from svdcompress.errors import PruneError
-from svdcompress.layers import VariationalLayer, variational_layers
+from svdcompress.layers import VariationalLayer, variance_parameters, variational_layers
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.relevance import hold
 
@@ -22,7 +22,7 @@ def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     Raises PruneError if the model cannot be copied.
     """
     try:
-        variances = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
+        variances = {id(own): own for own in variance_parameters(model)}
         plain = full_copy(model, variances)  # these are dropped at once, so they need no copy
     except Exception as error:
         raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
@@ -44,7 +44,7 @@ def widened(model: nn.Module) -> nn.Module:
 
 def dense_copy(model: nn.Module) -> nn.Module:
     """A dense copy of a variational model: the mean, with irrelevant weights at 0."""
-    variances = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
+    variances = {id(own): own for own in variance_parameters(model)}
     return to_dense(full_copy(model, variances))  # the variances are dropped at once, so they need no copy
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from svdcompress.layers import VariationalLayer, kept_channels
+from svdcompress.layers import VariationalLayer, kept_channels, variance_parameters
 from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._record import Selection, Surgery
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
@@ -140,6 +140,11 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
             old = {**module._parameters, **module._buffers}.get(key)
             if old is None or old.shape != tensor.shape:
                 now.shapes[f"{name}.{key}" if name else key] = list(tensor.shape)
+            if key == "weight" and isinstance(other, VariationalLayer) and other.posterior != module.posterior:
+                report.notes.append(
+                    f"{name}: its posterior is {other.posterior} now, a variance for each weight: {module.posterior} could not "
+                    "hold those of what is left"
+                )
             if key == "weight":
                 shape = None if old is None else tuple(old.shape)
                 held = other.mask if isinstance(other, VariationalLayer) else None
@@ -157,5 +162,5 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
 
 def count_means(model: nn.Module) -> int:
     """Numbers in a model's parameters, variances aside."""
-    variances = {id(m.log_sigma2) for m in model.modules() if isinstance(m, VariationalLayer)}
+    variances = {id(own) for own in variance_parameters(model)}
     return sum(p.numel() for p in model.parameters() if id(p) not in variances)

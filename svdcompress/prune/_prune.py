@@ -127,12 +127,13 @@ def analyse(
     Arguments and errors as those of `prune`, which finds the same units and, with the same masks, makes the same choice.
     """
     _known(model, protect)
-    everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
-    held = everything if masks is None else as_masks(model, masks)
-    plain, inputs = _prepared(model, held, example_inputs)
     if masks is None:
+        everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+        plain, inputs = _prepared(model, everything, example_inputs)
         training = look(plain, inputs).training
-        return _analyse(plain, model, held, inputs, protect, remove_inputs, PruneReport(), training=training)
+        return _analyse(plain, model, everything, inputs, protect, remove_inputs, PruneReport(), training=training)
+    held = as_masks(model, masks)
+    plain, inputs = _prepared(model, held, example_inputs)
     held, plain, inputs, seen = _looked_at(model, held, plain, inputs, example_inputs)
     if seen.torn:
         return None

@@ -15,6 +15,7 @@ from svdcompress.prune._copies import forget
 from svdcompress.prune._folding import fold, named_holders
 from svdcompress.prune._numbers import adapted, own_sizes
 from svdcompress.prune._record import Surgery
+from svdcompress.prune._spreads import cut_view, make_independent
 from svdcompress.prune._units import Parameter
 
 
@@ -25,6 +26,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
     head's own size), "heads", "every" or "none".
     """
     record = Surgery()
+    make_independent(model, analysis, choice)
     numbers = adapted(model, analysis, choice, adapt)  # while they are what the trace saw
     made: list[tuple[nn.Module, np.ndarray]] = []  # modules that got a bias, and which of its entries stay
     with torch.no_grad():
@@ -52,7 +54,13 @@ def _slice(model: nn.Module, parameter: Parameter, keep: list[np.ndarray], done:
     for name, module, key in named_holders(model, parameter):
         tensors = [getattr(module, key)]
         if isinstance(module, VariationalLayer) and key == "weight":
-            tensors += [module.log_sigma2, module.mask]
+            for own in module.variance_parameters().values():
+                if own.shape == module.weight.shape:
+                    tensors.append(own)
+                elif id(own) not in done:
+                    own.data = cut_view(module, parameter, own.data, keep)
+                    done.add(id(own))
+            tensors.append(module.mask)
         elif isinstance(module, VariationalLayer) and key == "bias":
             tensors += [module.bias_sigma2]
         for tensor in tensors:

@@ -78,8 +78,10 @@ class Trace:
     uses: applications of weights; branches: those of `train()` alone. splits: each (pieces, width), labels of pieces that stay
     of equal size. inputs: labels of each raw input, without the batch. stack: names of the modules that run now, the innermost
     last. kept: index tensors by which modules select what an earlier pruning left. macs: of a whole batch of `batch`
-    examples, by the id of a weight. viewed, dirty: storages of which there are views; of which one has been overwritten.
-    touched: ids of parameters that were read. entered: modules that ran. bugs: what handlers raised and should not have.
+    examples, by the id of a weight. products: of activations with each other: the units that have an equal share each, and
+    the multiply-accumulates of the whole batch. viewed, dirty: storages of which there are views; of which one has been
+    overwritten. touched: ids of parameters that were read. entered: modules that ran. bugs: what handlers raised and should
+    not have.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Trace:
         self.viewed: set[int] = set()
         self.dirty: set[int] = set()
         self.macs: dict[int, int] = {}
+        self.products: list[tuple[Tensor, int]] = []
         self.batch = 1
         self.entered: set[str] = set()
         self.touched: set[int] = set()

@@ -106,7 +106,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-class Judge:
+class EquivalenceCheck:
     """Compares models with a reference on fresh inputs, on two batch sizes and on another size of what is not the batch.
 
     cases: inputs on which the reference runs, and what it says; the examples where it runs on nothing else.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from svdcompress.errors import RecipeError, nearest
@@ -32,9 +33,9 @@ def describe_recipe(path: Path) -> str:
 def find_recipe(path: str | Path) -> Path:
     """The file itself if it exists, else the shipped recipe of that name. Raises RecipeError if there is neither."""
     file = Path(path)
-    if file.is_dir() and (file / "recipe.yaml").is_file():
+    if os.path.isdir(file) and os.path.isfile(file / "recipe.yaml"):
         return file / "recipe.yaml"  # a run's folder
-    if file.exists():
+    if os.path.exists(file):
         return file
     shipped = shipped_recipes()
     name = file.name.removesuffix(".yaml")

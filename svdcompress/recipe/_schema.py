@@ -103,6 +103,8 @@ class DataSection(Section):
     # For regression; figures and files are in the target's own units all the same. auto: where the inputs are standardised.
     target_scale: Literal["auto", "none", "standardize"] = "auto"
     image_size: tuple[Side, Side] | None = None  # height, width to which image files are resized
+    # No targets, or none to be used: the dense model's own answers are learnt from, and errors are disagreement with it.
+    unlabelled: bool = False
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
     limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
 
@@ -224,6 +226,7 @@ class LayerRule(Section):
 
     match: str | list[str]
     prior: Literal["ard", "log-uniform"] | None = None
+    posterior: Literal["independent", "rank-one"] | None = None
     share: Share | None = None
     log_sigma2: float | None = None
     log_alpha: float | None = None
@@ -239,6 +242,7 @@ class ConvertSection(Section):
     """Which layers become variational, and how."""
 
     prior: Literal["ard", "log-uniform"] = "ard"
+    posterior: Literal["independent", "rank-one"] = "independent"  # rank-one: cheaper variances for wide layers
     share: Share = "weight"
     include: list[str] = ["*"]
     exclude: list[str] = []
@@ -310,6 +314,7 @@ class CalibrateSection(Section):
     posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"
     temperature: bool = True
     epochs: int = Field(default=10, ge=1)  # of a refit
+    beta: float = Field(default=1.0, ge=0)  # of a refit; 1 is the bound itself
     # Share of truths that prediction sets (classification) or intervals (regression) are to hold.
     coverage: Annotated[float, Field(gt=0, lt=1)] | None = None
     # Accuracy wanted on what is answered: the confidence from which on it is reached goes into report and files.
@@ -352,7 +357,7 @@ class ReportSection(Section):
 class ExperimentSection(Section):
     """An experiment in place of the usual run: its name, and its own settings (see `svdcompress.experiments`)."""
 
-    name: Literal["bayes-linear", "co2", "leak", "rotated-digit", "vae"]
+    name: Literal["bayes-linear", "co2", "flow", "leak", "rotated-digit", "vae"]
     settings: Plain = {}
 
 

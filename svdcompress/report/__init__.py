@@ -13,7 +13,7 @@ it knows these keys, all optional:
     format: the version of this layout (1; none: a file of version 0.1.0). files: {name: {sha256, bytes}} of the folder's files,
         but for the report's own. verified: what the run checked of its files before it said that it was done
     name, description, created, seed, device, versions, seconds: {stage: s}, threads (of the latency),
-        torch_threads (PyTorch's, throughout the run), warnings: [text]
+        torch_threads (PyTorch's, from the first training on), warnings: [text]
     notes: [text], what the run did unasked; failed: {figures that could not be made: why}
     threshold: the limit on log alpha that was used
     layers: [{name, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs}] (units that are left)
@@ -30,6 +30,7 @@ it knows these keys, all optional:
         error, nll, nonzero}], trials: [as `svdcompress.search.Trial`], chosen, met, reached, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
+    (evaluation/evaluation.json in the run's folder, where `svdc evaluate` has been run: a section of its own)
     experiment: its name; its own tables, {row: {figure: number}} under any key, are shown then, and
         sparsity: {weights, kept}
     recipe: the resolved recipe as text

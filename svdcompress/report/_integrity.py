@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -62,7 +63,7 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _digest(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     total, size = hashlib.sha256(), 0
     try:

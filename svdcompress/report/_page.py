@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report import _certainty, _sections, _tradeoff
+from svdcompress.report import _certainty, _evaluation, _sections, _tradeoff
 
 Section = Callable[[Mapping[str, Any], "Path | None"], str]
 
@@ -18,6 +18,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "pictures": ("Plots of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
+    "evaluation": ("Compared with other methods", _evaluation.evaluation),
     "calibration": ("Calibration", _sections.calibration),
     "certainty": ("How sure it is", _certainty.certainty),
     "layers": ("Layers", _sections.layers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -60,7 +61,7 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
     shown = []
     for picture in results.get("pictures") or ():
         path = None if folder is None else folder / picture["file"]
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):
             continue
         kind = "svg+xml" if path.suffix == ".svg" else path.suffix.lstrip(".").replace("jpg", "jpeg")
         source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

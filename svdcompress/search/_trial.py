@@ -10,17 +10,18 @@ from typing import Any
 @dataclass(frozen=True)
 class Trial:
     """number: from 1 on. pressure: the level of the path that it left from, with a fraction on the way to the next; beta: its
-    weight of the KL. threshold: that its masks come from (None: each layer's own); ranked: whether a size was asked for, so
-    that what is alive may have gone too. costs: by measure. metrics: on validation data. error, drop, upper, met: as of
-    `Verdict`;
-    allowed: the drop that the budget has room for (1e9 without one). seconds: what it took.
+    weight of the KL. ratio: the size that was asked for, in powers of two below the dense model's (of what is alive some may
+    have gone for it); natural: how many times smaller it would have been by itself. threshold: that its masks come from (None:
+    each layer's own). costs: by measure. metrics: on validation data. error, drop, upper, met: as of `Verdict`; allowed: the
+    drop that the budget has room for (1e9 without one). seconds: what it took.
     """
 
     number: int
     pressure: float
     beta: float
+    ratio: float
+    natural: float
     threshold: float | None
-    ranked: bool
     costs: dict[str, float]
     metrics: dict[str, float]
     error: float

@@ -32,7 +32,7 @@ class Selection:
     """What stays, and by which limits.
 
     masks: which weights stay. asked: the threshold that they come from (None: each layer's own); target: the size that it was
-    chosen for, or None. limits: the limits on log
+    chosen for, and natural: the one that the model has by its own threshold; or None. limits: the limits on log
     alpha that were used, by layer and share. curve: [{threshold, error | rmse, nll, nonzero}] on validation data.
     """
 
@@ -41,6 +41,7 @@ class Selection:
     limits: dict[str, dict[str, float]]
     curve: list[dict[str, float]]
     target: float | None = None
+    natural: float | None = None
 
     @property
     def threshold(self) -> float | dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +21,20 @@ from svdcompress.selection._bundles import Pools, bundles
 from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes
 
 
+class _Step(NamedTuple):
+    """Units that go together. kind: of those that cost the same."""
+
+    kind: int
+    roots: list[int]
+
+
 @dataclass(frozen=True)
 class Ranked:
     """Masks for a goal, and what `prune` leaves with them.
 
     parameters, macs: what is left, as `svdcompress.cost.measure` counts it. `prune` leaves less where units become constant
-    because others go, and where attention heads do, whose products of activations are counted here; it leaves more where it
-    has to put units back. units: living units that go beside those that are dead. reached: whether the goal is.
+    because others go, and more where it has to put units back. units: living units that go beside those that are dead.
+    reached: whether the goal is.
     """
 
     masks: Masks
@@ -101,7 +109,7 @@ class Ranking:
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
-        self._orders: dict[str, list[list[int]]] = {}
+        self._steps: dict[str, list[_Step]] = {}
         if found is None:  # nothing can go: sizes as they are
             from svdcompress.cost import measure
 
@@ -123,20 +131,38 @@ class Ranking:
         """The masks for a goal, with as few units gone as it takes; where it cannot be reached, the closest."""
         measure, limit = self.limit(goal)
         if self._analysis is None:
-            return self._told(np.zeros(0, bool), None, 0, self.total, self.total[measure] <= limit)
-        order = self._order(measure)
-        least, most = 0, len(order)
-        if self._size(order, most)[1][measure] > limit:
+            return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
+        steps = self._steps_of(measure)
+        least, most = 0, len(steps)
+        if self._size(steps)[1][measure] > limit:
             least = most  # all of them are not enough
         while least < most:  # fewer units leave more
             middle = (least + most) // 2
-            least, most = (least, middle) if self._size(order, middle)[1][measure] <= limit else (middle + 1, most)
-        choice, left = self._size(order, least)
-        return self._told(self._gone(order, least), choice, sum(map(len, order[:least])), left, left[measure] <= limit)
+            least, most = (least, middle) if self._size(steps[:middle])[1][measure] <= limit else (middle + 1, most)
+        steps = steps[:least]
+        choice, left = self._size(steps)
+        fewer = self._spared(steps, choice)
+        if len(fewer) < len(steps) and (other := self._size(fewer)[1])[measure] <= left[measure]:
+            steps, left = fewer, other
+        units = sum(len(step.roots) for step in steps)
+        return self._told(self._gone(steps), units, left, left[measure] <= limit)
 
-    def _gone(self, order: list[list[int]], count: int) -> np.ndarray:
+    def _spared(self, steps: list[_Step], choice: Choice) -> list[_Step]:
+        """Those that come to something: where `prune` keeps units of a kind (`round_to`), the last steps of it are left out."""
+        removed = np.zeros(self._found.count, bool)
+        removed[self._found.root[choice.removed]] = True
+        kept = Counter(step.kind for step in steps if not removed[step.roots].all())
+        left = []
+        for step in reversed(steps):
+            if kept[step.kind]:
+                kept[step.kind] -= 1
+            else:
+                left.append(step)
+        return left[::-1]
+
+    def _gone(self, steps: list[_Step]) -> np.ndarray:
         gone = np.zeros(self._found.count, bool)
-        gone[[root for roots in order[:count] for root in roots]] = True
+        gone[[root for step in steps for root in step.roots]] = True
         return gone
 
     @property
@@ -144,18 +170,18 @@ class Ranking:
         assert self._analysis is not None
         return self._analysis
 
-    def _size(self, order: list[list[int]], count: int) -> tuple[Choice, dict[str, float]]:
-        """What prune would choose with the first of an order gone, and what it would leave."""
-        choice = self._found.choose(round_to=self.round_to, unread=self._gone(order, count))
+    def _size(self, steps: list[_Step]) -> tuple[Choice, dict[str, float]]:
+        """What prune would choose with these gone, and what it would leave."""
+        choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
 
-    def _order(self, measure: str) -> list[list[int]]:
-        """Bundles of living units in the order in which they go, to where a layer would be empty."""
-        if measure not in self._orders:
-            self._orders[measure] = self._greedy(measure)
-        return self._orders[measure]
+    def _steps_of(self, measure: str) -> list[_Step]:
+        """Living units in the order in which they go, to where a layer would be empty."""
+        if measure not in self._steps:
+            self._steps[measure] = self._greedy(measure)
+        return self._steps[measure]
 
-    def _greedy(self, measure: str) -> list[list[int]]:
+    def _greedy(self, measure: str) -> list[_Step]:
         """At each step, the bundle of least information for what it saves at that point, times how far its layer has shrunk.
 
         That factor keeps layers from becoming bottlenecks: what a unit carries counts for more, the fewer are left beside it.
@@ -186,7 +212,7 @@ class Ranking:
 
         for number in range(len(queues)):
             push(number)
-        order = []
+        steps = []
         while heap:
             key, number = heapq.heappop(heap)
             touches, own = queues[number]
@@ -194,15 +220,15 @@ class Ranking:
                 push(number)
                 continue
             roots = own.pop()[1]
-            order.append(roots)
+            steps.append(_Step(number, roots))
             shrinking.take(touches)
             pools.take(roots)
             push(number)
-        return order
+        return steps
 
-    def _told(self, gone: np.ndarray, choice: Choice | None, units: int, left: Mapping[str, float], reached: bool) -> Ranked:
+    def _told(self, gone: np.ndarray, units: int, left: Mapping[str, float], reached: bool) -> Ranked:
         masks = {name: mask.clone() for name, mask in self.masks.items()}
-        if choice is not None and gone.any():
+        if gone.any():
             for consumer, layers in _readers(self.model, self._found):
                 dead_in = torch.from_numpy(gone[self._found.root[consumer.ins]])
                 dead_out = torch.from_numpy(gone[self._found.root[consumer.outs]])

@@ -45,8 +45,7 @@ class _Tensor:
 class Sizes:
     """The tensors of an analysed model, with the units along their axes.
 
-    total: the whole model's sizes, by measure. Multiply-accumulates of activations with each other (attention) belong to no
-    unit: they stay in what is left, though a head that goes takes its own along.
+    total: the whole model's sizes, by measure.
     """
 
     def __init__(self, model: nn.Module, analysis: Analysis, example_inputs: Any) -> None:
@@ -69,6 +68,10 @@ class Sizes:
                 rest = parameter.tensor.numel() // max(int(np.prod([own.shape[1] for own in axes])), 1)
             kept = [[own.shape[1]] * own.shape[0] for own in axes]
             self.tensors.append(_Tensor(axes, kept, rest, price))
+        for labels, operations in trace.products:  # attention: a head takes its own along
+            own = analysis.root[labels.numpy()]
+            price = {"parameters": 0.0, "macs": operations / trace.batch / len(own)}
+            self.tensors.append(_Tensor([own[None]], [[len(own)]], 1, price))
 
     def left(self, choice: Choice) -> dict[str, float]:
         """The sizes once a choice is carried out, with the biases that folded constants make."""

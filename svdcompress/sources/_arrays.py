@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._npy import load_npz
-from svdcompress.sources._raw import Raw, Table, optional
+from svdcompress.sources._raw import Raw, Table, no_targets, optional
 
 
 def read_digits(place: str, section: DataSection) -> Raw:
@@ -24,7 +25,7 @@ def read_digits(place: str, section: DataSection) -> Raw:
 def read_npz(place: str, section: DataSection) -> Raw:
     """An npz file with x (or inputs, images, x_train) and y (or targets, labels, y_train); x_test and y_test if it has them."""
     path = Path(place)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"data.name: {path}: no such file")
     arrays = load_npz(path)
     tables: dict[str, Table | None] = {}
@@ -33,10 +34,13 @@ def read_npz(place: str, section: DataSection) -> Raw:
         y = next((arrays[name] for name in _npz_names("y", split) if name in arrays), None)
         if x is not None and y is not None and len(x) != len(y):
             raise DataError(f"data: {path}: {len(x)} inputs, but {len(y)} targets ({split})")
+        if y is None and x is not None and section.unlabelled:
+            y = no_targets(len(x))
         tables[split] = None if x is None or y is None else Table(str(path), x, y)
     if tables["train"] is None:
         raise DataError(
-            f"data: {path}: needs the arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}"
+            f"data: {path}: needs the arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}. Without "
+            "targets: --unlabelled"
         )
     return Raw(tables["train"], tables["test"], tables["validation"])
 

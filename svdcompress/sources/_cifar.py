@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zlib
 from pathlib import Path
@@ -27,12 +28,12 @@ def read_cifar(place: str, section: DataSection) -> Raw:
     folder = Path(place or section.root or ".")
     for base in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, test, names, labels in _BINARY:
-            if (base / first).is_file():
+            if os.path.isfile(base / first):
                 return _records(base, sorted(base.glob(first.replace("_1", "_*"))), base / test, base / names, labels, section)
-    if (folder / "train.tar.gz").is_file():
+    if os.path.isfile(folder / "train.tar.gz"):
         train_table, classes = _archive(folder / "train.tar.gz", None, section)
         test = folder / "test.tar.gz"
-        test_table = _archive(test, classes, section)[0] if test.is_file() else None
+        test_table = _archive(test, classes, section)[0] if os.path.isfile(test) else None
         return Raw(train_table, test_table, classes=classes)
     raise DataError(
         f"data.name: {folder}: none of data_batch_1.bin, train.bin and train.tar.gz in it; name the folder as cifar10:DIR"
@@ -53,7 +54,7 @@ def _records(base: Path, train: list[Path], test: Path, names: Path, labels: int
         )
     parts = zip(*(_binary(file, labels) for file in train), strict=True)
     images, targets = (torch.cat(part) for part in parts)
-    classes = names.read_text(encoding="utf-8").split() if names.is_file() else None
+    classes = names.read_text(encoding="utf-8").split() if os.path.isfile(names) else None
     return Raw(Table(str(base), images, targets), Table(str(test), *_binary(test, labels)), classes=classes)
 
 

@@ -212,7 +212,10 @@ def split_batch(batch: Any, origin: str = "") -> tuple[Any, Tensor]:
     if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) >= 2:
         inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
         return inputs, _numbers(batch[-1], where)
-    raise DataError(f"{where}: a batch is a {type(batch).__name__}; (inputs, targets) or a mapping with labels is needed")
+    raise DataError(
+        f"{where}: a batch is a {type(batch).__name__}; (inputs, targets) or a mapping with labels is needed (inputs alone: "
+        "--unlabelled)"
+    )
 
 
 def _numbers(targets: Any, where: str) -> Tensor:

@@ -16,7 +16,7 @@ from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._images import sensible_workers
 from svdcompress.sources._names import import_name
-from svdcompress.sources._raw import Raw, Table
+from svdcompress.sources._raw import Raw, Table, no_targets
 
 FEW = 256
 """Examples up to which a dataset is read in this process: starting others would take longer."""
@@ -53,6 +53,8 @@ def read_factory(name: str, section: DataSection) -> Raw:
 
 
 def _table(part: Any, name: str, section: DataSection) -> Table:
+    if isinstance(part, Tensor | np.ndarray) and section.unlabelled:
+        return _pair(part, no_targets(len(part)), name)
     if isinstance(part, DataLoader):
         workers = part.num_workers if section.workers is None else section.workers
         return _dataset(part.dataset, name, part.collate_fn, workers)
@@ -66,7 +68,8 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
     if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
         return _dataset(part, name, None, section.workers)
     raise DataError(
-        f"data.name: {name} returned a {type(part).__name__}; a Dataset, a DataLoader or (inputs, targets) is needed"
+        f"data.name: {name} returned a {type(part).__name__}; a Dataset, a DataLoader or (inputs, targets) is needed "
+        "(inputs alone: --unlabelled)"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def read_hub(place: str, section: DataSection) -> Raw:
     args = dict(section.args)
     own = {key: args.pop(key, None) for key in ARGS}
     try:
-        found = datasets.load_from_disk(place) if Path(place).is_dir() else datasets.load_dataset(place, **args)
+        found = datasets.load_from_disk(place) if os.path.isdir(place) else datasets.load_dataset(place, **args)
     except Exception as error:  # datasets raises many kinds
         raise DataError(f"data.name: hf:{place}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}

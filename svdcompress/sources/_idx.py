@@ -70,7 +70,7 @@ def _one_set(tried: list[Path]) -> _Files:
     """The files of the one data set at these places. Raises DataError where there is none, half of one, or several."""
     for base in tried:
         places = [(base, ""), (base / "raw", ""), (base / "MNIST" / "raw", "")]
-        if not base.is_dir():
+        if not os.path.isdir(base):
             places = [(base.parent, base.name)]
         found = next((sets for folder, beginning in places if (sets := _sets(folder, beginning))), None)
         found = found or {key: files for folder in sorted(base.glob("*/raw")) for key, files in _sets(folder).items()}
@@ -92,9 +92,9 @@ def _one_set(tried: list[Path]) -> _Files:
 def _sets(folder: Path, beginning: str = "") -> dict[Path, _Files]:
     """Files of each data set in a folder that has at least training images there, by folder and what their names begin with."""
     found: dict[Path, _Files] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():  # plain files come before gzipped ones
+    for path in sorted(folder.iterdir()) if os.path.isdir(folder) else ():  # plain files come before gzipped ones
         match = _NAME.fullmatch(path.name)
-        if match and match["stem"].startswith(beginning) and path.is_file():
+        if match and match["stem"].startswith(beginning) and os.path.isfile(path):
             split = "train" if match["split"].lower() == "train" else "test"
             found.setdefault(folder / match["stem"], {}).setdefault((split, match["part"].lower()), path)
     return {key: files for key, files in found.items() if ("train", "images") in files}

@@ -87,16 +87,16 @@ class ImageFiles(Dataset):
 
 def image_files(folder: Path) -> list[Path]:
     """All image files below a folder, in the order of their names."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and os.path.isfile(path))
 
 
 def read_imagefolder(place: str, section: DataSection) -> Raw:
     """`imagefolder:DIR`: DIR/CLASS/image, or DIR/train/CLASS/image with test and val (or validation) beside train."""
     root = Path(place)
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise DataError(f"data.name: {root}: no such folder")
     split: dict[str, Any] = {
-        name: next((root / n for n in names if (root / n).is_dir()), None) for name, names in _SPLITS.items()
+        name: next((root / n for n in names if os.path.isdir(root / n)), None) for name, names in _SPLITS.items()
     }
     if split["train"] is None:
         split = {"train": root, "validation": None, "test": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,7 @@ def image_statistics(section: ModelSection) -> dict[str, list[float]] | None:
     """{"mean", "std"} by which an `hf:` folder's preprocessor_config.json normalises images, or None if it tells of none."""
     kind, _, place = str(section.name).partition(":")
     file = Path(place) / "preprocessor_config.json"
-    if kind != "hf" or not file.is_file():
+    if kind != "hf" or not os.path.isfile(file):
         return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -124,7 +125,7 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
             model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **extra)
     except Exception as error:  # transformers raises many kinds
         reason = (str(error).splitlines() or [""])[0]
-        here = "" if Path(place).is_dir() else f" (and there is no folder {place} below the current one)"
+        here = "" if os.path.isdir(place) else f" (and there is no folder {place} below the current one)"
         raise ModelError(f"model: hf:{place}: {type(error).__name__}: {reason}{here}") from error
     fresh = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
     _FRESH[model] = sorted(map(str, fresh))

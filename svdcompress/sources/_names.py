@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -25,7 +26,7 @@ def is_python_name(name: str) -> bool:
 
 def check_folder(place: str, error: type[SvdcError], field: str) -> None:
     """Raises `error` for what can only be a folder, by its form, and is none: the hub need not be asked for it."""
-    if (place.startswith((".", "/", "~")) or place.count("/") > 1) and not Path(place).expanduser().exists():
+    if (place.startswith((".", "/", "~")) or place.count("/") > 1) and not os.path.exists(Path(place).expanduser()):
         raise error(f"{field}: {place}: no such folder")
 
 
@@ -57,7 +58,7 @@ def _from_path(name: str) -> Any:
 def _from_file(path: Path) -> Any:
     """A module from a file, under a name of its own, once per path (so that its classes keep their identity)."""
     path = path.resolve()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(path)
     name = f"_svdc_{path.stem}_{zlib.crc32(str(path).encode()):x}"
     if name in sys.modules:

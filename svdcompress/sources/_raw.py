@@ -51,6 +51,11 @@ class Raw:
     warnings: list[str] = field(default_factory=list)
 
 
+def no_targets(count: int) -> Tensor:
+    """What stands for the targets of unlabelled examples until the dense model has given its answers."""
+    return torch.zeros(count, dtype=torch.long)
+
+
 def optional(module: str, package: str, needed_for: str) -> Any:
     """An optional module, or a DependencyError that says how to get it."""
     try:

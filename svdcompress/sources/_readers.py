@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
@@ -62,7 +62,7 @@ def check_fields(section: DataSection) -> None:
                 f"data.{field}: {kind if kind in KNOWN else section.name} does not know this field ({value!r}); "
                 f"{', '.join(others)} {'do' if len(others) > 1 else 'does'}"
             )
-    if kind in ("csv", "parquet") or (kind == "hf" and Path(place).is_dir()):  # of the hub, the rest goes to load_dataset
+    if kind in ("csv", "parquet") or (kind == "hf" and os.path.isdir(place)):  # of the hub, the rest goes to load_dataset
         unknown = [name for name in section.args if name not in ARGS]
         what = "tables" if kind != "hf" else "saved data sets"
         if unknown:

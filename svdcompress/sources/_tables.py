@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def _targets(
 def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
     """A CSV or Parquet file as a pandas DataFrame. Raises DataError, naming `field`, if it is missing, empty or damaged."""
     pandas = optional("pandas", "pandas", f"data: {kind}:")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"{field}: {path}: no such file")
     try:
         if kind == "parquet":

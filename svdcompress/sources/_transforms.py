@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from svdcompress.batch import map_tensors
-from svdcompress.errors import RecipeError, SvdcError, TrustError, shortened
+from svdcompress.errors import RecipeError, SvdcError, TrustError, out_of_memory, shortened
 from svdcompress.sources._names import HOW, import_name, is_python_name
 
 Spec = str | Mapping[str, Any]
@@ -62,9 +62,11 @@ def _named(spec: Spec, step: Callable[[Tensor], Any], field: str) -> Callable[[T
     def apply(x: Tensor) -> Any:
         try:
             out = step(x)
-        except (SvdcError, torch.OutOfMemoryError):
+        except SvdcError:
             raise
         except Exception as error:  # torch's own, or whatever a user's function raises
+            if out_of_memory(error):
+                raise
             shape = ", ".join(["N", *map(str, x.shape[1:])])
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RecipeError(f"{field}: {label} does not fit inputs of the shape ({shape}): {reason}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle  # for its error and its protocol; nothing is unpickled here  # nosec B403
 import zipfile
 from collections.abc import Mapping
@@ -63,9 +64,9 @@ def save_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    if path.is_dir():
+    if os.path.isdir(path):
         path = _in_folder(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise CheckpointError(f"weights: {path}: no such file")
     if path.stat().st_size == 0:
         raise CheckpointError(f"weights: {path}: the file is empty")
@@ -107,7 +108,7 @@ def _read_sharded(path: Path) -> dict[str, Tensor]:
         file = path.parent / Path(shard).name
         if file.suffix != ".safetensors":
             raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is no .safetensors file")
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is not beside it")
         held = _read_safetensors(file)
         twice = next((name for name in held if name in state), None)

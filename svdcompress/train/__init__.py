@@ -1,9 +1,12 @@
 """The fine-tuning loop, on any device and any number of them."""
 
+import warnings
+from typing import Any
+
+from svdcompress.errors import out_of_memory  # here for callers of before
 from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.likelihoods import score  # here for callers of before
-from svdcompress.train._device import Place, agree, find_place, leave, make_accelerator, told, wait
-from svdcompress.train._failed import out_of_memory
+from svdcompress.train._device import Place, broadcast, broadcast_weights, find_place, leave, make_accelerator, wait
 from svdcompress.train._fit import fit
 from svdcompress.train._metrics import evaluate, losses
 from svdcompress.train._nonfinite import NotFinite
@@ -24,7 +27,8 @@ __all__ = [
     "Reach",
     "StateFile",
     "Trial",
-    "agree",
+    "broadcast",
+    "broadcast_weights",
     "choosing",
     "distances",
     "evaluate",
@@ -43,7 +47,16 @@ __all__ = [
     "seed_everything",
     "shrink",
     "steps_of",
-    "told",
     "wait",
     "write_atomically",
 ]
+
+_FORMER = {"agree": "broadcast_weights", "told": "broadcast"}
+"""Names of before, for one more release."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        warnings.warn(f"svdcompress.train.{name} is now {_FORMER[name]}", DeprecationWarning, stacklevel=2)
+        return globals()[_FORMER[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

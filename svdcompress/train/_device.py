@@ -88,30 +88,30 @@ def find_place(device: str = "auto") -> Place:
     return Place(accelerator.device, accelerator.process_index, accelerator.num_processes)
 
 
-def agree(model: torch.nn.Module) -> None:
+def broadcast_weights(model: torch.nn.Module) -> None:
     """Give all processes of a launch the first one's weights and buffers, to the bit."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        for tensor in model.state_dict().values():
-            torch.distributed.broadcast(tensor, 0)
+    from accelerate import utils
+
+    utils.broadcast(list(model.state_dict().values()))  # in place
 
 
 def wait() -> None:
     """Let all processes of a launch arrive here; nothing in a run of one process."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    from accelerate.utils import wait_for_everyone
+
+    wait_for_everyone()
 
 
-def told(value: str) -> str:
+def broadcast(value: str) -> str:
     """The first process's value, in all processes of a launch."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    values = [value]
-    torch.distributed.broadcast_object_list(values, 0)
-    return values[0]
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([value])[0]
 
 
 def leave() -> None:
     """Part from the other processes of a launch, at the very end; without it one that ends first may abort."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    from accelerate import PartialState
+
+    wait()
+    PartialState().destroy_process_group()

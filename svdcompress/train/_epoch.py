@@ -73,7 +73,7 @@ def train_epoch(
     if not losses:
         raise DataError(f"{work.stage}.batch_size: {per_step} is more than the {len(work.examples)} training examples")
     mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
-    loss_mean, nll_mean = (_mean_of_ranks(mean) if world > 1 else mean).tolist()
+    loss_mean, nll_mean = work.accelerator.reduce(mean, reduction="mean").tolist()
     if not math.isfinite(loss_mean):
         return _not_finite(work, standing, x, loss_mean, rewinds)
     return {
@@ -125,9 +125,3 @@ def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         yield waiting.pop(), False
         waiting.append(batch)
     yield from ((batch, True) for batch in waiting)
-
-
-def _mean_of_ranks(values: Tensor) -> Tensor:
-    """The mean over all processes."""
-    torch.distributed.all_reduce(values)
-    return values / torch.distributed.get_world_size()

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import traceback
 from pathlib import Path
 
-import torch
-
-from svdcompress.errors import ModelError, SvdcError, TrainingError, shortened
+from svdcompress.errors import ModelError, SvdcError, TrainingError, out_of_memory, shortened
 
 _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
-_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there is no memory left, on the processor or an accelerator."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
 
 
 def explained_failure(error: Exception, stage: str, batch_size: int, kept: str) -> SvdcError | None:

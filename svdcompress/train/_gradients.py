@@ -8,20 +8,26 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import variational_layers
+from svdcompress.layers import VariationalLayer, variational_layers
 
 
 @contextmanager
 def means_alone(model: nn.Module) -> Iterator[None]:
     """Within it no log variance is trained: no gradient, no place in an optimizer, nothing for DDP to wait for."""
-    layers = [layer for _, layer in variational_layers(model) if layer.log_sigma2.requires_grad]
-    for layer in layers:
-        layer.log_sigma2.requires_grad_(False)
+    layers = [layer for _, layer in variational_layers(model)]
+    trained = [layer for layer in layers if any(own.requires_grad for own in layer.variance_parameters().values())]
+    for layer in trained:
+        _train(layer, False)
     try:
         yield
     finally:
-        for layer in layers:  # by layer: shrinking makes new parameters
-            layer.log_sigma2.requires_grad_(True)
+        for layer in trained:  # by layer: shrinking makes new parameters
+            _train(layer, True)
+
+
+def _train(layer: VariationalLayer, wanted: bool) -> None:
+    for own in layer.variance_parameters().values():
+        own.requires_grad_(wanted)
 
 
 def nothing(model: nn.Module) -> Tensor:

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from svdcompress.errors import ModelError
-from svdcompress.layers import variational_layers
+from svdcompress.layers import variance_parameters
 from svdcompress.recipe import LrSchedule, Training, in_epochs
 
 
 def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | None = None) -> torch.optim.Optimizer:
     """The optimizer that a recipe names, fused where torch can; log_sigma2 has its own learning rate and no weight decay."""
-    noise = {id(layer.log_sigma2): layer.log_sigma2 for _, layer in variational_layers(model)}
+    noise = {id(own): own for own in variance_parameters(model)}
     means = [p for p in model.parameters() if p.requires_grad and id(p) not in noise]
     spreads = [p for p in noise.values() if p.requires_grad]
     if not means and not spreads:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, set_posterior, variational_layers
 from svdcompress.recipe import Training
 from svdcompress.train._optim import LrFactor
 
@@ -179,6 +179,7 @@ def _gone(model: nn.Module, threshold: Threshold | None, up: float, along: float
 def _moved(layer: VariationalLayer, up: float, along: float) -> VariationalLayer:
     """A layer with all log variances higher, and all means nearer to zero."""
     moved = copy.deepcopy(layer)
+    set_posterior([moved], "independent")  # a variance for each weight can be written to
     moved.weight.copy_(layer.weight.sign() * (layer.weight.abs() - along).clamp_min(0))
     moved.log_sigma2.add_(up)
     return moved

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from svdcompress.checkpoint import take_attributes
+from svdcompress.layers import set_posterior, variational_layers
 from svdcompress.prune import prune
 from svdcompress.relevance import Masks, hold
 
@@ -39,11 +40,14 @@ def shrink(model: nn.Module, inputs: Any, *, masks: Callable[[nn.Module], Masks]
 
 
 def reshape(model: nn.Module, surgery: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
-    """Give a model the attributes and shapes of a pruned one, and its state, in place; parameters of another shape are new.
+    """Give a model the attributes, shapes and posteriors of a pruned one, and its state, in place.
 
-    A parameter that several modules share stays shared.
+    Parameters of another shape are new ones. A parameter that several modules share stays shared.
     """
     take_attributes(model, surgery)
+    # Pruning gave a variance for each weight to layers whose posterior could not hold those of what is left.
+    own = [layer for name, layer in variational_layers(model) if f"{name}.log_sigma2".lstrip(".") in state]
+    set_posterior(own, "independent")
     made: dict[int, nn.Parameter] = {}
     old_ones = []  # kept alive: an id must not be given to another tensor meanwhile
     for prefix, module in model.named_modules(remove_duplicate=False):

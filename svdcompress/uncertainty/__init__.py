@@ -1,28 +1,38 @@
 """What a Bayesian network says of itself: predictive distribution, its decomposition, its quality and its calibration."""
 
 from svdcompress.likelihoods import TASKS, Prediction
+from svdcompress.uncertainty._bootstrap import paired_bootstrap, significant
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
-from svdcompress.uncertainty._compare import Batches, compare, gather
+from svdcompress.uncertainty._compare import compare
+from svdcompress.uncertainty._contenders import Contender, ensemble_contender, mean_contender, sampled_contender
+from svdcompress.uncertainty._gather import Batches, gather
 from svdcompress.uncertainty._intervals import paired_means, paired_rmse, paired_shares, wilson
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import draw
-from svdcompress.uncertainty._predict import mc_predict, mean_predict
-from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability
+from svdcompress.uncertainty._predict import ensemble_predict, mc_predict, mean_predict
+from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
+from svdcompress.uncertainty._shift import LEVELS, shifts
 
 __all__ = [
+    "LEVELS",
     "TASKS",
     "Batches",
+    "Contender",
     "Prediction",
     "auroc",
     "compare",
     "draw",
+    "ensemble_contender",
+    "ensemble_predict",
     "fit_tau",
     "fit_temperature",
     "gather",
     "images_like",
     "mc_predict",
+    "mean_contender",
     "mean_predict",
     "outside",
+    "paired_bootstrap",
     "paired_means",
     "paired_rmse",
     "paired_shares",
@@ -30,5 +40,9 @@ __all__ = [
     "regression_quality",
     "rejection",
     "reliability",
+    "sampled_contender",
+    "selective",
+    "shifts",
+    "significant",
     "wilson",
 ]

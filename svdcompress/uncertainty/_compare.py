@@ -2,44 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from svdcompress.errors import DataError
 from svdcompress.layers import unwrapped
-from svdcompress.likelihoods import Likelihood, Prediction, likelihood_for, resolve
-from svdcompress.uncertainty._baseline import dropout_baseline
-from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
-from svdcompress.uncertainty._predict import mc_predict, mean_predict
-from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability
+from svdcompress.likelihoods import Likelihood, resolve
+from svdcompress.uncertainty._bootstrap import REPLICATES, Totals, paired_bootstrap, totals_of_probabilities, totals_of_values
+from svdcompress.uncertainty._calibrate import fit_tau
+from svdcompress.uncertainty._contenders import Contender, dense_contenders, mean_contender, sampled_contender
+from svdcompress.uncertainty._gather import Batches, Gathered, gather
+from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
 
-Batches = Callable[[], Iterable[tuple[Any, Tensor]]]
-"""Gives batches of (inputs, targets), the same ones at each call."""
+ACCURACIES = (0.95, 0.99, 0.999)
+"""Of what is answered, at which the share of inputs answered is told."""
 
-Predict = Callable[[Any], Prediction]
-
-FEW, SOME = 20, 1000
-"""Samples and validation inputs with which dropout rates are compared."""
+KEPT = 80
+"""Per cent of the inputs of which the selective error under shift is told."""
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Predictions for a whole set of inputs, one row for each label or number, and what they are to be judged by.
+class Judge:
+    """How predictions of a task are judged. scale: for regression, from a model's units to the target's own."""
 
-    scores: measures of uncertainty by name, one number for each input. owner: the input that each row is of. Positions of the
-    class -100 have no row, and no part in the scores.
-    """
+    likelihood: Likelihood
+    scale: float
+    validation: Batches
 
-    mean: Tensor
-    variance: Tensor
-    targets: Tensor
-    scores: dict[str, Tensor]
-    owner: Tensor
+    def gathered(self, contender: Contender, batches: Batches) -> Gathered:
+        """A contender's predictions of a set."""
+        return gather(contender.predict, batches, self.likelihood, more=contender.scores)
+
+    def noise(self, contender: Contender) -> float:
+        """The constant noise of a regression, as a variance, fitted on the validation data; 0 for other tasks."""
+        if not self.likelihood.constant_noise:
+            return 0.0
+        fitted = self.gathered(contender, self.validation)
+        return 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
+
+    def metrics(self, found: Gathered, noise: float) -> dict[str, float]:
+        """Figures of a set."""
+        if self.likelihood.probabilities:
+            return quality(found.mean, found.targets)
+        return regression_quality(*self._in_units(found, noise))
+
+    def totals(self, found: Gathered, noise: float) -> Totals:
+        """The same by input, for the bootstrap."""
+        if self.likelihood.probabilities:
+            return totals_of_probabilities(found.mean, found.targets, found.owner, found.inputs)
+        return totals_of_values(*self._in_units(found, noise), found.owner, found.inputs)
+
+    def losses(self, found: Gathered) -> Tensor:
+        """Of each input: the share of its labels that are wrong, or its mean square, in the target's units; (N,)."""
+        if not self.likelihood.probabilities:
+            return _by_input((found.mean - found.targets).double().square() * self.scale**2, found)
+        guess = found.mean.argmax(1) if found.mean.dim() == 2 else (found.mean > 0.5).long()
+        return _by_input((guess != found.targets).double(), found)
+
+    @property
+    def score(self) -> str:
+        """By which inputs are answered or not."""
+        return "softmax" if self.likelihood.probabilities else "variance"
+
+    def knows(self, found: Gathered) -> bool:
+        """Whether its doubt differs between inputs at all: that of one value with constant noise does not."""
+        return self.likelihood.probabilities or bool((found.scores["variance"] > 0).any())
+
+    def _in_units(self, found: Gathered, noise: float) -> tuple[Tensor, Tensor, Tensor]:
+        return found.mean * self.scale, (found.variance + noise) * self.scale**2, found.targets * self.scale
 
 
 def compare(
@@ -50,182 +83,139 @@ def compare(
     *,
     task: str | Likelihood | None = None,
     ood: Mapping[str, Batches] | None = None,
+    shifts: Mapping[str, Sequence[Batches]] | None = None,
+    more: Sequence[Contender] = (),
     samples: int = 100,
     seed: int = 0,
     scale: float = 1.0,
     dim: int | None = None,
+    replicates: int = REPLICATES,
 ) -> dict[str, Any]:
-    """Compare on the same test data: the dense model, the same with a temperature, the same with MC dropout, the sparse
-    model by its mean, and the sparse model with Monte-Carlo samples.
+    """Compare on the same test data: the dense model, the same with a temperature, the same with MC dropout, whoever else is
+    given, the sparse model by its mean, and the sparse model with Monte-Carlo samples.
 
     dense: the model before compression; None leaves its rows out. sparse: a variational model, pruned or not.
     test, validation: give batches of (inputs, targets). What has to be fitted (temperature, dropout rate, the noise of a
         regression) is fitted on `validation`.
     task, dim: as in `mc_predict`; classes of -100 do not count.
     ood: batches from elsewhere, by name; their targets are not looked at, but for -100.
+    shifts: of each kind of corruption the same inputs at rising levels, the first as they are (see `shifts`).
+    more: further contenders, between the dense and the sparse ones.
     scale: for regression, the factor from a model's units to the target's own.
+    replicates: test sets drawn for the intervals.
 
     MC dropout uses the dense model's own dropout; where it has none it is put in, at the rate of least validation NLL.
 
-    Returns a JSON-able dict: "task", "samples", "seed", "temperature", "dropout", and "contenders", a list of
-    {"name", "metrics", "reliability", "rejection", "ood"}; None for what has no meaning. Raises what `mc_predict` raises.
+    Returns a JSON-able dict: "task", "samples", "seed", "temperature", "dropout", "reference", "replicates", and "contenders",
+    a list of {"name", "about", "metrics", "difference", "reliability", "rejection", "selective", "ood"}; None for what has no
+    meaning. "difference" has each figure less that of the reference (dense with its temperature), with its 95% interval by
+    the paired bootstrap. With shifts also "shift": {"inputs", "curves": {kind: {contender: figures of each level}}, "mean":
+    {contender: figures averaged over kinds and levels, "difference" as above}}. Raises what `mc_predict` raises.
     """
     likelihood = resolve(unwrapped(sparse), task, dim)
-    plain = likelihood.plain()  # the dense model has a calibration of its own
-    probabilities = likelihood.probabilities
+    judge = Judge(likelihood, scale, validation)
     temperature, dropout, contenders = None, None, []
     if dense is not None:
-        contenders.append(("dense", partial(mean_predict, dense, task=plain)))
-        if probabilities:
-            temperature = _temperature(dense, validation, plain)
-            warmed = partial(mean_predict, dense, task=plain, temperature=temperature)
-            contenders.append(("dense, temperature", warmed))
-        few = min(samples, FEW)
-        dropped, rate, inserted = dropout_baseline(
-            dense, lambda model: _nll(_sampled(model, plain, few, seed), head(validation, SOME), plain)
-        )
-        dropout = {"rate": rate, "inserted": inserted}
-        contenders.append(("dense, MC dropout", _sampled(dropped, plain, samples, seed)))
-    contenders.append(("sparse, mean", partial(mean_predict, sparse, task=likelihood)))
-    contenders.append(("sparse, samples", _sampled(sparse, likelihood, samples, seed)))
-    judge = _judge_probabilities if probabilities else _judge_values
-    rows = [{"name": name, **judge(predict, test, validation, ood or {}, likelihood, scale)} for name, predict in contenders]
-    return {
+        plain = likelihood.plain()  # what calibration found is the sparse model's alone
+        contenders, temperature, dropout = dense_contenders(dense, validation, plain, samples, seed)
+    contenders += [
+        *more,
+        mean_contender("sparse, mean", sparse, likelihood),
+        sampled_contender("sparse, samples", sparse, likelihood, samples, seed),
+    ]
+    reference = next((c.name for c in contenders if c.name == "dense, temperature"), contenders[0].name)
+    rows, totals, noises = [], {}, {}
+    for contender in contenders:
+        noises[contender.name] = judge.noise(contender)
+        found = judge.gathered(contender, test)
+        totals[contender.name] = [judge.totals(found, noises[contender.name])]
+        rows.append(_row(contender, found, noises[contender.name], judge, ood or {}))
+    differences = paired_bootstrap(totals, reference, replicates, seed)
+    result = {
         "task": likelihood.name,
         "samples": samples,
         "seed": seed,
         "temperature": temperature,
         "dropout": dropout,
-        "contenders": rows,
+        "reference": reference,
+        "replicates": replicates,
+        "contenders": [{**row, "difference": differences[row["name"]]} for row in rows],
     }
+    if shifts:
+        result["shift"] = _shifted(contenders, shifts, judge, noises, reference, replicates, seed)
+    return result
 
 
-def _sampled(model: nn.Module, likelihood: Likelihood, samples: int, seed: int) -> Predict:
-    """Monte-Carlo predictions, with one stream of noise for all batches."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda inputs: mc_predict(model, inputs, samples, task=likelihood, generator=generator)
-
-
-def _judge_probabilities(
-    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], likelihood: Likelihood, scale: float
-) -> dict[str, Any]:
-    inside = gather(predict, test, likelihood)
-    wrong = _wrong(inside)
+def _row(contender: Contender, found: Gathered, noise: float, judge: Judge, ood: Mapping[str, Batches]) -> dict[str, Any]:
+    losses, knows = judge.losses(found), judge.knows(found)
+    percent = judge.likelihood.probabilities
+    doubt = "entropy" if percent else "variance"
+    outside = {name: judge.gathered(contender, batches).scores for name, batches in ood.items()} if knows else {}
+    targets = [1 - accuracy for accuracy in ACCURACIES] if percent else []
     return {
-        "metrics": quality(inside.mean, inside.targets),
-        "reliability": reliability(inside.mean, inside.targets),
-        "rejection": {"score": "entropy", **rejection(inside.scores["entropy"], wrong)},
-        "ood": _outside(predict, inside, ood, likelihood),
+        "name": contender.name,
+        "about": contender.about,
+        "metrics": judge.metrics(found, noise),
+        "reliability": reliability(found.mean, found.targets) if percent else None,
+        "rejection": {"score": doubt, **rejection(found.scores[doubt], losses)} if knows else None,
+        "selective": {"score": judge.score, **selective(found.scores[judge.score], losses, targets)} if knows else None,
+        "ood": {
+            name: {score: auroc(found.scores[score], scores[score]) for score in scores} for name, scores in outside.items()
+        },
     }
 
 
-def _judge_values(
-    predict: Predict, test: Batches, validation: Batches, ood: Mapping[str, Batches], likelihood: Likelihood, scale: float
+def _shifted(
+    contenders: Sequence[Contender],
+    shifts: Mapping[str, Sequence[Batches]],
+    judge: Judge,
+    noises: Mapping[str, float],
+    reference: str,
+    replicates: int,
+    seed: int,
 ) -> dict[str, Any]:
-    inside = gather(predict, test, likelihood)
-    variance = inside.variance
-    if likelihood.constant_noise:
-        fitted = gather(predict, validation, likelihood)
-        variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
-    squares = (inside.mean - inside.targets).square() * scale**2
-    knows = bool((inside.scores["variance"] > 0).any())
-    return {
-        "metrics": regression_quality(inside.mean * scale, variance * scale**2, inside.targets * scale),
-        "reliability": None,
-        "rejection": {"score": "variance", **rejection(inside.scores["variance"], squares)} if knows else None,
-        "ood": _outside(predict, inside, ood, likelihood) if knows else {},
-    }
+    """Figures of each contender on each kind of corruption at each level, and their average over all but the first level."""
+    curves: dict[str, dict[str, list[dict[str, float]]]] = {kind: {} for kind in shifts}
+    totals: dict[str, list[Totals]] = {contender.name: [] for contender in contenders}
+    inputs = 0
+    for contender in contenders:
+        as_they_are: dict[int, dict[str, float]] = {}
+        for kind, levels in shifts.items():
+            points = []
+            for level, batches in enumerate(levels):
+                if not level and (known := as_they_are.get(id(batches))) is not None:
+                    points.append(known)
+                    continue
+                found = judge.gathered(contender, batches)
+                inputs = found.inputs
+                point = judge.metrics(found, noises[contender.name])
+                if judge.knows(found):
+                    point["selective"] = _selective_error(found, judge)
+                points.append(point)
+                if level:
+                    totals[contender.name].append(judge.totals(found, noises[contender.name]))
+                else:
+                    as_they_are[id(batches)] = point
+            curves[kind][contender.name] = points
+    differences = paired_bootstrap(totals, reference, replicates, seed)
+    mean = {name: {key: float(value) for key, value in _mean_figures(sets).items()} for name, sets in totals.items()}
+    means = {name: {**figures, "difference": differences[name]} for name, figures in mean.items()}
+    return {"inputs": inputs, "kept": KEPT, "curves": curves, "mean": means}
 
 
-def _outside(
-    predict: Predict, inside: Gathered, ood: Mapping[str, Batches], likelihood: Likelihood
-) -> dict[str, dict[str, float]]:
-    found = {}
-    for name, batches in ood.items():
-        scores = gather(predict, batches, likelihood).scores
-        found[name] = {score: auroc(inside.scores[score], scores[score]) for score in scores}
-    return found
+def _mean_figures(sets: Sequence[Totals]) -> dict[str, Tensor]:
+    every = [totals.figures() for totals in sets]
+    return {key: torch.stack([one[key] for one in every]).mean() for key in every[0]}
 
 
-def gather(predict: Predict, batches: Batches, task: str | Likelihood, dim: int | None = None) -> Gathered:
-    """Predict all batches; labels and numbers one to a row, scores one to an input; on the CPU."""
-    likelihood = likelihood_for(task, dim)
-    means, variances, targets, scores, owners, count = [], [], [], [], [], 0
-    for inputs, target in batches():
-        prediction = predict(inputs)
-        target = target.detach().cpu()
-        counts = likelihood.counts(target)
-        owner = torch.arange(len(target)).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
-        means.append(likelihood.rows(prediction.mean.cpu())[counts.flatten()])
-        variances.append(likelihood.rows(_variance(prediction, likelihood).cpu())[counts.flatten()])
-        targets.append(target[counts])
-        owners.append(owner[counts] + count)
-        scores.append({name: score.cpu() for name, score in _scores(prediction, counts, likelihood).items()})
-        count += len(target)
-    if not means:
-        raise DataError("data: there are no examples to predict")
-    mean, variance = torch.cat(means), torch.cat(variances)
-    together = {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
-    return Gathered(mean, variance, torch.cat(targets), together, torch.cat(owners))
+def _selective_error(found: Gathered, judge: Judge) -> float:
+    """Error in per cent, or RMSE, of the surest inputs."""
+    curve = selective(found.scores[judge.score], judge.losses(found), steps=100)
+    loss = curve["loss"][KEPT - 1]
+    return 100 * loss if judge.likelihood.probabilities else loss**0.5
 
 
-def _variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
-    """Constant noise is fitted to the validation data, and what the likelihood knows of it must not count twice."""
-    return prediction.epistemic if likelihood.constant_noise else prediction.variance
-
-
-def _scores(prediction: Prediction, counts: Tensor, likelihood: Likelihood) -> dict[str, Tensor]:
-    if prediction.entropy is None:
-        return {"variance": _per_input(_variance(prediction, likelihood), counts)}
-    uncertain = 1 - likelihood.confidence(prediction.mean)
-    scores = {"softmax": _per_input(uncertain, counts), "entropy": _per_input(prediction.entropy, counts)}
-    if prediction.samples > 1 and prediction.mutual_information is not None:
-        scores["mutual_information"] = _per_input(prediction.mutual_information, counts)
-    return scores
-
-
-def _per_input(score: Tensor, counts: Tensor) -> Tensor:
-    """The mean over an input's positions that count (N, ...); 0 where none does."""
-    score, counts = score.reshape(len(score), -1).cpu(), counts.reshape(len(counts), -1)
-    if score.shape != counts.shape or bool(counts.all()):  # a variance of logits has one for each class
-        return score.mean(1)
-    return (score * counts).sum(1) / counts.sum(1).clamp_min(1)
-
-
-def _wrong(gathered: Gathered) -> Tensor:
-    """For each input the share of its labels that are predicted wrongly."""
-    mean = gathered.mean
-    guess = mean.argmax(1) if mean.dim() == 2 else (mean > 0.5).long()
-    wrong = (guess != gathered.targets).double()
-    total = torch.zeros(len(gathered.scores["entropy"]), dtype=torch.float64)
-    return total.index_add(0, gathered.owner, wrong) / gathered.owner.bincount(minlength=len(total)).clamp_min(1)
-
-
-def head(batches: Batches, count: int) -> Batches:
-    """The first batches, until they hold `count` targets or more."""
-
-    def first() -> Iterable[tuple[Any, Tensor]]:
-        seen = 0
-        for inputs, targets in batches():
-            yield inputs, targets
-            seen += len(targets)
-            if seen >= count:
-                return
-
-    return first
-
-
-def _nll(predict: Predict, batches: Batches, likelihood: Likelihood) -> float:
-    gathered = gather(predict, batches, likelihood)
-    if likelihood.probabilities:
-        return quality(gathered.mean, gathered.targets)["nll"]
-    variance = gathered.variance
-    if likelihood.constant_noise:
-        variance = variance + 1 / fit_tau(gathered.mean, variance, gathered.targets)
-    return regression_quality(gathered.mean, variance, gathered.targets)["nll"]
-
-
-def _temperature(dense: nn.Module, validation: Batches, likelihood: Likelihood) -> float:
-    # A "regression" hands the logits through as they are.
-    gathered = gather(partial(mean_predict, dense, task="regression", dim=likelihood.dim), validation, likelihood)
-    return fit_temperature(gathered.mean, gathered.targets)
+def _by_input(values: Tensor, found: Gathered) -> Tensor:
+    """Means over each input's rows; 0 for an input without any."""
+    total = torch.zeros(found.inputs, dtype=torch.float64).index_add(0, found.owner, values.double())
+    return total / found.owner.bincount(minlength=found.inputs).clamp_min(1)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from svdcompress.batch import map_tensors
-from svdcompress.errors import DataError, SvdcError
+from svdcompress.errors import DataError, SvdcError, out_of_memory
 from svdcompress.layers import Shapes, StochasticLayer, drawing, stochastic_layers
 
 INPUTS, OTHERS = 8, 3
@@ -87,7 +87,9 @@ def fitting(model: nn.Module) -> Iterator[None]:
     """Whatever torch raises for inputs of a wrong shape is a DataError."""
     try:
         yield
-    except (SvdcError, torch.OutOfMemoryError):
+    except SvdcError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if out_of_memory(error):
+            raise
         raise DataError(f"x does not fit {type(model).__name__}: {error}") from error

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svdcompress.batch import main_output
-from svdcompress.errors import DataError, ModelError, SvdcError
+from svdcompress.errors import DataError, ModelError, SvdcError, out_of_memory
 from svdcompress.layers import BernoulliDropout, GaussianDropout, StochasticLayer, VariationalLayer
 from svdcompress.likelihoods import Prediction, Sums
 from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
@@ -115,6 +115,8 @@ def propagate(follow: _Follow, x: Any) -> Any:
     except SvdcError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if out_of_memory(error):
+            raise
         text = str(error).partition("\n\nWhile executing")[0]
         raise DataError(f"x does not fit {type(follow.module).__name__}: {text}") from error
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.sources import preprocess
-from svdcompress.uncertainty._compare import Batches, head
+from svdcompress.uncertainty._gather import Batches, head
 
 
 def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batches]:
@@ -37,7 +37,7 @@ def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batche
     some = head(test, limit)
     sets = {"shuffled": (shuffle, _shuffled_ids), "uniform": (uniform, _uniform_ids)}
     changed = {name: _changed(some, change, seed, ids) for name, (change, ids) in sets.items()}
-    return {name: batches for name, batches in changed.items() if _differ(some, batches)}
+    return {name: batches for name, batches in changed.items() if differ(some, batches)}
 
 
 def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 2000, *, trust_code: bool = False) -> Batches:
@@ -71,22 +71,23 @@ def _changed(test: Batches, change: Any, seed: int, change_ids: Any = None) -> B
         generator = torch.Generator().manual_seed(seed)
         for inputs, targets in test():
             changed: Any = map_tensors(inputs, lambda t: change(t, generator) if t.is_floating_point() and t.dim() > 1 else t)
-            if change_ids is not None and isinstance(changed, dict) and _are_ids(changed.get("input_ids")):
+            if change_ids is not None and isinstance(changed, dict) and are_ids(changed.get("input_ids")):
                 ids = changed["input_ids"]
-                changed["input_ids"] = change_ids(ids, _free(ids, changed.get("attention_mask")), generator)
-            elif change_ids is not None and isinstance(changed, Tensor) and _are_ids(changed):
-                changed = change_ids(changed, _free(changed, None), generator)
+                changed["input_ids"] = change_ids(ids, free_tokens(ids, changed.get("attention_mask")), generator)
+            elif change_ids is not None and isinstance(changed, Tensor) and are_ids(changed):
+                changed = change_ids(changed, free_tokens(changed, None), generator)
             yield changed, targets
 
     return batches
 
 
-def _are_ids(value: Any) -> bool:
+def are_ids(value: Any) -> bool:
+    """Whether these are token ids: a (B, L) tensor of whole numbers."""
     whole = isinstance(value, Tensor) and value.dtype in (torch.uint8, torch.int16, torch.int32, torch.int64)
     return whole and value.dim() == 2
 
 
-def _free(ids: Tensor, mask: Any) -> Tensor:
+def free_tokens(ids: Tensor, mask: Any) -> Tensor:
     """Which tokens (B, L) may change: no padding, and no first or last token that frames all inputs alike."""
     free = mask.to(ids.device) > 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids).bool()
     first = free.int().argmax(1, keepdim=True)
@@ -112,7 +113,7 @@ def _uniform_ids(ids: Tensor, free: Tensor, generator: torch.Generator) -> Tenso
     return torch.where(free, torch.randint(low, high + 1, ids.shape, generator=generator).to(ids), ids)
 
 
-def _differ(test: Batches, others: Batches) -> bool:
+def differ(test: Batches, others: Batches) -> bool:
     """Whether anything of the first batch is not as it was."""
     before, after = [], []
     for inputs, kept in ((next(iter(test()), None), before), (next(iter(others()), None), after)):

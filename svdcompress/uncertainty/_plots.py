@@ -1,7 +1,8 @@
-"""Pictures of a comparison: reliability diagrams, rejection curves, what tells the inputs from elsewhere."""
+"""Pictures of a comparison: reliability, error by share answered, error under shift, what tells the inputs from elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,23 @@ COLOURS = {
     "sparse, mean": "#0e7490",
     "sparse, samples": "#15803d",
 }
+OTHERS = ("#be185d", "#1d4ed8", "#a16207", "#0f172a")
+"""Of further contenders, in their order."""
+
 SCORES = {
     "softmax": "1 - confidence",
     "entropy": "predictive entropy",
     "mutual_information": "mutual information",
+    "energy": "energy",
     "variance": "variance",
+}
+MEASURES = {
+    "error": "error (%)",
+    "rmse": "RMSE",
+    "nll": "NLL",
+    "ece": "ECE",
+    "coverage": "coverage",
+    "selective": "of the surest {kept}%",
 }
 
 
@@ -37,24 +50,36 @@ def draw(result: dict[str, Any], folder: str | Path) -> list[Path]:
     files = []
     if any(contender["reliability"] for contender in contenders):
         files.append(_save(_reliability(contenders), folder / "reliability.png"))
-    if any(contender["rejection"] for contender in contenders):
-        files.append(_save(_rejection(contenders, result["task"]), folder / "rejection.png"))
+    if any(contender["selective"] for contender in contenders):
+        files.append(_save(_answered(contenders, result["task"]), folder / "answered.png"))
     if any(contender["ood"] for contender in contenders):
         files.append(_save(_outside(contenders), folder / "out_of_distribution.png"))
+    if result.get("shift"):
+        files.append(_save(_shift(result["shift"], [contender["name"] for contender in contenders]), folder / "shift.png"))
     return files
 
 
-def _figure(columns: int, width: float, height: float, **kwargs: Any) -> tuple[Any, list[Any]]:
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each contender: those that are always there keep theirs."""
+    others = (name for name in names if name not in COLOURS)
+    return {**COLOURS, **{name: OTHERS[k % len(OTHERS)] for k, name in enumerate(others)}}
+
+
+def _style(name: str) -> str:
+    return "-" if name.startswith("sparse") else "--"
+
+
+def _figure(columns: int, width: float, height: float, rows: int = 1, **kwargs: Any) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False, **kwargs)[0]
+    axes = list(figure.subplots(rows, columns, squeeze=False, **kwargs).flat)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    return figure, list(axes)
+    return figure, axes
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -66,12 +91,17 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _reliability(contenders: list[dict[str, Any]]) -> Any:
-    figure, axes = _figure(len(contenders), 2.7 * len(contenders), 3.1, sharey=True)
-    for axis, contender in zip(axes, contenders, strict=True):
+    columns = min(4, len(contenders))
+    rows = -(-len(contenders) // columns)
+    figure, axes = _figure(columns, 2.7 * columns, 3.1 * rows, rows, sharey=True)
+    palette = colours([contender["name"] for contender in contenders])
+    for axis in axes[len(contenders) :]:
+        axis.set_visible(False)
+    for axis, contender in zip(axes, contenders, strict=False):
         diagram = contender["reliability"]
         edges, count = diagram["edges"], sum(diagram["count"])
         width = edges[1] - edges[0]
-        colour = COLOURS.get(contender["name"], "#15803d")
+        colour = palette[contender["name"]]
         for left, n, sure, right in zip(edges[:-1], diagram["count"], diagram["confidence"], diagram["accuracy"], strict=True):
             if n:
                 axis.bar(left, right, width, align="edge", color=colour, alpha=0.25 + 0.6 * (n / count) ** 0.3)
@@ -79,35 +109,69 @@ def _reliability(contenders: list[dict[str, Any]]) -> Any:
         axis.plot([0, 1], [0, 1], color="#111827", linewidth=0.8, linestyle="--")
         axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence")
         axis.set_title(f"{contender['name']}\nECE {contender['metrics']['ece']:.4f}", fontsize=9)
-    axes[0].set_ylabel("accuracy")
+    for axis in axes[::columns]:
+        axis.set_ylabel("accuracy")
     return figure
 
 
-def _rejection(contenders: list[dict[str, Any]], task: str) -> Any:
-    figure, (axis,) = _figure(1, 5.6, 3.6)
+def _answered(contenders: list[dict[str, Any]], task: str) -> Any:
+    """Error against the share of inputs answered; logarithmic where errors are shares, as what matters is near 0."""
+    figure, (axis,) = _figure(1, 6.2, 3.8)
     percent = likelihood_for(task).probabilities
+    palette = colours([contender["name"] for contender in contenders])
+    lowest = []
     for contender in contenders:
-        curve = contender["rejection"]
+        curve = contender["selective"]
         if curve:
-            loss = [100 * value for value in curve["loss"]] if percent else [value**0.5 for value in curve["loss"]]
-            axis.plot(
-                [100 * part for part in curve["rejected"]],
-                loss,
-                label=contender["name"],
-                color=COLOURS.get(contender["name"]),
-                linestyle="-" if contender["name"].startswith("sparse") else "--",
-            )
+            loss = [100 * value if percent else value**0.5 for value in curve["loss"]]
+            lowest += [value for value in loss if value > 0]
+            share = [100 * part for part in curve["share"]]
+            name = contender["name"]
+            axis.plot(share, loss, label=name, color=palette[name], linestyle=_style(name), linewidth=1.4)
     axis.set(
-        xlabel="inputs rejected, the least certain first (%)",
-        ylabel="error of the rest (%)" if percent else "RMSE of the rest",
+        xlabel="inputs answered, the surest first (%)",
+        ylabel="error of what is answered (%)" if percent else "RMSE of what is answered",
+        xlim=(0, 100),
         ylim=(0, None),
     )
+    if percent and lowest:
+        axis.set_yscale("symlog", linthresh=max(min(lowest), 1e-3), linscale=0.3)
     axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _shift(shift: dict[str, Any], names: list[str]) -> Any:
+    """A row for each figure, a column for each kind of corruption."""
+    curves, palette = shift["curves"], colours(names)
+    first = next(iter(next(iter(curves.values())).values()))[0]
+    kept = any("selective" in points[0] for points in next(iter(curves.values())).values())
+    measures = [key for key in MEASURES if key in first or (key == "selective" and kept)]
+    figure, axes = _figure(
+        len(curves), 2.4 * len(curves) + 0.6, 1.9 * len(measures) + 0.9, len(measures), sharex=True, sharey="row"
+    )
+    for row, measure in enumerate(measures):
+        for column, (kind, by_name) in enumerate(curves.items()):
+            axis = axes[row * len(curves) + column]
+            for name, points in by_name.items():
+                at = [(level, point[measure]) for level, point in enumerate(points) if measure in point]
+                if at:
+                    style: dict[str, Any] = {"color": palette[name], "linestyle": _style(name), "linewidth": 1.3}
+                    axis.plot(*zip(*at, strict=True), label=name, **style)
+            if not row:
+                axis.set_title(kind, fontsize=9)
+            if not column:
+                axis.set_ylabel(MEASURES[measure].format(kept=shift["kept"]), fontsize=8)
+            axis.tick_params(labelsize=7)
+            if row == len(measures) - 1:
+                axis.set_xlabel("level", fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
 def _outside(contenders: list[dict[str, Any]]) -> Any:
     names = list(dict.fromkeys(name for contender in contenders for name in contender["ood"]))
+    palette = colours([contender["name"] for contender in contenders])
     figure, axes = _figure(len(names), 3.0 * len(names) + 1.8, 0.32 * 3 * len(contenders) / 2 + 1.2, sharey=True)
     for axis, name in zip(axes, names, strict=True):
         rows = [
@@ -115,9 +179,9 @@ def _outside(contenders: list[dict[str, Any]]) -> Any:
             for contender in contenders
             for score, value in contender["ood"].get(name, {}).items()
         ]
-        labels = [f"{who}: {SCORES[score]}" for who, score, _ in rows]
+        labels = [f"{who}: {SCORES.get(score, score)}" for who, score, _ in rows]
         values = [value for *_, value in rows]
-        axis.barh(range(len(rows)), values, color=[COLOURS.get(who, "#15803d") for who, *_ in rows], height=0.7)
+        axis.barh(range(len(rows)), values, color=[palette[who] for who, *_ in rows], height=0.7)
         for place, value in enumerate(values):
             axis.text(value - 0.01, place, f"{value:.3f}", ha="right", va="center", color="white", fontsize=7)
         axis.set_yticks(range(len(rows)), labels, fontsize=7)

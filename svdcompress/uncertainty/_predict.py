@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from operator import index
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from svdcompress.batch import call, to_device
 from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers, unwrapped
-from svdcompress.likelihoods import Likelihood, Prediction, resolve
+from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
 from svdcompress.uncertainty._look import fitting, look
@@ -23,6 +23,9 @@ from svdcompress.uncertainty._passes import Draws, evaluating
 
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
+
+MOST_SAMPLES = 10_000_000
+"""Draws beyond which nothing more is known, their error being less than a thousandth of the spread."""
 
 
 def mc_predict(
@@ -48,7 +51,7 @@ def mc_predict(
 
     model: with variational or MC-dropout layers.
     x: a tensor, a tuple of positional inputs or a dict of keyword inputs, with the batch as first dimension.
-    samples: draws for each input, 1 or more.
+    samples: draws for each input, from 1 to 10 million.
     task: "classification" (logits), "binary" (one logit for each question), "regression" (values), or "gaussian" (means and
         log variances: two tensors, or one with the means in the first half), or a `Likelihood`. None: what the model carries
         (`set_likelihood`; a run's models do), or classification where it carries nothing.
@@ -135,8 +138,30 @@ def mean_predict(
     if not 0 < temperature < float("inf"):
         raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
     size = batch_size(x)
-    x = to_device(x, device_of(model))
     sums = likelihood.sums(size)
+    _add_mean(model, x, likelihood, sums, size, temperature)
+    return _finite(sums.prediction(1))
+
+
+def ensemble_predict(models: Sequence[nn.Module], x: Any, *, task: str | Likelihood, dim: int | None = None) -> Prediction:
+    """The prediction of a deep ensemble (Lakshminarayanan et al. 2017): the average of its members, each without noise.
+
+    models: dense ones, or variational ones by their means; `samples` of the prediction is their number, and its epistemic part
+    their spread. x, task, dim: as in `mc_predict`.
+    """
+    if not models:
+        raise UsageError("models: an ensemble has at least one member")
+    likelihood = likelihood_for(task, dim)
+    size = batch_size(x)
+    sums = likelihood.sums(size)
+    for model in models:
+        _add_mean(model, x, likelihood, sums, size)
+    return _finite(sums.prediction(len(models)))
+
+
+def _add_mean(model: nn.Module, x: Any, likelihood: Likelihood, sums: Sums, size: int, temperature: float = 1.0) -> None:
+    """One draw more: a model's output without noise."""
+    x = to_device(x, device_of(model))
     with evaluating(model), drawing(stochastic_layers(model), None):
         widest = look(model, partial(_heads, model, likelihood), x, size).widest
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
@@ -144,7 +169,6 @@ def mean_predict(
             heads = _heads(model, likelihood, take(x, start, start + inputs, size))
             heads = heads / temperature if temperature != 1 else heads
             sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), heads), start)
-    return _finite(sums.prediction(1))
 
 
 def _heads(model: nn.Module, likelihood: Likelihood, inputs: Any) -> Any:
@@ -159,6 +183,8 @@ def _finite(prediction: Prediction) -> Prediction:
 
 def _check(samples: Any, antithetic: bool, chunk: Any, method: str) -> int:
     count = _whole("samples", samples)
+    if count > MOST_SAMPLES:
+        raise UsageError(f"samples: more than {MOST_SAMPLES:,}; at most {MOST_SAMPLES:,}, beyond which nothing more is known")
     if method not in ("sampling", "moments"):
         raise UsageError(f"method: {method!r} is unknown; one of sampling, moments")
     if antithetic and count % 2:

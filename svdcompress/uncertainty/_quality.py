@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     `ece` (expected calibration error, 15 bins, in [0, 1]; Naeini et al. 2015).
     Raises DataError for labels that do not fit the probabilities.
     """
-    p, labels = _checked(probabilities, labels)
+    p, labels = as_rows(probabilities, labels)
     chosen = p.gather(1, labels[:, None]).squeeze(1)
     brier = p.square().sum(1) - 2 * chosen + 1
     return {
@@ -42,7 +43,7 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict
 
     Returns `edges` (bins + 1), `count`, `confidence` and `accuracy` (None where a bin is empty).
     """
-    p, labels = _checked(probabilities, labels)
+    p, labels = as_rows(probabilities, labels)
     confidence, guess = p.max(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     where = (torch.bucketize(confidence, edges.to(confidence.device), right=True) - 1).clamp(0, bins - 1)
@@ -67,6 +68,47 @@ def rejection(score: Tensor, loss: Tensor, steps: int = 20) -> dict[str, list[fl
     fractions = [step / steps for step in range(steps)]
     kept = [max(1, round(len(score) * (1 - fraction))) for fraction in fractions]
     return {"rejected": fractions, "loss": [float(running[n - 1] / n) for n in kept]}
+
+
+def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps: int = 100) -> dict[str, Any]:
+    """Risk and coverage (Geifman & El-Yaniv 2017): the mean loss of those inputs that are answered, by their share.
+
+    Inputs are answered whose doubt is at most some threshold, so those of equal doubt together; between two thresholds the
+    curve is what answering some of the equals, drawn at random, gives on average.
+
+    score: (N,) doubt, the least are answered first. loss: (N,), a share of wrong labels, or squared errors. targets: mean
+        losses not to exceed, such as 0.01 for 99% accuracy.
+    Returns `share` (1 / steps, ..., 1), `loss`, `area` (the mean loss over all shares), and `answered`: for each target the
+    largest share that keeps it, and the threshold on the score (None: no share does).
+    Raises DataError without inputs.
+    """
+    if not len(score):
+        raise DataError("there are no inputs to answer")
+    order = torch.argsort(score.double(), stable=True)
+    ranked, losses = score.double()[order], loss.double()[order]
+    last = torch.cat([ranked[1:] != ranked[:-1], torch.ones(1, dtype=torch.bool)]).nonzero().flatten()  # of each threshold
+    kept = torch.cat([torch.zeros(1), last + 1]).double()
+    total = torch.cat([torch.zeros(1).double(), losses.cumsum(0)[last]])
+
+    def risk(count: Tensor) -> Tensor:
+        """Of the so many least doubtful, (M,) of numbers between 1 and N."""
+        right = torch.searchsorted(kept, count).clamp(1, len(kept) - 1)
+        part = (count - kept[right - 1]) / (kept[right] - kept[right - 1])
+        return (total[right - 1] + part * (total[right] - total[right - 1])) / count
+
+    share = torch.arange(1, steps + 1).double() / steps
+    answered = []
+    for target in targets:
+        fitting = (total[1:] / kept[1:] <= target + 1e-12).nonzero().flatten()
+        at = int(fitting[-1]) if len(fitting) else None
+        found = (0.0, None) if at is None else (float(kept[at + 1]) / len(score), float(ranked[last[at]]))
+        answered.append({"loss": target, "share": found[0], "threshold": found[1]})
+    return {
+        "share": share.tolist(),
+        "loss": risk((share * len(score)).clamp_min(1)).tolist(),
+        "area": float(risk(torch.arange(1, len(score) + 1).double()).mean()),
+        "answered": answered,
+    }
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
@@ -106,7 +148,16 @@ def _calibration_error(p: Tensor, labels: Tensor) -> float:
     return float(multiclass_calibration_error(p, labels, num_classes=p.shape[1], n_bins=BINS, norm="l1"))
 
 
-def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def bin_of(confidence: Tensor) -> Tensor:
+    """The bin of the calibration error that each confidence falls in, as torchmetrics has them: (N,) of 0 to 14."""
+    edges = torch.linspace(0, 1, BINS + 1)
+    where = torch.bucketize(confidence.clamp(0, 1 - 2**-24).float().cpu(), edges, right=True) - 1
+    return where.clamp(0, BINS - 1).to(confidence.device)
+
+
+def as_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (N, C) in float64, of no and yes where only those of yes are given, and labels (N,); DataError as
+    `quality` has it."""
     p = probabilities.detach().double()
     if p.dim() == 2 and p.shape[1] == 1:
         p = p[:, 0]

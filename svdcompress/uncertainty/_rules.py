@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from svdcompress.errors import ModelError
-from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer
+from svdcompress.layers import BernoulliDropout, GaussianDropout, Moments, VariationalLayer
 
 TINY = 1e-24  # of a variance: below it a number counts as certain
 NEVER = -1e9  # a padded place of a maximum pooling
-
-
-class Moments(NamedTuple):
-    """Mean and variance of each number of an activation, one shape."""
-
-    mean: Tensor
-    variance: Tensor
 
 
 def unknown(what: str) -> ModelError:
@@ -33,15 +26,9 @@ def unknown(what: str) -> ModelError:
 
 
 def variational(layer: VariationalLayer, x: Moments | Tensor, *args: Any) -> Moments:
-    """E = f(m, mu) + b; Var = f(m^2 + v, sigma2) + f(v, mu^2), and the bias's own variance."""
-    keep = layer.relevant()
-    weight, sigma2 = layer.weight * keep, layer.log_sigma2.exp() * keep
+    """The layer's own moments, of an input that is certain or has a variance."""
     mean, variance = x if isinstance(x, Moments) else (x, None)
-    second = mean.square() if variance is None else mean.square() + variance
-    spread = layer._transform(second, sigma2, layer.bias_sigma2, *args)
-    if variance is not None:
-        spread = spread + layer._transform(variance, weight.square(), None, *args)
-    return Moments(layer._transform(mean, weight, layer.bias, *args), spread)
+    return layer.moments(mean, *args, variance=variance)
 
 
 def dropout(layer: BernoulliDropout | GaussianDropout, x: Moments | Tensor) -> Moments:

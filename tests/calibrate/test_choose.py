@@ -8,11 +8,12 @@ import torch
 from calibration_data import examples_of, mlp_classifier
 from torch import nn
 
-from svdcompress.calibrate import POSTERIORS, calibrate, promises_of
+from svdcompress.calibrate import POSTERIORS, calibrate, log_variances, promises_of, refit, with_scales
 from svdcompress.calibrate._choose import EXAMPLES, _best, _bounded
 from svdcompress.calibrate._draws import draws_of
 from svdcompress.calibrate._fit import Fitted
-from svdcompress.errors import DataError, UsageError
+from svdcompress.errors import DataError, ModelError, UsageError
+from svdcompress.layers import set_posterior
 from svdcompress.likelihoods import Classification, Gaussian, Regression
 from svdcompress.uncertainty import mc_predict, mean_predict
 
@@ -71,6 +72,8 @@ def test_the_simplest_within_a_standard_error_is_taken():
     noise = torch.randn(100, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert _best({"variational": fitted(0.0), "scaled": fitted(noise - noise.mean() - 0.01)}) == "variational"
     assert _best({"variational": fitted(0.0), "scaled": fitted(0.1 * (noise - noise.mean()) - 0.05)}) == "scaled"
+    worse = fitted(3 * (noise - noise.mean()) + 0.02)  # within its large error of the best, but worse than the simplest
+    assert _best({"variational": fitted(0.0), "scaled": worse, "refit": fitted(-0.05)}) == "refit"
 
 
 def test_too_few_validation_examples():
@@ -92,6 +95,19 @@ def test_a_gaussian_head_has_nothing_to_temper():
     x, y = torch.randn(60, 4), torch.randn(60, 1)
     found = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian())
     assert found.likelihood.settings() == {"dim": 1} and not found.samples.taken
+
+
+def test_variances_of_rank_one_are_scaled_as_ones_of_each_weight():
+    model, (x, y) = mlp_classifier(60)
+    set_posterior(model, "rank-one")
+    logs = model[0].log_sigma2.detach().clone()
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="auto", epochs=1)
+    assert all(one.nll is not None for one in found.tried) and model[0].posterior == "rank-one"
+    with pytest.raises(ModelError, match="set_posterior"):
+        with_scales(model, log_variances(model), {"0": 1.0, "2": 1.0})
+    assert torch.equal(model[0].log_sigma2, logs)
+    trained = refit(model, examples_of(x, y), Classification(), epochs=1, means=False)
+    assert not torch.equal(trained[0].log_sigma2, logs)
 
 
 def test_the_work_is_bounded():

@@ -19,7 +19,13 @@ def test_an_experiment_runs_and_says_what_it_wrote(tmp_path):
     result = svdc("sparsify", "bayes-linear", "--set", "experiment.settings.epochs=3", "--seed", 4, "--out", out, "--json")
     printed = json.loads(result.stdout)
     assert printed["experiment"] == "bayes-linear" and printed["seed"] == 4 and printed["out"] == str(out)
-    assert {path.name for path in out.iterdir()} == {"recipe.yaml", "report.json", "report.html", "bayes-linear.png"}
+    assert {path.name for path in out.iterdir()} == {
+        "recipe.yaml",
+        "report.json",
+        "report.html",
+        "bayes-linear.png",
+        "curve.png",
+    }
     assert "holds another run" in svdc("sparsify", "bayes-linear", "--out", out, code=7).stderr
     # Its report again; and a folder without a model is not mistaken for a run.
     (out / "report.html").unlink()
@@ -35,7 +41,7 @@ def test_a_dry_run_of_an_experiment_says_what_it_would_do(tmp_path):
     text = svdc("sparsify", "co2", "--set", "experiment.settings.width=32", "--dry-run", "--out", out).stdout
     assert re.search(r"width = 32\n +layers = 4", text) and "data of its own" in text
     found = json.loads(svdc("sparsify", "co2", "--dry-run", "--json", "--out", out).stdout)
-    assert found["settings"]["width"] == 1024 and found["out"] == str(out)
+    assert found["settings"]["width"] == 256 and found["out"] == str(out)
     assert not out.exists()
 
 

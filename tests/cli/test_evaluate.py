@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from svdcompress.cli import app
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,21 @@ def photos(tmp_path):
 
 def test_what_tells_inputs_from_elsewhere(tiny_run, photos, tmp_path):
     folder, _ = tiny_run
-    run = ["evaluate", folder, "--samples", 3, "--outside", f"npz:{photos}", "--out", tmp_path / "e"]
+    run = [
+        "evaluate",
+        folder,
+        "--samples",
+        3,
+        "--no-magnitude",
+        "--no-laplace",
+        "--outside",
+        f"npz:{photos}",
+        "--out",
+        tmp_path / "e",
+    ]
     text = svdc(*run).stdout
-    assert [re.split(" *│|  ", line)[0] for line in text.splitlines() if line.startswith(("dense", "sparse"))] == NAMES + NAMES
+    rows = [re.split(" *│|  ", line)[0] for line in text.splitlines() if line.startswith(("dense", "sparse"))]
+    assert rows == [*NAMES, *(name for name in NAMES if name != "dense, temperature"), *NAMES]  # figures, differences, AUROC
     assert all(word in text for word in ("shuffled", "uniform", "npz", "mutual information", "entropy", "1 - confidence"))
     found = json.loads((tmp_path / "e" / "evaluation.json").read_text())
     for row in found["contenders"]:
@@ -70,3 +83,26 @@ def test_images_of_any_size_and_colour_can_be_predicted(tiny_run, tmp_path):
         with out.open(newline="") as file:
             rows = list(csv.DictReader(file))
         assert [row["name"] for row in rows] == ["0.png", "1.png"] and all(float(row["entropy"]) >= 0 for row in rows)
+
+
+def test_baselines_shift_and_a_section_of_the_report(tiny_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run[0], folder)
+    done = svdc("evaluate", folder, "--samples", 3, "--members", 2, "--shift")
+    for words in ("deep ensemble of 2", "magnitude, as many weights", "less dense, temperature", "Under shift", "energy"):
+        assert words in done.stdout
+    assert "training member 2 of 2" in done.stderr and "laplace-torch" in done.stderr
+    names = {path.name for path in (folder / "evaluation").iterdir()}
+    assert names == {"evaluation.json", "reliability.png", "answered.png", "out_of_distribution.png", "shift.png"}
+    page = (folder / "report.html").read_text()
+    assert "Compared with other methods" in page and "deep ensemble of 2" in page and "Under shift" in page
+    svdc("verify", folder)
+    again = svdc("evaluate", folder, "--samples", 3, "--members", 2, "--json")
+    assert "training" not in again.stderr and json.loads(again.stdout)["contenders"][3]["name"] == "deep ensemble of 2"
+    (folder / "evaluation" / "evaluation.json").write_text('{"contenders": 3}')
+    svdc("report", folder)
+    assert "evaluation.json cannot be shown" in (folder / "report.html").read_text()
+
+
+def test_an_ensemble_has_two_members_or_more(tiny_run):
+    assert "members: 1" in svdc("evaluate", tiny_run[0], "--members", 1, code=UsageError.exit_code).stderr

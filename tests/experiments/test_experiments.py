@@ -1,6 +1,7 @@
 """The experiments' claims, on reduced runs."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -59,10 +60,12 @@ def test_bands_at_this_size_are_wider_beyond_the_record_and_coverage_is_told(tmp
     settings = {"width": 64, "layers": 2, "epochs": 500, "sparse_epochs": 800, "years": 6, "scale": 5.0, "batch_size": 128}
     results = ran("co2", settings, tmp_path)
     nets = results["nets"]
-    assert len(nets) == 6 and nets["dense, ReLU"]["band_beyond_ppm"] == 0
-    for name in ("MC dropout 0.1, ReLU", "MC dropout 0.2, ReLU", "sparse variational, ReLU"):
+    assert len(nets) == 9 and nets["dense, ReLU"]["band_beyond_ppm"] == 0
+    assert nets["dropout 0.1, ReLU, weight averaging"]["band_beyond_ppm"] == 0
+    widening = ("Gaussian process", "MC dropout 0.1, ReLU", "MC dropout 0.2, ReLU", "sparse variational, ReLU")
+    for name in (*widening, "sparse, delta method"):
         assert nets[name]["band_beyond_ppm"] > 2 * nets[name]["band_known_ppm"] > 0, name
-    assert results["sparsity"]["compression"] > 3
+    assert results["sparsity"]["compression"] > 3 and results["delta"]["prior_variance"] > 0
     for net in nets.values():
         assert 0 <= net["coverage_held_back"] <= 1 and 0 <= net["coverage_known"] <= 1
     assert nets["sparse variational, ReLU"]["coverage_known"] > 0.8
@@ -112,6 +115,19 @@ def test_leaks_are_found_the_larger_the_surer(tmp_path):
     assert results["nets"]["sparse variational"]["error"] < results["nets"]["MC dropout"]["error"] + 2
 
 
+def test_signal_to_noise_is_that_of_the_same_series_with_and_without_the_leak():
+    found = leak.signal_to_noise(torch.Generator().manual_seed(5), 1500)
+    for size in (30, 3000):
+        both = [leak.simulate(1500, 97, torch.full((1500,), t), -24, torch.Generator().manual_seed(8)) for t in (0.0, size)]
+        nature, signal = both[0][:, 0], both[1][:, 0] - both[0][:, 0]
+        want = 10 * math.log10(float(signal.var(1).mean() / nature.var(1).mean()))
+        assert found[str(size)]["snr_db"] == pytest.approx(want, abs=0.4)
+        steps = 10 * math.log10(float(signal.diff(dim=1).var(1).mean() / nature.diff(dim=1).var(1).mean()))
+        assert found[str(size)]["snr_differences_db"] == pytest.approx(steps, abs=0.4)
+    sizes = [found[size]["snr_db"] for size in ("30", "300", "3000")]
+    assert sizes[1] - sizes[0] == pytest.approx(10, abs=0.5)  # amplitudes go with the root of the tonnes
+
+
 def test_simulated_series_are_what_they_say():
     generator = torch.Generator().manual_seed(0)
     tonnes = torch.tensor([0.0, 30.0, 3000.0]).repeat_interleave(200)
@@ -135,12 +151,20 @@ def test_the_turned_digit_is_doubted(tmp_path):
     data = DataSection(name=f"mnist:{MNIST}", limit=1700)
     results = ran("rotated-digit", settings, tmp_path, data=data)
     turned = results["turned"]
-    for name in ("MC dropout", "sparse variational"):
+    assert results["widened"]["factor"] >= 1
+    for name in ("MC dropout", "sparse variational", "sparse, widened"):
         information = turned[name]["mutual_information"]
         assert max(information[1:]) > information[0], name
         assert all(mi <= entropy + 1e-12 for mi, entropy in zip(information, turned[name]["entropy"], strict=True))
     assert turned["MC dropout"]["label"][0] == 1
-    assert list(results["calibration"]) == ["dense", "dense, temperature", "MC dropout", "sparse, mean", "sparse, samples"]
+    assert list(results["calibration"]) == [
+        "dense",
+        "dense, temperature",
+        "MC dropout",
+        "sparse, mean",
+        "sparse, samples",
+        "sparse, widened",
+    ]
     assert all(results["calibration"][name]["error"] < 25 for name in ("dense", "MC dropout"))
 
 
@@ -219,7 +243,7 @@ def test_the_noise_of_co2_is_that_of_months_held_out_amid_the_known(tmp_path):
     assert co2.judge(prediction, series)["noise_ppm"] == pytest.approx(0.1 * series.std, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["bayes-linear", "co2", "leak", "rotated-digit", "vae"])
+@pytest.mark.parametrize("name", ["bayes-linear", "co2", "flow", "leak", "rotated-digit", "vae"])
 def test_each_has_a_recipe_with_settings_that_it_knows(name):
     import importlib
 
@@ -233,10 +257,11 @@ def test_each_has_a_recipe_with_settings_that_it_knows(name):
 
 
 def test_a_recipes_settings_can_be_set_and_its_folder_holds_it(tmp_path):
-    recipe = load_recipe("bayes-linear", ["experiment.settings.epochs=3", "seed=5"])
+    recipe = load_recipe("bayes-linear", ["experiment.settings.epochs=3", "experiment.settings.curve_epochs=2", "seed=5"])
     lines = []
     results = run_recipe(recipe, tmp_path / "run", lines.append)
     assert results["settings"]["epochs"] == 3 and results["seed"] == 5 and lines
     assert results["device"] in ("cpu", "cuda", "mps") and "torch" in results["versions"]
-    assert set(results["seconds"]) == {"orthogonal", "correlated", "figures"} and min(results["seconds"].values()) >= 0
+    curve = {*(f"member {number}" for number in range(1, 6)), "dropout", "sparse"}
+    assert set(results["seconds"]) == {"orthogonal", "correlated", "figures"} | curve and min(results["seconds"].values()) >= 0
     assert load_recipe(tmp_path / "run").experiment == recipe.experiment

@@ -34,7 +34,7 @@ def test_what_was_given_is_refused_as_its_default_too():
         check(recipe, ["train.epochs", "seed", "experiment.settings.epochs"])
 
 
-@pytest.mark.parametrize("name", ["bayes-linear", "co2", "leak", "rotated-digit", "vae"])
+@pytest.mark.parametrize("name", ["bayes-linear", "co2", "flow", "leak", "rotated-digit", "vae"])
 def test_the_shipped_recipe_and_the_one_of_its_run_are_taken(name, tmp_path):
     recipe = load_recipe(name)
     check(recipe)

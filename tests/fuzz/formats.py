@@ -392,4 +392,4 @@ def formats(folder: Path) -> dict[str, Format]:
     }  # fmt: skip
 
 
-NAMES = ("checkpoint", "weights", "shards", "recipe", "idx", "npz", "npy", "csv", "masks", "run", "images", "text")
+NAMES = ("checkpoint", "weights", "shards", "recipe", "idx", "npz", "npy", "csv", "masks", "images", "text", "run")

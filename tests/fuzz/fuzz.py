@@ -1,7 +1,8 @@
 """Ten thousand mutations of each format that is read: `make fuzz`, or `python tests/fuzz/fuzz.py [FORMAT ...] [--count N]`.
 
-The table goes into benchmarks/results/reliability.md, between its marks, and the whole into reliability_fuzz.json. A fault is
-made again by --only NUMBER, with its traceback. Exits with 1 where there are faults.
+The table goes into benchmarks/results/reliability.md, between its marks, and the whole into reliability_fuzz.json, every CHUNK
+mutations: --resume goes on from there after a stop. A fault is made again by --only NUMBER, with its traceback. Exits with 1
+where there are faults.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from formats import NAMES, formats
-from harness import Count, fuzz, mutate
+from harness import fuzz, mutate
+from marks import RESULTS, put
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-BEGIN, END = "<!-- fuzz -->", "<!-- /fuzz -->"
+KEPT = RESULTS / "reliability_fuzz.json"
+CHUNK = 250
+AND_LESS = " Rows with fewer than 10,000 are as far as it came: `--resume` goes on."
 
 
 def main() -> int:
@@ -32,24 +37,47 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000, help="mutations of each format")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="make this mutation alone, and let its error through")
+    parser.add_argument("--resume", action="store_true", help="go on from the stored counts of the same seed")
+    parser.add_argument("--faults", action="store_true", help="try the stored faults again, and correct the counts")
     parser.add_argument("--no-results", action="store_true", help="write no files")
     given = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    stored = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    faults = 0
     with tempfile.TemporaryDirectory(prefix="svdc-fuzz-") as name:
         folder = Path(name)
         known = formats(folder)
         for each in given.formats:
             if given.only is not None:
                 return again(known[each], given, folder)
-            started = time.monotonic()
-            count = fuzz(known[each], given.count, folder, given.seed, limit_memory=True)
-            found[each] = {**vars(count), "seconds": round(time.monotonic() - started, 1)}
-            print(line(each, count), flush=True)
-            for number, what in count.faults[:20]:
-                print(f"    {number}: {what}", flush=True)
-    if not given.no_results:
-        write(found, given)
-    return 1 if any(entry["faults"] for entry in found.values()) else 0
+            before = stored.get(each, {})
+            entry = {"seed": given.seed, "tried": 0, "refused": 0, "right": 0, "faults": [], "seconds": 0.0}
+            if before.get("seed") == given.seed and (given.resume or given.faults):
+                entry = before
+            for _ in further(known[each], entry, given, folder):
+                if not given.no_results:
+                    write(each, entry)
+            print(line(each, entry), flush=True)
+            faults += len(entry["faults"])
+    return 1 if faults else 0
+
+
+def further(form, entry: dict[str, Any], given: argparse.Namespace, folder: Path) -> Iterator[None]:
+    """Add mutations to an entry's counts, or try its faults again; each step is worth keeping."""
+    chunks = [(number, 1) for number, _ in entry["faults"]]
+    if not given.faults:
+        chunks = [(first, min(CHUNK, given.count - first)) for first in range(entry["tried"], given.count, CHUNK)]
+    else:
+        entry["tried"] -= len(chunks)
+        entry["faults"] = []
+    for first, size in chunks:
+        started = time.monotonic()
+        count = fuzz(form, size, folder, given.seed, first=first, limit_memory=True)
+        for part, value in vars(count).items():
+            entry[part] += value
+        entry["seconds"] = round(entry["seconds"] + time.monotonic() - started, 1)
+        for number, what in count.faults[:20]:
+            print(f"    {form.name} {number}: {what}", flush=True)
+        yield
 
 
 def again(form, given: argparse.Namespace, folder: Path) -> int:
@@ -64,37 +92,29 @@ def again(form, given: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def line(name: str, count: Count) -> str:
+def line(name: str, entry: dict[str, Any]) -> str:
     """A row of the table."""
-    return f"| {name} | {count.tried:,} | {count.refused:,} | {count.right:,} | {len(count.faults):,} |"
+    return f"| {name} | {entry['tried']:,} | {entry['refused']:,} | {entry['right']:,} | {len(entry['faults']):,} |"
 
 
-def write(found: dict[str, dict[str, Any]], given: argparse.Namespace) -> None:
-    """The table into reliability.md, between marks of its own, and everything into reliability_fuzz.json."""
-    path, kept = RESULTS / "reliability.md", RESULTS / "reliability_fuzz.json"
-    before = json.loads(kept.read_text()) if kept.is_file() else {}
-    found = {name: {**before, **found}[name] for name in NAMES if name in {**before, **found}}
-    kept.write_text(json.dumps(found, indent=1) + "\n")
-    counts = {name: Count(*(entry[key] for key in ("tried", "refused", "right", "faults"))) for name, entry in found.items()}
-    rows = [line(name, count) for name, count in counts.items()]
-    text = "\n".join([
-        BEGIN,
+def write(name: str, entry: dict[str, Any]) -> None:
+    """A format's counts into reliability_fuzz.json, and all of them into reliability.md, between marks of its own."""
+    found = {**(json.loads(KEPT.read_text()) if KEPT.is_file() else {}), name: entry}
+    found = {each: found[each] for each in NAMES if each in found}
+    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    rows = [line(each, of) for each, of in found.items()]
+    put("fuzz", [
         "## Damaged and hostile files",
         "",
-        f"`make fuzz` (`python tests/fuzz/fuzz.py`, last with `--count {given.count} --seed {given.seed}`): mutations of",
-        "good files, of bytes and of values. Refused: an error of a kind of its own. Right: read, and looked at. A fault is",
+        f"`make fuzz` (`python tests/fuzz/fuzz.py --count 10000 --seed {entry['seed']}`): mutations of good files,",
+        "of bytes and of values. Refused: an error of a kind of its own. Right: read, and looked at. A fault is",
         "anything else: an error of the program itself, more than 10 s of the processor or 1 GiB, a wrong result, or a model",
-        "changed by a file that was refused.",
+        "changed by a file that was refused." + (AND_LESS if any(of["tried"] < 10_000 for of in found.values()) else ""),
         "",
         "| format | tried | refused clearly | right | faults |",
         "|---|---|---|---|---|",
         *rows,
-        END,
     ])  # fmt: skip
-    old = path.read_text(encoding="utf-8") if path.is_file() else "# Reliability\n\n"
-    head, begin, rest = old.partition(BEGIN)
-    tail = rest.partition(END)[2] if begin else "\n"
-    path.write_text(head + text + tail, encoding="utf-8")
 
 
 if __name__ == "__main__":

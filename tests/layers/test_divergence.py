@@ -16,13 +16,14 @@ from svdcompress.layers import (
     VariationalConv2d,
     VariationalConvTranspose2d,
     VariationalLinear,
-    _divergence,
+    check_prior,
     group_log_alpha,
     kl_ard,
     kl_group_ard,
     kl_log_uniform,
     log_alpha,
 )
+from svdcompress.layers.priors import _groups
 
 SHARES = ["weight", "input", "output", "layer", ["weight", "input"], {"weight": 0.25, "input": 0.5, "layer": 0.25}]
 
@@ -267,14 +268,14 @@ def test_few_kept_weights_are_taken_out_with_the_same_result(prior, shape, layou
     keep = keep.view(shape).bool()
 
     def found():
-        value = _divergence.divergence(weight, log_sigma2, keep, prior, {"weight": 1.0}, layout)
+        value = check_prior(prior).kl(weight, log_sigma2, keep, {"weight": 1.0}, layout)
         return value, *torch.autograd.grad(3 * value, (weight, log_sigma2))
 
     alone = ((), 1.0)
-    assert len(_divergence._few(keep, (alone,))) == left
-    assert _divergence._few(keep, (alone, ((1, 3), 1.0))) is None and _divergence._few(~keep, (alone,)) is None
+    assert len(_groups._few(keep, (alone,))) == left
+    assert _groups._few(keep, (alone, ((1, 3), 1.0))) is None and _groups._few(~keep, (alone,)) is None
     packed = found()
-    monkeypatch.setattr(_divergence, "FEW", -1.0)
+    monkeypatch.setattr(_groups, "FEW", -1.0)
     for one, other in zip(packed, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -284,7 +285,7 @@ def test_weights_apart_are_what_the_general_function_gives():
     layer = layer_of(VariationalConv2d, 4, 6, 3, groups=2)
     assert layer.apart
     parameters = [layer.weight, layer.log_sigma2]
-    general = _divergence.divergence(*parameters, None, "ard", {"weight": 1.0}, (2, False))
+    general = check_prior("ard").kl(*parameters, None, {"weight": 1.0}, (2, False))
     assert torch.allclose(layer.kl(), general, rtol=1e-12)
     for one, other in zip(torch.autograd.grad(layer.kl(), parameters), torch.autograd.grad(general, parameters), strict=True):
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-14)

@@ -8,7 +8,8 @@ import torch
 
 import svdcompress as svdc
 from svdcompress.layers import VariationalLinear, group_log_alpha, kl_ard, kl_group_ard, kl_log_uniform, log_alpha
-from svdcompress.layers._kl import EPS, K1, K2, K3, start_at
+from svdcompress.layers._alpha import EPS, start_at
+from svdcompress.layers.priors._log_uniform import K1, K2, K3
 
 DTYPES = {torch.float32: 1e10, torch.float16: 1e4, torch.bfloat16: 1e10}
 """The largest weight that is tried: float16 ends at 65,504."""

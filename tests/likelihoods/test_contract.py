@@ -97,6 +97,32 @@ def test_the_metrics_are_those_of_the_distribution(case):
     assert set(found) == {likelihood.metric, "nll"}
 
 
+@pytest.mark.parametrize("likelihood", [Regression(tau=4.0), Gaussian(), Counts()], ids=repr)
+def test_figures_of_values_are_in_double_precision(likelihood):
+    output = torch.randn(6, 4, generator=seeded(1))
+    target = torch.ones_like(likelihood.moments(likelihood.heads(output))[0])
+    assert [part.dtype for part in likelihood.figures(output, target)[:2]] == [torch.float64] * 2
+
+
+@pytest.mark.parametrize("name", ["regression", "gaussian", "gaussian, last"])
+def test_an_output_in_the_targets_own_units_is_of_the_scaled_variable(name):
+    likelihood, shape, distribution, _ = CASES[name]
+    output, shift, scale = torch.randn(shape, generator=seeded(1)), 30.0, 4.0
+    before, after = (distribution(each) for each in (output, likelihood.in_units(output, shift, scale)))
+    torch.testing.assert_close(after.mean, before.mean * scale + shift)
+    if name != "regression":  # whose noise is not in its output
+        torch.testing.assert_close(after.stddev, before.stddev * scale)
+
+
+@pytest.mark.parametrize("likelihood", [Regression(tau=4.0), Regression(), Gaussian(), Counts()], ids=repr)
+def test_metrics_in_other_units_are_of_the_scaled_targets(likelihood):
+    """A density of `scale * y` is that of y over the scale."""
+    first, second, count = 18.0, 30.0, 20.0
+    plain_ones, scaled = (likelihood.metrics(first, second, count, scale) for scale in (1.0, 3.0))
+    assert scaled["rmse"] == pytest.approx(3 * plain_ones["rmse"])
+    assert scaled["nll"] == pytest.approx(plain_ones["nll"] + np.log(3.0))
+
+
 def plain(likelihood, distribution, draws):
     """The statistics of draws (S, B, ...) by their definitions, in numpy."""
     made = [distribution(draw.double()) for draw in draws]

@@ -12,7 +12,7 @@ import svdcompress as svdc
 from svdcompress.errors import ExportError, Interrupted, RecipeError
 from svdcompress.pipeline import open_run, run
 from svdcompress.pipeline._measure import asked
-from svdcompress.pipeline._search import objective_of
+from svdcompress.pipeline._search_start import for_objective, objective_of
 from svdcompress.recipe import load_recipe
 
 QUICK = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=3", "search.trials=3"]
@@ -204,3 +204,22 @@ def test_sparsify_takes_objects_and_leaves_the_model():
 def test_sparsify_says_what_is_no_model():
     with pytest.raises(svdc.SvdcError, match=r"model: list is no torch.nn.Module"):
         svdc.sparsify([], ())
+
+
+def test_a_search_for_shapes_asks_units_too(tiny_recipe):
+    asked_for, said = for_objective(searching(tiny_recipe, "search.goal='macs=2x'"))
+    assert asked_for.convert.share == {"weight": 0.8, "input": 0.1, "output": 0.1} and "convert.share" in str(said)
+    for kept in (searching(tiny_recipe, "search.goal='nonzero=2x'"), tiny_recipe):
+        assert for_objective(kept) == (kept, None)
+    own = searching(tiny_recipe, "search.goal='macs=2x'", "convert.share=input")
+    assert for_objective(own) == (own, None)
+
+
+def test_an_estimate_counts_the_search(tiny_recipe):
+    from svdcompress.pipeline import estimate
+
+    plain = estimate(tiny_recipe).seconds
+    found = estimate(searching(tiny_recipe, "search.max_drop=1")).seconds
+    assert "search" in found and "train" not in found and {"train", "recover"} <= set(plain)
+    many = estimate(searching(tiny_recipe, "search.max_drop=1", "search.trials=500")).seconds
+    assert many["search"] > 5 * found["search"]  # the times of steps differ from call to call

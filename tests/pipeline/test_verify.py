@@ -274,3 +274,12 @@ def test_an_experiments_folder_has_digests_too(tmp_path):
     assert verify_run(folder).failed == [] and len(verify_run(folder).checks) == 1
     (folder / "a.png").write_bytes(b"Picture")
     assert wrong(folder) == {"a.png": {"SHA-256"}}
+
+
+def test_short_memory_says_nothing_against_a_file(folder, monkeypatch):
+    from svdcompress.pipeline import _checks
+
+    monkeypatch.setattr(_checks, "evaluate", lambda *args, **more: torch.empty(2**48))
+    found = verify_run(folder)
+    assert found.failed == [] and [(check.file, check.passed) for check in found.skipped] == [("model.onnx", None)]
+    assert "memory" in found.skipped[0].note

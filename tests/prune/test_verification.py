@@ -13,7 +13,7 @@ from svdcompress.convert import convert
 from svdcompress.layers import variational_layers
 from svdcompress.prune import prune
 from svdcompress.prune._compare import TOLERANCE, difference
-from svdcompress.prune._verify import Judge
+from svdcompress.prune._verify import EquivalenceCheck
 
 
 def all_alive(model: nn.Module) -> dict[str, Tensor]:
@@ -86,11 +86,11 @@ def test_cases_are_finite_and_of_several_sizes() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.log(x).sum(-1)
 
-    judge = Judge(Log().eval(), torch.rand(2, 5, 4), 2)
-    assert [tuple(case.shape) for case, _ in judge.cases] == [(1, 5, 4), (3, 5, 4), (1, 5, 8)]
-    for case, (out,) in judge.cases:
+    check = EquivalenceCheck(Log().eval(), torch.rand(2, 5, 4), 2)
+    assert [tuple(case.shape) for case, _ in check.cases] == [(1, 5, 4), (3, 5, 4), (1, 5, 8)]
+    for case, (out,) in check.cases:
         assert torch.isfinite(out).all() and (case > 0).all()
-    assert not torch.equal(judge.cases[0][0][0], judge.cases[1][0][0])
+    assert not torch.equal(check.cases[0][0][0], check.cases[1][0][0])
 
     class Fixed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def test_cases_are_finite_and_of_several_sizes() -> None:
                 raise ValueError("not this one")
             return x
 
-    assert [tuple(case.shape) for case, _ in Judge(Fixed().eval(), torch.rand(2, 5, 4), 2).cases] == [(2, 5, 4)]
+    assert [tuple(case.shape) for case, _ in EquivalenceCheck(Fixed().eval(), torch.rand(2, 5, 4), 2).cases] == [(2, 5, 4)]
 
 
 def test_half_precision_is_judged_without_its_rounding() -> None:

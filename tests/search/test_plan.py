@@ -4,16 +4,17 @@ import math
 
 import pytest
 
-from svdcompress.search import Trial, front, next_pressure, pressure_of_size, smallest, start_pressure
+from svdcompress.search import Trial, better_pressure, front, next_ratio, pressure_of_size, smallest, start_ratio
 
 
-def trial(number, pressure, drop, size, allowed=0.5, error=None):
+def trial(number, pressure, drop, size, allowed=0.5, error=None, ratio=None):
     return Trial(
         number=number,
         pressure=pressure,
         beta=2.0**pressure,
+        ratio=pressure if ratio is None else ratio,
+        natural=2.0,
         threshold=3.0,
-        ranked=False,
         costs={"nonzero": size},
         metrics={"error": 2 + drop, "nll": 0.1},
         error=2 + drop if error is None else error,
@@ -25,40 +26,50 @@ def trial(number, pressure, drop, size, allowed=0.5, error=None):
     )
 
 
-def search(drop_of, start, levels=6, most=20):
-    """Trials until nothing more is to be learnt, for a drop that is known at each pressure."""
+def search(drop_of, start, most=20):
+    """Trials until nothing more is to be learnt, for a drop that is known at each size."""
     trials = []
-    while (pressure := next_pressure(trials, start, levels)) is not None:
-        assert pressure not in [t.pressure for t in trials]
-        trials.append(trial(len(trials) + 1, pressure, drop_of(pressure), 1000 * 0.5**pressure))
+    while (ratio := next_ratio(trials, start)) is not None:
+        assert ratio not in [t.ratio for t in trials]
+        trials.append(trial(len(trials) + 1, 2.0, drop_of(ratio), 1000 * 0.5**ratio, ratio=ratio))
         assert len(trials) <= most
     return trials
 
 
-@pytest.mark.parametrize("edge", [0.3, 1.0, 2.4, 3.71, 5.0, 5.9])
+@pytest.mark.parametrize("edge", [0.3, 1.0, 2.4, 3.71, 6.9])
 @pytest.mark.parametrize("start", [1.0, 3.0, 6.0])
 def test_the_edge_of_the_budget_is_found_from_anywhere(edge, start):
-    trials = search(lambda p: 0.5 * 4 ** (p - edge), start)
+    trials = search(lambda ratio: 0.5 * 4 ** (ratio - edge), start)
     best = smallest(trials, "nonzero")
-    assert best is not None and edge - 0.2 <= best.pressure <= edge
-    assert len(trials) <= 9
+    assert best is not None and edge - 0.2 <= best.ratio <= edge
+    assert len(trials) <= 10
 
 
-def test_all_levels_may_be_within_the_budget_and_none():
-    assert max(t.pressure for t in search(lambda p: 0.0, 2.0)) == 6.0
-    lost = search(lambda p: 9.0, 3.0)
-    assert smallest(lost, "nonzero") is None and min(t.pressure for t in lost) == -3.0 and len(lost) <= 5
+def test_all_sizes_may_be_within_the_budget_and_none():
+    assert max(t.ratio for t in search(lambda ratio: 0.0, 2.0)) > 13
+    lost = search(lambda ratio: 9.0, 3.0)
+    assert smallest(lost, "nonzero") is None and min(t.ratio for t in lost) == 0.1 and len(lost) <= 5
 
 
-def test_far_from_the_budget_it_goes_down_faster():
-    assert next_pressure([trial(1, 5.0, 0.6, 10)], 5.0, 6) == 4.0
-    assert next_pressure([trial(1, 5.0, 8.0, 10)], 5.0, 6) == 3.0
+def test_far_from_the_budget_it_goes_back_faster():
+    assert next_ratio([trial(1, 5.0, 0.6, 10)], 5.0) == 4.0
+    assert next_ratio([trial(1, 5.0, 8.0, 10)], 5.0) == 3.0
 
 
 def test_the_start_is_the_last_level_that_recovery_may_still_save():
-    assert start_pressure([2.0, 2.4, 3.1, 9.0], 2.0, 0.5) == 3.0
-    assert start_pressure([9.0, 9.0], 2.0, 0.5) == 1.0
-    assert start_pressure([], 2.0, 0.5) == 1.0
+    assert start_ratio([2.0, 4.0, 8.0, 16.0], [2.0, 2.4, 3.1, 9.0], 2.0, 0.5) == 3.0
+    assert start_ratio([2.0, 4.0], [9.0, 9.0], 2.0, 0.5) == 1.0
+    assert start_ratio([1.0], [2.0], 2.0, 0.5) == 0.1
+
+
+@pytest.mark.parametrize("edge", [1.0, 2.6, 4.0])
+def test_models_of_one_size_walk_to_the_least_error(edge):
+    trials = []
+    while (pressure := better_pressure(trials, 5.0, 6)) is not None:
+        assert pressure not in [t.pressure for t in trials]
+        trials.append(trial(len(trials) + 1, pressure, 0.0, 100, error=2 + (pressure - edge) ** 2))
+    assert trials[0].pressure == 5.0 and len(trials) <= 14
+    assert abs(min(trials, key=lambda t: t.error).pressure - edge) <= 0.3
 
 
 def test_the_pressure_of_a_size_is_between_levels_by_its_log():

@@ -26,3 +26,14 @@ def test_launches_that_divide_the_weights_are_refused(monkeypatch, variable):
 def test_half_precision_needs_a_device_that_has_it():
     with pytest.raises(TrainingError, match=r"train\.precision: fp16 needs a CUDA device"):
         make_accelerator("cpu", "fp16")
+
+
+def test_names_of_before_warn_and_work():
+    import svdcompress.train as train
+
+    with pytest.deprecated_call(match=r"svdcompress\.train\.told is now broadcast"):
+        assert train.told is train.broadcast
+    with pytest.deprecated_call(match=r"agree is now broadcast_weights"):
+        assert train.agree is train.broadcast_weights
+    with pytest.raises(AttributeError, match="no attribute 'nobody'"):
+        train.nobody  # noqa: B018

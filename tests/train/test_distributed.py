@@ -15,7 +15,7 @@ from svdcompress import LinearWarmup, convert
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
 from svdcompress.likelihoods import make_loss
-from svdcompress.train import agree, find_place, fit
+from svdcompress.train import broadcast_weights, find_place, fit
 
 log_sigma2, batch, out = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 place = find_place("cpu")
@@ -28,7 +28,7 @@ model[0].register_forward_hook(lambda m, a, o: drawn.append(float(o.detach().sum
 settings = Training(epochs=2, batch_size=batch, lr=1e-2, schedule="constant")
 result = fit(model, InMemory(x, (x[:, 0] > 0).long()), make_loss(LossSection()), settings,
              schedule=LinearWarmup(0, 1, 1.0), lr_log_sigma2=1e-9, device="cpu")
-agree(model)
+broadcast_weights(model)
 torch.save({"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "world": place.world,
             "loss": [row["loss"] for row in result.history], "drawn": drawn}, f"{out}.{place.rank}")
 """
@@ -41,7 +41,7 @@ from svdcompress import LinearWarmup, convert
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
 from svdcompress.likelihoods import make_loss
-from svdcompress.train import agree, find_place, fit
+from svdcompress.train import broadcast_weights, find_place, fit
 
 class Spare(nn.Module):
     def __init__(self):
@@ -62,7 +62,7 @@ found = {}
 def work(name, model, warmup=None, accumulate=1, **more):
     settings = Training(epochs=3, batch_size=batch, accumulate=accumulate, lr=1e-2, schedule="constant", clip=1)
     fit(model, data, make_loss(LossSection()), settings, schedule=warmup, device="cpu", **more)
-    agree(model)
+    broadcast_weights(model)
     kept = model.body if warmup else model  # Adam counts the spare layer's gradients of 0, but none where there is none
     found[name] = torch.cat([p.detach().flatten() for p in kept.parameters()])
     assert all(p.requires_grad for p in model.parameters())

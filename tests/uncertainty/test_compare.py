@@ -1,6 +1,7 @@
 """The comparison behind `svdc evaluate`, on two blobs and on a line."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -8,8 +9,21 @@ from small_models import mlp, widen
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.errors import DataError
-from svdcompress.uncertainty import compare, draw, images_like, mc_predict, mean_predict, outside, quality, regression_quality
+from svdcompress.errors import DataError, UsageError
+from svdcompress.uncertainty import (
+    compare,
+    draw,
+    ensemble_contender,
+    ensemble_predict,
+    images_like,
+    mc_predict,
+    mean_contender,
+    mean_predict,
+    outside,
+    quality,
+    regression_quality,
+    shifts,
+)
 from svdcompress.uncertainty._baseline import RATES, dropout_baseline
 
 NAMES = ["dense", "dense, temperature", "dense, MC dropout", "sparse, mean", "sparse, samples"]
@@ -83,7 +97,7 @@ def test_uncertain_inputs_are_more_often_wrong(classification):
 
 def test_pictures(classification, tmp_path):
     files = draw(classification[0], tmp_path / "plots")
-    assert [file.name for file in files] == ["reliability.png", "rejection.png", "out_of_distribution.png"]
+    assert [file.name for file in files] == ["reliability.png", "answered.png", "out_of_distribution.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000 for file in files)
 
 
@@ -214,3 +228,75 @@ def test_the_mean_prediction_is_the_models_own():
     got = mean_predict(model, x, temperature=2.0)
     torch.testing.assert_close(got.mean, (model(x) / 2).double().softmax(1).detach())
     assert got.samples == 1 and (got.epistemic == 0).all() and model.training
+
+
+def test_differences_are_paired_and_from_the_calibrated_dense_model(classification):
+    result, *_ = classification
+    assert result["reference"] == "dense, temperature"
+    base = result["contenders"][1]["metrics"]
+    for row in result["contenders"]:
+        for name, found in row["difference"].items():
+            assert found["value"] == pytest.approx(row["metrics"][name] - base[name], abs=1e-5)
+            assert found["low"] <= found["value"] + 1e-9 or name == "ece"  # whose bootstrap is biased upwards
+    assert all(found["low"] == found["high"] == 0 for found in result["contenders"][1]["difference"].values())
+
+
+def test_the_share_answered_is_that_of_a_threshold_on_the_confidence(classification):
+    result, dense, _, (x, y) = classification
+    with torch.no_grad():
+        sure, guess = dense(x).double().softmax(1).max(1)
+    for entry in result["contenders"][0]["selective"]["answered"]:
+        if entry["threshold"] is not None:
+            kept = 1 - sure <= entry["threshold"] + 1e-12
+            assert float(kept.double().mean()) == pytest.approx(entry["share"])
+            assert float((guess != y)[kept].double().mean()) <= entry["loss"] + 1e-12
+
+
+def test_energy_is_that_of_the_logits(classification):
+    _, dense, _, (x, _) = classification
+    contender = mean_contender("dense", dense, "classification", temperature=2.0)
+    with torch.no_grad():
+        want = [-2 * math.log(sum(math.exp(float(z) / 2) for z in row)) for row in dense(x)]
+    assert contender.scores["energy"](x).tolist() == pytest.approx(want, rel=1e-5)
+    assert not mean_contender("dense", dense, "binary").scores
+
+
+def test_an_ensemble_averages_probabilities():
+    torch.manual_seed(3)
+    make = lambda outputs: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, outputs))  # noqa: E731
+    models, x = [make(3) for _ in range(3)], torch.randn(7, 4)
+    got = ensemble_predict(models, x, task="classification")
+    with torch.no_grad():
+        each = torch.stack([model(x).double().softmax(1) for model in models])
+    entropy = lambda p: -(p * p.log()).sum(-1)  # noqa: E731
+    torch.testing.assert_close(got.mean, each.mean(0))
+    torch.testing.assert_close(got.mutual_information, entropy(each.mean(0)) - entropy(each).mean(0))
+    torch.testing.assert_close(got.epistemic, each.var(0, unbiased=False))
+    assert got.samples == 3
+    values = ensemble_predict([make(1), make(1)], x, task="regression")
+    assert values.mean.shape == (7, 1) and (values.epistemic > 0).all()
+    with pytest.raises(UsageError, match="at least one member"):
+        ensemble_predict([], x, task="regression")
+
+
+def test_corrupted_data_level_by_level(classification, tmp_path):
+    _, dense, sparse, test = classification
+    levels = shifts(batches_of(*test))
+    more = [ensemble_contender([dense, dense], "classification", "the same twice")]
+    found = compare(dense, sparse, batches_of(*test), batches_of(*test), shifts=levels, more=more, samples=5)
+    shift = found["shift"]
+    assert found["contenders"][3]["name"] == "deep ensemble of 2" and found["contenders"][3]["about"] == "the same twice"
+    assert list(shift["curves"]) == ["noisy values", "missing values"] and shift["inputs"] == 200
+    for kind, by_name in shift["curves"].items():
+        for name, points in by_name.items():
+            assert points[0]["error"] < points[5]["error"], (kind, name)
+        x, y = (torch.cat(parts) for parts in zip(*levels[kind][4](), strict=True))
+        with torch.no_grad():
+            want = quality(dense(x).softmax(1), y)
+        for name in ("dense", "deep ensemble of 2"):
+            assert {key: by_name[name][4][key] for key in want} == pytest.approx(want, rel=1e-4)
+    mean = shift["mean"]["dense"]
+    every = [point["ece"] for kind in shift["curves"] for point in shift["curves"][kind]["dense"][1:]]
+    assert mean["ece"] == pytest.approx(sum(every) / len(every), rel=1e-4)
+    assert shift["mean"]["dense, temperature"]["difference"]["nll"]["value"] == 0
+    assert [file.name for file in draw(found, tmp_path)][-1] == "shift.png"

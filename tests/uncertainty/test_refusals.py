@@ -19,6 +19,13 @@ def test_samples_must_be_a_whole_number_above_zero(classifier, x, samples):
         mc_predict(classifier, x, samples)
 
 
+@pytest.mark.parametrize("method", ["sampling", "moments"])
+@pytest.mark.parametrize("samples", [10**20, 10_000_001, 10**5000], ids=["10^20", "limit", "longer than an int prints"])
+def test_samples_without_end_are_refused(classifier, x, samples, method):
+    with pytest.raises(UsageError, match="at most 10,000,000"):
+        mc_predict(classifier, x, samples, method=method)
+
+
 def test_numpy_integers_are_whole_numbers(classifier, x):
     assert mc_predict(classifier, x, np.int64(3)).samples == 3
 

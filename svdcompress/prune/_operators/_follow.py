@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from svdcompress.prune._operators._registry import Operator, Unfollowed, known, note_bug
-from svdcompress.prune._shadow import Shadow, flat
+from svdcompress.prune._shadow import Shadow, flat, varying
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.prune._trace import Trace
 
@@ -57,13 +57,28 @@ def base_name(func: Any) -> str:
 
 
 def count_macs(trace: Trace, entry: Operator, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-    """Put the multiply-accumulates of an operator down to the weight it applies; `trace.macs` holds them by weight."""
-    factors = [trace.of(args[i]).parameter for i in entry.factors if i < len(args)]
-    weights = [parameter for parameter in factors if parameter is not None]
+    """Put the multiply-accumulates of an operator down to the weight it applies, or to the units whose values it multiplies."""
+    shadows = [trace.of(args[i]) for i in entry.factors if i < len(args)]
+    weights = [shadow.parameter for shadow in shadows if shadow.parameter is not None]
     formula = flop_registry.get(func._overloadpacket)
-    if len(weights) == 1 and formula is not None:
+    if formula is None or len(weights) > 1:
+        return
+    macs = formula(*args, **kwargs, out_val=out) // 2
+    if weights:
         key = id(weights[0].tensor)
-        trace.macs[key] = trace.macs.get(key, 0) + formula(*args, **kwargs, out_val=out) // 2
+        trace.macs[key] = trace.macs.get(key, 0) + macs
+    elif len(shadows) == 2 and (labels := _multiplied(*(shadow.labels for shadow in shadows))) is not None:
+        trace.products.append((labels, macs))
+
+
+def _multiplied(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The units of a product of activations, (B, M, K) x (B, K, N), each with as much of it: heads, or channels it makes."""
+    for labels in (first, second):
+        if labels is not None and labels.dim() == 3 and 0 in varying(labels):
+            return labels[:, 0, 0]
+    if second is not None and second.dim() == 3 and varying(second) == [2] and not varying(first):
+        return second[0, 0]
+    return None
 
 
 def unknown(trace: Trace, func: Any, operands: list[Tensor], results: list[Tensor]) -> None:

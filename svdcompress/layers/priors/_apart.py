@@ -1,6 +1,6 @@
 """The KL of weights that each have an ARD prior of their own, of many layers in one autograd function.
 
-It is what `_divergence.py` computes for the share "weight" without a mask, with fewer calls of torch: in small networks those
+It is what `_groups.py` computes for the share "weight" without a mask, with fewer calls of torch: in small networks those
 are most of the KL's time.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from svdcompress.layers._kl import EPS
+from svdcompress.layers._alpha import EPS
 
 _torch: Any = torch  # which does not declare its functions on lists of tensors
 

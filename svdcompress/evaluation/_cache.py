@@ -1,0 +1,62 @@
+"""Baselines that were trained for an evaluation, kept in the run's folder so that the next one need not train them again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from svdcompress.errors import CheckpointError
+from svdcompress.files import parse_json, write_atomically, write_text
+from svdcompress.sources import load_weights, save_weights
+
+FOLDER = "baselines"
+"""Of a run's folder."""
+
+INDEX = "baselines.json"
+
+
+def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module], make: Callable[[], nn.Module]) -> nn.Module:
+    """The model of a name, from the run's folder if it was made there with these settings, else made now and kept.
+
+    settings: JSON-able, all that the model depends on. fresh: the architecture, for its weights. Damaged files are made anew.
+    Raises OutputError where the folder cannot be written.
+    """
+    place = folder / FOLDER
+    file, made_of = place / f"{name}.safetensors", digest(settings)
+    if file.is_file() and _index(place).get(name, {}).get("made_of") == made_of:
+        try:
+            return load_weights(fresh(), file).eval()
+        except CheckpointError:
+            pass
+    started = time.monotonic()
+    model = make().cpu().eval()
+    place.mkdir(exist_ok=True)
+    write_atomically(file, lambda path: save_weights(model, path))
+    seconds = round(time.monotonic() - started, 1)
+    write_text(place / INDEX, json.dumps({**_index(place), name: {"made_of": made_of, "seconds": seconds}}, indent=1) + "\n")
+    return model
+
+
+def is_kept(folder: Path, name: str, settings: Any) -> bool:
+    """Whether `kept` would find it."""
+    place = folder / FOLDER
+    return (place / f"{name}.safetensors").is_file() and _index(place).get(name, {}).get("made_of") == digest(settings)
+
+
+def digest(settings: Any) -> str:
+    """SHA-256 of settings, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _index(place: Path) -> dict[str, Any]:
+    try:
+        found = parse_json((place / INDEX).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {name: entry for name, entry in found.items() if isinstance(entry, dict)} if isinstance(found, dict) else {}

@@ -1,0 +1,145 @@
+"""An evaluation of a run's folder: who is compared, on what, and the lines that a reader of the figures has to know."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from svdcompress.errors import DependencyError, ModelError, OutputError, UsageError
+from svdcompress.evaluation import _magnitude
+from svdcompress.evaluation._laplace import last_layer_laplace
+from svdcompress.evaluation._members import ensemble_members
+from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.pipeline import OpenRun
+from svdcompress.train import Bars
+from svdcompress.uncertainty import Batches, Contender, compare, ensemble_contender, mean_contender, outside, shifts
+
+Say = Callable[[str], None]
+
+SHIFTED = 2000
+"""Test inputs that are corrupted."""
+
+SOON = 120.0
+"""Seconds of the run's own fine-tuning up to which its magnitude-pruned control, half as costly, is made unasked."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an evaluation is asked for.
+
+    samples: draws. members: of a deep ensemble; 0: none. magnitude, laplace: whether these controls are made; None: the one
+    where it takes a minute or less, the other where laplace-torch is installed. shift: corrupted test
+    data too. device: as torch names it. batch: inputs that go through a model at once.
+    """
+
+    samples: int = 100
+    seed: int = 0
+    members: int = 0
+    magnitude: bool | None = None
+    laplace: bool | None = None
+    shift: bool = False
+    device: str = "cpu"
+    batch: int = 500
+
+
+def evaluate_run(
+    opened: OpenRun,
+    wanted: Wanted,
+    *,
+    elsewhere: Mapping[str, Batches] | None = None,
+    bars: Bars | None = None,
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """What `compare` returns of a run's test data, with its baselines; "notes": what was left out, and why.
+
+    elsewhere: further inputs from outside of the data's distribution, by name. say: hears of progress and of each note.
+    Raises UsageError for an ensemble of one, and what training and predicting raise.
+    """
+    if wanted.members == 1 or wanted.members < 0:
+        raise UsageError(f"members: {wanted.members}; an ensemble has two or more (0: none)")
+    notes: list[str] = []
+
+    def note(line: str) -> None:
+        notes.append(line)
+        say(line)
+
+    data = opened.data
+    dense, sparse = opened.dense.to(wanted.device), opened.model.to(wanted.device)
+    more = [
+        *_ensemble(opened, wanted, bars, say, note),
+        *_laplace(opened, wanted, note),
+        *_pruned(opened, wanted, bars, say, note),
+    ]
+    dense.to(wanted.device)  # where training has taken it off
+    test = lambda: data.test.batches(wanted.batch)  # noqa: E731
+    shape = opened.preprocessing.get("input_shape")
+    shifted = shifts(test, wanted.seed, SHIFTED, shape) if wanted.shift else {}
+    if wanted.shift and not shifted:
+        note("shift: nothing is known of these inputs that could go bad by degrees: images, columns of numbers, token ids")
+    found = compare(
+        dense,
+        sparse,
+        test,
+        lambda: data.validation.batches(wanted.batch),
+        task=own_likelihood(opened.model, data.task, data.dim),
+        ood={**outside(test, wanted.seed), **(elsewhere or {})},
+        shifts=shifted,
+        more=more,
+        samples=wanted.samples,
+        seed=wanted.seed,
+        scale=1.0 if data.target_scale is None else data.target_scale[1],
+    )
+    return {**found, "inputs": len(data.test), "notes": notes}
+
+
+def _ensemble(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: Say) -> list[Contender]:
+    if not wanted.members:
+        return []
+    members = ensemble_members(opened, wanted.members, device=wanted.device, bars=bars, say=say, note=note)
+    about = f"dense networks of other seeds, {opened.recipe.dense.epochs} epochs each (Lakshminarayanan et al. 2017)"
+    models = [copy.deepcopy(member).to(wanted.device) for member in members]
+    return [ensemble_contender(models, likelihood_for(opened.data.task, opened.data.dim), about)]
+
+
+def _laplace(opened: OpenRun, wanted: Wanted, note: Say) -> list[Contender]:
+    if wanted.laplace is False:
+        return []
+    likelihood = likelihood_for(opened.data.task, opened.data.dim)
+    dense = copy.deepcopy(opened.dense).to(wanted.device)
+    try:
+        return [last_layer_laplace(dense, opened.data.train, likelihood, samples=wanted.samples, seed=wanted.seed)]
+    except (DependencyError, ModelError) as error:
+        if wanted.laplace:
+            raise
+        note(f"left out: {error}")
+        return []
+
+
+def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: Say) -> list[Contender]:
+    if wanted.magnitude is False:
+        return []
+    try:
+        seconds = opened.results.get("seconds") or {}
+        took = sum(float(seconds.get(stage, 0.0)) for stage in ("train", "recover"))
+        ready = _magnitude.is_made(opened)
+    except (ModelError, OutputError) as error:
+        if wanted.magnitude:
+            raise
+        note(f"left out: magnitude pruning: {error}")
+        return []
+    if wanted.magnitude is None and took > SOON and not ready:
+        note(f"left out: magnitude pruning, whose training takes about half as long as the run's ({took:.0f} s): --magnitude")
+        return []
+    if not ready:
+        say(f"magnitude pruning: training {opened.recipe.train.epochs} + {opened.recipe.recover.epochs} epochs")
+    try:
+        model = _magnitude.magnitude_pruned(opened, device=wanted.device, bars=bars)
+    except ModelError as error:
+        if wanted.magnitude:
+            raise
+        note(f"left out: magnitude pruning: {error}")
+        return []
+    likelihood = likelihood_for(opened.data.task, opened.data.dim)
+    return [mean_contender("magnitude, as many weights", model.to(wanted.device), likelihood, about=_magnitude.about(opened))]

@@ -1,0 +1,100 @@
+"""The delta method: how far the outputs of a trained network spread, to first order, if its weights follow their posterior.
+
+The network is taken as linear in its weights about where training ended (Khan et al. 2019; Immer et al. 2021). With normal
+noise of precision tau and a normal prior of variance v for each weight, the posterior covariance of the weights is the inverse
+of the GGN, `(tau J^T J + diag(1 / v))^-1`, and the variance of an output `j^T (...)^-1 j`. In its other form, used here, that
+is a Gaussian process with the kernel `J diag(v) J^T` (Jacot et al. 2018): a matrix of the examples' size, not the weights'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.layers import variational_layers
+
+
+def weights_of(model: nn.Module, biases: bool = True) -> dict[str, Tensor]:
+    """Which weights vary, Boolean by a parameter's name: those that are relevant, and all biases; all of a dense model.
+
+    biases: False leaves out whatever has no posterior variance in the variational model."""
+    relevant = {_within(name, "weight"): layer.relevant() for name, layer in variational_layers(model)}
+    spreads = {_within(name, "log_sigma2") for name, _ in variational_layers(model)}
+    every = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters() if name not in spreads}
+    return {**every, **relevant} if biases else relevant
+
+
+def _within(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter
+
+
+def jacobian(model: nn.Module, x: Tensor, which: dict[str, Tensor]) -> Tensor:
+    """Derivatives (N, P) of the one output for each of N inputs by the weights that vary, in float64; the model in `eval()`."""
+    parameters = {name: p for name, p in model.named_parameters() if name in which}
+    rows = []
+    for one in x.split(1):
+        output = model(one).sum()
+        slopes = torch.autograd.grad(output, list(parameters.values()), allow_unused=True)
+        parts = [torch.zeros_like(p) if slope is None else slope for p, slope in zip(parameters.values(), slopes, strict=True)]
+        rows.append(torch.cat([part[which[name]].double() for name, part in zip(parameters, parts, strict=True)]))
+    return torch.stack(rows)
+
+
+def weights(model: nn.Module, which: dict[str, Tensor]) -> Tensor:
+    """The weights that vary, (P,), in float64."""
+    return torch.cat([p.detach()[which[name]].double() for name, p in model.named_parameters() if name in which])
+
+
+def ard_variance(model: nn.Module, which: dict[str, Tensor], others: float = 1.0) -> Tensor:
+    """Prior variances (P,) as ARD has learnt them, mu^2 + sigma^2 of each weight; others: of parameters without any."""
+    layers: dict[str, Any] = {_within(name, "weight"): layer for name, layer in variational_layers(model)}
+    parts = []
+    for name, p in model.named_parameters():
+        if name in which:
+            layer = layers.get(name)
+            prior = torch.full_like(p, others) if layer is None else p.square() + layer.log_sigma2.exp()
+            parts.append(prior.detach()[which[name]].double())
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Outputs' spread by the delta method. jacobian: (N, P), at the training inputs. prior: (P,) variances about 0, for a
+    scale of 1. weights: (P,), where training ended."""
+
+    jacobian: Tensor
+    prior: Tensor
+    weights: Tensor
+
+    def evidence(self, scale: float, tau: float) -> float:
+        """The log marginal likelihood of the training data, less what no scale changes (MacKay 1992; Immer et al. 2021, eq. 6):
+        `-1/2 sum w^2 / (scale v) - 1/2 log det(I + tau scale J diag(v) J^T)`."""
+        spread = torch.linalg.eigvalsh(self._kernel).clamp_min(0)
+        penalty = (self.weights.square() / self.prior).sum() / scale
+        return float(-0.5 * penalty - 0.5 * torch.log1p(tau * scale * spread).sum())
+
+    def best_scale(self, tau: float, low: float = -6.0, high: float = 4.0) -> float:
+        """The factor on all prior variances of most evidence, between 10^low and 10^high."""
+        return 10 ** max(torch.linspace(low, high, 201).tolist(), key=lambda power: self.evidence(10**power, tau))
+
+    def variance(self, at: Tensor, scale: float, tau: float) -> Tensor:
+        """Variances (M,) of the outputs whose derivatives are `at` (M, P), without noise."""
+        prior = scale * self.prior
+        covariance = scale * self._kernel + torch.eye(len(self.jacobian), dtype=torch.float64) / tau
+        root = torch.linalg.cholesky(covariance)
+        cross = torch.linalg.solve_triangular(root, (self.jacobian * prior) @ at.T, upper=False)
+        return ((at.square() @ prior) - cross.square().sum(0)).clamp_min(0)
+
+    @cached_property
+    def _kernel(self) -> Tensor:
+        return (self.jacobian * self.prior) @ self.jacobian.T
+
+
+def normal_nll(mean: Tensor, variance: Tensor, target: Tensor) -> float:
+    """Mean negative log likelihood of targets (N,) under normal distributions."""
+    return float(0.5 * (math.log(2 * math.pi) + variance.log() + (target - mean).square() / variance).mean())

@@ -1,0 +1,144 @@
+"""A layer's prior and posterior, and the parameters that the variances of its weights are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import ModelError
+from svdcompress.layers._sampling import StochasticLayer, weight_of
+from svdcompress.layers._share import as_weight, canonical
+from svdcompress.layers.posteriors import Posterior, check_posterior
+from svdcompress.layers.priors import Prior, check_prior
+
+Start = float | nn.Parameter | Mapping[str, nn.Parameter] | None
+"""Where log variances start, or the parameters that a layer shares with another."""
+
+
+class Weighted(StochasticLayer):
+    """A layer whose weights have a prior and a posterior; what it computes with them is `VariationalLayer`'s affair."""
+
+    transposed: ClassVar[bool] = False  # read where torch.nn's own layers have no such attribute (Linear)
+
+    weight: Tensor
+
+    def _start(self, prior: Prior, posterior: Posterior, log_sigma2: Start) -> None:
+        self.prior, self.posterior = prior, posterior
+        if isinstance(log_sigma2, nn.Parameter):
+            log_sigma2 = {"log_sigma2": log_sigma2}
+        if not isinstance(log_sigma2, Mapping):
+            level = prior.start(self.weight) if log_sigma2 is None else float(log_sigma2)
+            start = torch.full_like(self.weight, level, memory_format=torch.contiguous_format)
+            log_sigma2 = self._fresh(posterior.start(self, start))
+        self._take_variances(log_sigma2)
+
+    # Both are properties over what stands in __dict__, so that a name may be set in their place.
+
+    @property
+    def prior(self) -> Prior:
+        """What the KL is taken to, and what says log alpha; may be set by name."""
+        return self._named("prior")
+
+    @prior.setter
+    def prior(self, prior: str | Prior) -> None:
+        self.__dict__["prior"] = check_prior(prior)
+
+    @property
+    def posterior(self) -> Posterior:
+        """What the variances are made of; `set_posterior` changes it."""
+        return self._named("posterior")
+
+    @posterior.setter
+    def posterior(self, posterior: str | Posterior) -> None:
+        self.__dict__["posterior"] = check_posterior(posterior)
+
+    def _named(self, name: str) -> Any:
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name} yet") from None
+
+    @property
+    def log_sigma2(self) -> Tensor:
+        """Log variance of each weight, the weight's shape."""
+        own = self._parameters.get("log_sigma2")
+        if own is not None:
+            return own
+        if "log_sigma2" in self.posterior.parameters:  # a layer that is being made
+            raise AttributeError(f"{type(self).__name__} has no log_sigma2 yet")
+        return self.posterior.log_sigma2(self)
+
+    def variance_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that the variances of the weights are made of, by name: `log_sigma2`, unless the posterior has
+        others."""
+        own: Any = self._parameters
+        return {name: own[name] for name in self.posterior.parameters}
+
+    @property
+    def variance_moved(self) -> bool:
+        """Whether anything has written to the variances since the layer was made: an optimizer, or a checkpoint."""
+        return self.__dict__.get("_made_at") != [parameter._version for parameter in self.variance_parameters().values()]
+
+    def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
+        """Another posterior in the place of this one, of the same variances or the nearest that it has; `set_posterior` does
+        it for all layers that share a weight. parameters: to share with a tied layer (None: new ones)."""
+        with torch.no_grad():
+            log_sigma2 = self.log_sigma2.detach().clone()
+        wanted = any(parameter.requires_grad for parameter in self.variance_parameters().values())
+        for name in self.posterior.parameters:
+            delattr(self, name)
+        self.posterior = posterior
+        self._take_variances(self._fresh(posterior.start(self, log_sigma2), wanted) if parameters is None else parameters)
+
+    def _fresh(self, values: Mapping[str, Tensor], wanted: bool | None = None) -> dict[str, nn.Parameter]:
+        wanted = self.weight.requires_grad if wanted is None else wanted
+        return {name: nn.Parameter(value.detach().contiguous(), requires_grad=wanted) for name, value in values.items()}
+
+    def _take_variances(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        if set(parameters) != set(self.posterior.parameters):
+            raise ModelError(
+                f"posterior: {self.posterior.name!r} has the parameters {', '.join(self.posterior.parameters)}, but was given "
+                f"{', '.join(parameters)}"
+            )
+        for name in self.posterior.parameters:
+            self.register_parameter(name, parameters[name])
+        if self.log_sigma2.shape != self.weight.shape:
+            raise ModelError(
+                f"posterior: {self.posterior.name!r} gives log variances of shape {tuple(self.log_sigma2.shape)} for a weight "
+                f"of shape {tuple(self.weight.shape)}"
+            )
+        self._made_at = [parameter._version for parameter in self.variance_parameters().values()]
+
+    @property
+    def _groups(self) -> int:
+        return getattr(self, "groups", 1)
+
+    def canonical(self, tensor: Tensor) -> Tensor:
+        """A tensor of the weight's shape seen as (groups, outputs per group, inputs per group, kernel positions)."""
+        return canonical(tensor, self._groups, self.transposed)
+
+    def as_weight(self, view: Tensor, outputs: int | None = None) -> Tensor:
+        """Such a view, where dimensions of size 1 are broadcast, in the weight's shape (or in that for other outputs per
+        group)."""
+        return as_weight(view, self.weight.shape, self._groups, self.transposed, outputs)
+
+
+def set_posterior(model: nn.Module | Iterable[nn.Module], posterior: str | Posterior) -> None:
+    """Give variational layers another posterior, in place: the same variances, or the nearest that it has.
+
+    Their parameters are new ones: make an optimizer afterwards. So a long training may begin with cheaper variances and go on
+    with one for each weight: `svdc.set_posterior(model, "independent")`.
+
+    model: whose layers; or the layers. Those that share a weight go on sharing its variances if all of them are given.
+    posterior: as for `convert`. Raises ModelError for an unknown name.
+    """
+    wanted = check_posterior(posterior)
+    modules = model.modules() if isinstance(model, nn.Module) else model
+    made: dict[Any, dict[str, nn.Parameter]] = {}
+    for layer in [one for one in modules if isinstance(one, Weighted) and one.posterior != wanted]:
+        key = weight_of(layer)
+        layer.set_variances(wanted, made.get(key))
+        made[key] = layer.variance_parameters()

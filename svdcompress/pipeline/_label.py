@@ -1,0 +1,42 @@
+"""Targets of unlabelled data: what the dense model itself answers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import call, main_output
+from svdcompress.errors import DataError, ModelError
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._figures import there
+from svdcompress.sources import Data, InMemory
+
+BATCH = 500
+
+
+@torch.no_grad()
+def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str) -> None:
+    """Put a trained model's answers in the place of the targets of all splits, in place.
+
+    classification: the class of the largest output. binary: whether the logit is above 0. regression, gaussian: the mean.
+    Raises ModelError for a model that is yet to be trained, DataError for data that is not in memory.
+    """
+    if not trained:
+        raise ModelError("data.unlabelled: there is nothing to learn from but the dense model's answers; name its --weights")
+    model.eval()
+    output, dim = torch.empty(0), 0
+    for name in ("train", "validation", "test"):
+        examples = getattr(data, name)
+        if not isinstance(examples, InMemory):
+            raise DataError(f"data.unlabelled: the {name} data is read as needed; it works for data in memory only")
+        answers = []
+        with there(torch.device(device), model):
+            for inputs, _ in InMemory(examples.inputs, examples.targets).batches(BATCH, device=device):
+                whole = call(model, inputs)
+                output, by_name = main_output(whole), not isinstance(whole, Tensor | tuple | list)  # as transformers has them
+                dim = output.dim() - 1 if by_name and output.dim() > 2 else 1
+                answers.append(likelihood_for(data.task, dim).answers(output).cpu())
+        examples.targets = torch.cat(answers)
+    data.target_scale = None
+    if likelihood_for(data.task).classes:
+        data.outputs = output.shape[dim]

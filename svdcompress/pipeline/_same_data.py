@@ -1,0 +1,59 @@
+"""Whether the data of a run that goes on are those that it began with: other data would end in another model, unsaid."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.batch import map_tensors
+from svdcompress.errors import DataError
+from svdcompress.sources import Data, InMemory
+
+ROWS = 256
+"""Examples of each split, evenly spaced, whose values are looked at."""
+
+SPLITS = ("train", "validation", "test")
+
+
+def seen(data: Data) -> dict[str, dict[str, Any]]:
+    """Of each split the number of examples and a checksum of some of them (None where they are read one by one)."""
+    found = {}
+    for name in SPLITS:
+        examples = getattr(data, name)
+        found[name] = {"examples": len(examples), "checksum": _checksum(examples) if isinstance(examples, InMemory) else None}
+    return found
+
+
+def check_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], folder: Path) -> str:
+    """A warning where values are others than when a run began, "" where they are not.
+
+    Raises DataError where a split has another number of examples.
+    """
+    for name, stored in before.items():
+        if stored["examples"] != now[name]["examples"]:
+            raise DataError(
+                f"data: {now[name]['examples']:,} examples of the split {name}, and {stored['examples']:,} when the run in "
+                f"{folder} began: go on with the data that it began with, or start another run"
+            )
+    others = [name for name, stored in before.items() if stored["checksum"] != now[name]["checksum"]]
+    if not others:
+        return ""
+    return f"the data ({', '.join(others)}) hold other values than when the run began: its result is not that of either data"
+
+
+def _checksum(examples: InMemory) -> int:
+    some = torch.linspace(0, len(examples) - 1, min(ROWS, len(examples))).round().long()
+    total = 0
+
+    def add(tensor: Tensor) -> None:
+        nonlocal total
+        total = zlib.crc32(tensor[some].contiguous().cpu().view(torch.uint8).numpy().tobytes(), total)
+
+    map_tensors(examples.inputs, add)
+    add(examples.targets)
+    return total

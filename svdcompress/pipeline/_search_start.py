@@ -1,0 +1,101 @@
+"""What a search begins with: what it makes small, by which shares, what the dense model gets wrong, and what to doubt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from svdcompress.errors import RecipeError
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._begin import Dense, Opened
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._figures import there
+from svdcompress.recipe import MEASURES, Recipe, parse_goal
+from svdcompress.search import Budget, Losses
+from svdcompress.train import losses
+
+UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
+"""Shares of a search for shapes where the recipe asks single weights alone."""
+
+
+def objective_of(recipe: Recipe) -> str:
+    """What a search makes small: what is set, else what the goal measures, else what the shares of the layers ask for."""
+    if recipe.search.goal is not None:
+        return parse_goal(recipe.search.goal).measure
+    if recipe.search.objective != "auto":
+        return recipe.search.objective
+    return "macs" if _asks_units(recipe) else "nonzero"
+
+
+def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
+    """The recipe that a search for shapes begins with, and what to say of it: units are asked whether they are needed too.
+
+    Of single weights alone hardly a unit loses all that it has, and what is asked for would have to be taken from the living.
+    """
+    measure = objective_of(recipe)
+    if not recipe.search.wanted or measure in ("nonzero", "bytes") or _asks_units(recipe):
+        return recipe, None
+    convert = recipe.convert.model_copy(update={"share": dict(UNITS)})
+    parts = ", ".join(f"{name} {part:g}" for name, part in UNITS.items())
+    note = (
+        f"{MEASURES[measure]} follow the shapes, so whole units are asked whether they are needed too (convert.share: {parts})"
+    )
+    return recipe.model_copy(update={"convert": convert}), note
+
+
+def _asks_units(recipe: Recipe) -> bool:
+    shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
+    return any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
+
+
+def judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:
+    """What a model, where it is, gets wrong on examples."""
+    likelihood = likelihood_for(data.task, data.dim)
+    first, _, numbers = losses(model, examples, likelihood, device=device)
+    some = numbers > 0
+    scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
+    return Losses(first[some] * scale, numbers[some], likelihood.probabilities)
+
+
+def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:
+    """What may make a budget say less than it seems to. found: the dense model's losses on the validation data.
+
+    Raises RecipeError for a budget that the dense model itself misses.
+    """
+    allowed, unit = budget.allowed(found.error, found.probabilities), "%" if found.probabilities else ""
+    if allowed < 0:
+        raise RecipeError(
+            f"search.max_error: {budget.max_error:g}: the dense model itself has {found.error:.4g}{unit} on the validation "
+            "data; allow more, or start from a better one"
+        )
+    lines = []
+    count, needed = len(found.parts), budget.needed(found)
+    if budget.given and count < needed:
+        drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
+        lines.append(
+            f"{count:,} validation examples cannot tell a drop of {drop} from chance: about {needed:,} would. The drop that is "
+            "measured decides, in whole examples; set data.validation, or allow more"
+        )
+    if (line := _seen(context, opened.data, dense.model, found)) is not None:
+        lines.append(line)
+    return lines
+
+
+def _seen(context: Context, data: Any, model: nn.Module, found: Losses) -> str | None:
+    """A warning where weights that were trained elsewhere know the validation examples by heart, as it seems."""
+    recipe, device = context.recipe, context.place.device
+    known = recipe.weights.file or recipe.weights.trained
+    if not known or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or not found.probabilities:
+        return None
+    some = torch.arange(min(len(data.train), len(data.validation)))
+    with there(device, model):
+        trained = judged(model, data.train.subset(some), data, device)
+    if found.error >= 1.0 or found.error > max(1.5 * trained.error, trained.error + 0.2):
+        return None
+    return (
+        f"the weights have {trained.error:.2g}% error on training and {found.error:.2g}% on validation examples: they were "
+        "probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
+        "--validation test:50% for a part of the test data"
+    )

@@ -1,0 +1,74 @@
+"""The parameters of variances under surgery: cut along with their weight, or replaced by a variance for each weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from svdcompress.layers import VariationalLayer, set_posterior, variational_layers, weight_of
+from svdcompress.prune._choice import Analysis, Choice
+from svdcompress.prune._folding import holders
+from svdcompress.prune._units import Parameter
+
+
+def make_independent(model: nn.Module, analysis: Analysis, choice: Choice) -> None:
+    """Give a variance for each weight to layers whose posterior cannot hold what is to be done to it, in place.
+
+    These are layers whose variances have parameters that no axis of the weight tells how to cut, and those that take over
+    constants of removed inputs: one column of their variances then becomes a sum over the weights that were kept.
+    """
+    found: set[tuple[int, ...]] = set()
+    for parameter in analysis.trace.units.parameters:
+        if any(choice.removed[a : a + n].any() for a, n in zip(parameter.axes, parameter.sizes, strict=True)):
+            found |= {weight_of(layer) for layer in _layers(model, parameter) if not _follows(layer)}
+    for number, carriers in choice.carriers.items():
+        if carriers:
+            found |= {weight_of(layer) for layer in _layers(model, analysis.consumers[number].parameter)}
+    if found:
+        set_posterior([layer for _, layer in variational_layers(model) if weight_of(layer) in found], "independent")
+
+
+def _layers(model: nn.Module, parameter: Parameter) -> Iterator[VariationalLayer]:
+    for module, key in holders(model, parameter):
+        if isinstance(module, VariationalLayer) and key == "weight" and module.posterior != "independent":
+            yield module
+
+
+def _follows(layer: VariationalLayer) -> bool:
+    """Whether each parameter of the variances has the weight's shape, or that of its canonical view with some sizes 1."""
+    whole = layer.canonical(layer.weight).shape
+    for own in layer.variance_parameters().values():
+        if own.shape == layer.weight.shape:
+            continue
+        if own.dim() != 4 or any(size not in (1, full) for size, full in zip(own.shape, whole, strict=True)):
+            return False
+        if own.shape[0] != whole[0] and math.prod(own.shape[1:3]) > 1:  # groups may lose different units
+            return False
+    return True
+
+
+def cut_view(layer: Any, parameter: Parameter, view: Tensor, keep: Sequence[np.ndarray]) -> Tensor:
+    """A parameter of the shape of the layer's canonical view, some sizes 1, with only the kept indices; contiguous.
+
+    layer: with its weight as it was. keep: of the axes of the traced parameter.
+    """
+    groups, outputs, inputs, _ = layer.canonical(layer.weight).shape
+    turned = layer.transposed and not parameter.grouped  # the axes of a grouped weight are outputs and inputs
+    first, second = (part.reshape(groups, -1) for part in keep[:2])  # those of the kernel's axes are whole
+    keep_out, keep_in = (second, first) if turned else (first, second)
+    parts = []
+    for group in range(groups) if view.shape[0] == groups else ():
+        rows, columns = np.flatnonzero(keep_out[group]), np.flatnonzero(keep_in[group])
+        if len(rows) and len(columns):
+            part = view[group]
+            if part.shape[0] == outputs > 1:
+                part = part.index_select(0, torch.from_numpy(rows).to(view.device))
+            if part.shape[1] == inputs > 1:
+                part = part.index_select(1, torch.from_numpy(columns).to(view.device))
+            parts.append(part)
+    return torch.stack(parts).contiguous() if parts else view

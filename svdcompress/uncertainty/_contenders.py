@@ -1,0 +1,96 @@
+"""Who is compared: each a way of predicting, with the scores of doubt that only it can give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.likelihoods import Likelihood, likelihood_for
+from svdcompress.uncertainty._baseline import dropout_baseline
+from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
+from svdcompress.uncertainty._gather import Batches, Predict, gather, head
+from svdcompress.uncertainty._predict import ensemble_predict, mc_predict, mean_predict
+from svdcompress.uncertainty._quality import quality, regression_quality
+
+FEW, SOME = 20, 1000
+"""Samples and validation inputs with which dropout rates are compared."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of a comparison.
+
+    predict: inputs -> Prediction. scores: further scores of doubt by name, of inputs, with a number for each target.
+    about: how it was made, where its name does not say it.
+    """
+
+    name: str
+    predict: Predict
+    scores: Mapping[str, Callable[[Any], Tensor]] = field(default_factory=dict)
+    about: str = ""
+
+
+def mean_contender(name: str, model: nn.Module, task: str | Likelihood, temperature: float = 1.0, about: str = "") -> Contender:
+    """A model without noise; of several classes, with the energy of its logits as a score."""
+    likelihood = likelihood_for(task)
+    options: dict[str, Any] = {} if temperature == 1 else {"temperature": temperature}
+    scores = {"energy": partial(energy, model, likelihood, temperature)} if likelihood.classes else {}
+    return Contender(name, partial(mean_predict, model, task=likelihood, **options), scores, about)
+
+
+def sampled_contender(name: str, model: nn.Module, task: str | Likelihood, samples: int, seed: int) -> Contender:
+    """Monte-Carlo predictions, with one stream of noise for all batches."""
+    likelihood, generator = likelihood_for(task), torch.Generator().manual_seed(seed)
+    return Contender(name, lambda inputs: mc_predict(model, inputs, samples, task=likelihood, generator=generator))
+
+
+def ensemble_contender(models: Sequence[nn.Module], task: str | Likelihood, about: str = "") -> Contender:
+    """A deep ensemble of dense networks."""
+    predict = partial(ensemble_predict, models, task=likelihood_for(task))
+    return Contender(f"deep ensemble of {len(models)}", predict, about=about)
+
+
+def energy(model: nn.Module, likelihood: Likelihood, temperature: float, inputs: Any) -> Tensor:
+    """`-T logsumexp(logits / T)` (Liu et al. 2020, eq. 4), a number for each target: the higher, the less like the data."""
+    # A "regression" hands the logits through as they are.
+    logits = mean_predict(model, inputs, task="regression", dim=likelihood.dim).mean
+    return -temperature * (logits / temperature).logsumexp(likelihood.dim)
+
+
+def dense_contenders(
+    dense: nn.Module, validation: Batches, likelihood: Likelihood, samples: int, seed: int
+) -> tuple[list[Contender], float | None, dict[str, Any]]:
+    """The dense model, with a temperature, and with MC dropout; the temperature, and what dropout it is."""
+    found, temperature = [mean_contender("dense", dense, likelihood)], None
+    if likelihood.probabilities:
+        temperature = _temperature(dense, validation, likelihood)
+        found.append(mean_contender("dense, temperature", dense, likelihood, temperature))
+    few = min(samples, FEW)
+    some = head(validation, SOME)
+
+    def nll(model: nn.Module) -> float:
+        return _nll(sampled_contender("", model, likelihood, few, seed).predict, some, likelihood)
+
+    dropped, rate, inserted = dropout_baseline(dense, nll)
+    found.append(sampled_contender("dense, MC dropout", dropped, likelihood, samples, seed))
+    return found, temperature, {"rate": rate, "inserted": inserted}
+
+
+def _nll(predict: Predict, batches: Batches, likelihood: Likelihood) -> float:
+    gathered = gather(predict, batches, likelihood)
+    if likelihood.probabilities:
+        return quality(gathered.mean, gathered.targets)["nll"]
+    variance = gathered.variance
+    if likelihood.constant_noise:
+        variance = variance + 1 / fit_tau(gathered.mean, variance, gathered.targets)
+    return regression_quality(gathered.mean, variance, gathered.targets)["nll"]
+
+
+def _temperature(dense: nn.Module, validation: Batches, likelihood: Likelihood) -> float:
+    gathered = gather(partial(mean_predict, dense, task="regression", dim=likelihood.dim), validation, likelihood)
+    return fit_temperature(gathered.mean, gathered.targets)

@@ -1,0 +1,108 @@
+"""Predictions of whole data sets, one row for each label or number, with the scores of doubt of each input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.errors import DataError
+from svdcompress.likelihoods import Likelihood, Prediction, likelihood_for
+
+Batches = Callable[[], Iterable[tuple[Any, Tensor]]]
+"""Gives batches of (inputs, targets), the same ones at each call."""
+
+Predict = Callable[[Any], Prediction]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Predictions for a whole set of inputs, one row for each label or number, and what they are to be judged by.
+
+    scores: measures of uncertainty by name, one number for each input. owner: the input that each row is of. Positions of the
+    class -100 have no row, and no part in the scores.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    targets: Tensor
+    scores: dict[str, Tensor]
+    owner: Tensor
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs there are."""
+        return len(next(iter(self.scores.values())))
+
+
+def gather(
+    predict: Predict,
+    batches: Batches,
+    task: str | Likelihood,
+    dim: int | None = None,
+    more: Mapping[str, Callable[[Any], Tensor]] | None = None,
+) -> Gathered:
+    """Predict all batches; labels and numbers one to a row, scores one to an input; on the CPU.
+
+    more: further scores by name, functions of a batch's inputs with a number for each target, higher for more doubt.
+    """
+    likelihood = likelihood_for(task, dim)
+    means, variances, targets, scores, owners, count = [], [], [], [], [], 0
+    for inputs, target in batches():
+        prediction = predict(inputs)
+        target = target.detach().cpu()
+        counts = likelihood.counts(target)
+        owner = torch.arange(len(target)).view(-1, *[1] * (target.dim() - 1)).expand_as(target)
+        means.append(likelihood.rows(prediction.mean.cpu())[counts.flatten()])
+        variances.append(likelihood.rows(_variance(prediction, likelihood).cpu())[counts.flatten()])
+        targets.append(target[counts])
+        owners.append(owner[counts] + count)
+        found = _scores(prediction, counts, likelihood)
+        found |= {name: _per_input(score(inputs), counts) for name, score in (more or {}).items()}
+        scores.append({name: score.cpu() for name, score in found.items()})
+        count += len(target)
+    if not means:
+        raise DataError("data: there are no examples to predict")
+    mean, variance = torch.cat(means), torch.cat(variances)
+    together = {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
+    return Gathered(mean, variance, torch.cat(targets), together, torch.cat(owners))
+
+
+def _variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+    """Constant noise is fitted to the validation data, and what the likelihood knows of it must not count twice."""
+    return prediction.epistemic if likelihood.constant_noise else prediction.variance
+
+
+def _scores(prediction: Prediction, counts: Tensor, likelihood: Likelihood) -> dict[str, Tensor]:
+    if prediction.entropy is None:
+        return {"variance": _per_input(_variance(prediction, likelihood), counts)}
+    uncertain = 1 - likelihood.confidence(prediction.mean)
+    scores = {"softmax": _per_input(uncertain, counts), "entropy": _per_input(prediction.entropy, counts)}
+    if prediction.samples > 1 and prediction.mutual_information is not None:
+        scores["mutual_information"] = _per_input(prediction.mutual_information, counts)
+    return scores
+
+
+def _per_input(score: Tensor, counts: Tensor) -> Tensor:
+    """The mean over an input's positions that count (N, ...); 0 where none does."""
+    score, counts = score.reshape(len(score), -1).cpu(), counts.reshape(len(counts), -1)
+    if score.shape != counts.shape or bool(counts.all()):  # a variance of logits has one for each class
+        return score.mean(1)
+    return (score * counts).sum(1) / counts.sum(1).clamp_min(1)
+
+
+def head(batches: Batches, count: int) -> Batches:
+    """The first batches, until they hold `count` targets or more."""
+
+    def first() -> Iterable[tuple[Any, Tensor]]:
+        seen = 0
+        for inputs, targets in batches():
+            yield inputs, targets
+            seen += len(targets)
+            if seen >= count:
+                return
+
+    return first

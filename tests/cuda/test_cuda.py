@@ -1,0 +1,102 @@
+"""What must hold on a GPU too. Skipped without one; `make gpu` runs them where there is one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.pipeline import run
+from svdcompress.recipe import load_recipe
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)
+    )
+    return svdc.convert(model)
+
+
+def batch(n=64):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 1, 16, 16, generator=generator), torch.randint(10, (n,), generator=generator)
+
+
+def test_the_kl_and_its_gradients_are_those_of_the_cpu():
+    here = network()
+    there = copy.deepcopy(here).cuda()
+    for model in (here, there):
+        svdc.kl_divergence(model).backward()
+    assert float(svdc.kl_divergence(there)) == pytest.approx(float(svdc.kl_divergence(here)), rel=1e-4)
+    for a, b in zip(here.parameters(), there.parameters(), strict=True):
+        if a.grad is not None:
+            assert b.grad is not None
+            torch.testing.assert_close(b.grad.cpu(), a.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_draws_have_the_moments_of_explicit_weight_samples():
+    model = network().cuda().eval()
+    x = batch(4)[0].cuda()
+    with torch.no_grad():
+        for layer in (model[0], model[5]):
+            layer.log_sigma2.fill_(-5.0)
+    torch.manual_seed(0)
+    found = svdc.mc_predict(model, x, samples=4000, task="regression").mean
+    torch.manual_seed(1)
+    total = torch.zeros_like(found)
+    weights = {layer: layer.weight.detach().clone() for layer in (model[0], model[5])}
+    with torch.no_grad():
+        for _ in range(4000):
+            for layer, mean in weights.items():
+                layer.weight.copy_(mean + torch.randn_like(mean) * (0.5 * layer.log_sigma2).exp())
+            total += model(x)
+    torch.testing.assert_close(found, total / 4000, rtol=0.1, atol=0.08)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_step_trains_under_autocast(precision):
+    model = network().cuda()
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=1000)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    x, y = (part.cuda() for part in batch())
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+            loss = elbo(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert all(torch.isfinite(torch.tensor(losses))) and losses[-1] < losses[0]
+
+
+def test_a_compiled_step_computes_what_the_plain_one_does():
+    model = network().cuda().eval()
+    x = batch()[0].cuda()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_on_the_gpu_is_pruned_exactly_and_stays_there():
+    model = network().cuda().eval()
+    masks = {name: mask.clone() for name, mask in svdc.relevance(model, 50.0).items()}
+    masks["5"][:, :64] = False  # half of the channels are read by nobody
+    x = batch(8)[0].cuda()
+    small = svdc.prune(model, x, masks=masks)
+    assert next(small.parameters()).is_cuda and small[0].out_channels == 4
+    with torch.no_grad():
+        expected = svdc.hold(model, masks)(x)
+        torch.testing.assert_close(small(x), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_a_whole_run_on_the_gpu(tmp_path, precision):
+    sets = ["data.limit=400", "dense.epochs=3", "train.epochs=4", "recover.epochs=2", "uncertainty.samples=5", "device=cuda"]
+    recipe = load_recipe("digits", [*sets, *(f"{stage}.precision={precision}" for stage in ("dense", "train", "recover"))])
+    results = run(recipe, tmp_path / "run")
+    assert results["device"].startswith("cuda") and results["verified"]["passed"] is True
+    assert max(results["parity"].values()) < 1e-3

@@ -1,0 +1,66 @@
+"""Unlabelled data: the dense model's answers are the targets."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import DataError, ModelError
+from svdcompress.pipeline import run
+from svdcompress.recipe import load_recipe
+from svdcompress.sources import open_data, save_weights
+
+QUICK = {"train.epochs": 8, "recover.epochs": 2, "uncertainty.samples": 3, "report.latency": False, "export.monte_carlo": False}
+
+
+def network(outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, outputs))
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("cross-entropy", 3), ("binary", 1), ("mse", 2)])
+def test_errors_are_disagreement_with_the_dense_model(loss, outputs):
+    model, x = network(outputs), torch.randn(500, 8)
+    found = svdc.sparsify(model, x, loss=loss, settings={**QUICK, "data.unlabelled": True})
+    data = open_data_of(x)
+    with torch.no_grad():
+        dense, small = model(data), found.model(data)
+    metrics = found.report.sparse.metrics
+    if loss == "mse":
+        assert metrics["rmse"] == pytest.approx(float((dense - small).square().mean().sqrt()), rel=1e-4)
+        assert found.report.dense.metrics["rmse"] == pytest.approx(0, abs=1e-5)
+    else:
+        answers = [(each > 0).flatten() if loss == "binary" else each.argmax(1) for each in (dense, small)]
+        assert metrics["error"] == pytest.approx(100 * float((answers[0] != answers[1]).float().mean()), abs=1e-4)
+        assert found.report.dense.metrics["error"] == 0
+    assert any("the dense model's answers are the targets" in line for line in found.results["notes"])
+
+
+def open_data_of(x):
+    """The test examples that a run holds out of such data."""
+    from svdcompress.sources.given import given
+
+    with given(data=x) as names:
+        recipe = load_recipe(None, fields={"data": names["data"], "data.unlabelled": True})
+        return open_data(recipe.data, "classification").test.inputs
+
+
+def test_without_being_told_inputs_alone_are_an_error_that_says_how():
+    with pytest.raises(DataError, match=r"\(inputs alone: --unlabelled\)"):
+        svdc.sparsify(network(), torch.randn(50, 8), settings=QUICK)
+
+
+def test_an_npz_without_targets(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(300, 8)).astype("float32"))
+    save_weights(network(), tmp_path / "w.safetensors")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 3))\n"
+    )
+    fields = {"model": f"{tmp_path}/net.py:make", "data": f"npz:{tmp_path / 'x.npz'}", "data.unlabelled": True, **QUICK}
+    results = run(load_recipe(None, fields={**fields, "weights": str(tmp_path / "w.safetensors")}), tmp_path / "run")
+    assert results["dense"]["metrics"]["error"] == 0 and "error" in results["sparse"]["metrics"]
+    with pytest.raises(ModelError, match=r"nothing to learn from but the dense model's answers; name its --weights"):
+        run(load_recipe(None, fields=fields), tmp_path / "untrained")
+    with pytest.raises(DataError, match="--unlabelled"):
+        run(load_recipe(None, fields={**fields, "data.unlabelled": False}), tmp_path / "labelled")
