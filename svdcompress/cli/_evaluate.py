@@ -74,7 +74,7 @@ def evaluate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare uncertainties on the test data: dense, calibrated, MC dropout, other baselines, and the sparse model with samples.
+    """Compare uncertainties on the test data: dense, calibrated, MC dropout, other baselines, the sparse model with samples.
 
     Also measures how well each detects inputs unlike the data: the test inputs with their numbers (or words) shuffled, uniform
     noise, and with --outside images from other data, converted to gray or color and resized as needed.
