@@ -187,6 +187,27 @@ def test_the_commands_of_a_guide_do_what_they_say(guide, tmp_path):
             assert (tmp_path / folder / name).is_file()
 
 
+def test_the_functions_for_audio_fit_each_other(tmp_path, monkeypatch):
+    import wave
+
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        file = tmp_path / "sounds" / "ab"[number % 2] / f"{number}.wav"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with wave.open(str(file), "wb") as audio:
+            audio.setparams((1, 2, 16_000, 0, "NONE", ""))
+            audio.writeframes((3000 * rng.normal(size=15_000)).astype("<i2").tobytes())
+    (code,) = [block.text for block in blocks(ROOT / "docs" / "guides.md") if block.title == "sounds.py"]
+    namespace: dict = {}
+    exec(code, namespace)
+    (x, y), (x_test, _) = namespace["data"]()
+    assert len(x) == len(y) == 8 and len(x_test) == 2
+    assert namespace["model"](2)(x).shape == (8, 2)
+
+
 def rows_of_what_to_touch():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = page.partition("| to add | touch | test |\n|---|---|---|\n")[2].partition("\n\n")[0]
