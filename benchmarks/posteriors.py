@@ -5,7 +5,7 @@
 Each row is a posterior with the temperature that was fitted together with it on the run's validation data. "held": NLL of
 these by five-fold cross-validation, what a choice would be made by; test: NLL, ECE (15 bins), error in per cent; "less": test
 NLL less that of the mean with its temperature, with its 95% interval over the test examples. Written to
-benchmarks/results/posteriors.json and posteriors.md after each run; a run that is there is not measured again without --again.
+benchmarks/results/posteriors.json and posteriors.md after each row; a run that is there is not measured again without --again.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def laplace(model: nn.Module, data: Data, likelihood: Likelihood, samples: int) 
             yield f"Laplace, {form}", held, test, fitted.log_knob, fitted.judged, more
 
 
-def measured(folder: Path, samples: int, out: list[str]) -> dict[str, Any]:
-    """All rows of a run, JSON-able."""
+def measured(folder: Path, samples: int, out: list[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    """All rows of a run, JSON-able, kept as they come."""
     found: dict[str, Any] = {}
     reference = None
     started = time.perf_counter()
@@ -131,8 +131,8 @@ def measured(folder: Path, samples: int, out: list[str]) -> dict[str, Any]:
         row["seconds"] = time.perf_counter() - started
         found[name] = row
         print(f"{folder.name}: {name}: held {held:.4f} test {row['nll']:.4f} ece {row['ece']:.4f}", flush=True)
+        keep(found)
         started = time.perf_counter()
-    return found
 
 
 def table(results: dict[str, Any]) -> str:
@@ -173,10 +173,13 @@ def main() -> None:
     for folder in given.runs:
         if folder.name in results["runs"] and not given.again:
             continue
-        found = measured(folder, given.samples, given.leave_out)
-        results["runs"][folder.name] = {"samples": given.samples, "versions": versions(), "rows": found}
-        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / "posteriors.md").write_text(table(results), encoding="utf-8")
+
+        def keep(found: dict[str, Any], folder: Path = folder) -> None:
+            results["runs"][folder.name] = {"samples": given.samples, "versions": versions(), "rows": found}
+            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            (RESULTS / "posteriors.md").write_text(table(results), encoding="utf-8")
+
+        measured(folder, given.samples, given.leave_out, keep)
 
 
 if __name__ == "__main__":

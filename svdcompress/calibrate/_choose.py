@@ -137,7 +137,7 @@ def calibrate(
             f"{len(first.owner.unique())} validation examples are too few to choose a posterior by; {FEWEST} are needed"
         )
         wanted = ["variational"]
-    for name in wanted:
+    for name in wanted if len(wanted) > 1 else ():
         started, note = time.monotonic(), ""
         try:
             found[name] = _MADE[name](model, work, fit)
@@ -146,14 +146,17 @@ def calibrate(
             notes.append(f"posterior {name}: {note}")
         nll = found[name][1].judged if name in found else None
         tried.append(Tried(name, nll, time.monotonic() - started, note))
-    chosen = _best(found)
+    chosen = _best(found) if found else "variational"
     if posterior not in ("auto", chosen) and posterior in found:
         notes.append(
             f"posterior {posterior}: left out, as it makes the NLL of validation data no better "
             f"({found[posterior][1].judged:.4f}, {found['variational'][1].judged:.4f} as it is)"
         )
-    small = found[chosen][0]
+    small = found[chosen][0] if found else model
+    started = time.monotonic()
     drawn = fit_tempering(plain, draws_of(small, validation, plain, samples, seed, device))
+    if not found:  # there was nothing to choose from
+        tried.append(Tried(chosen, drawn.after if drawn.taken else drawn.before, time.monotonic() - started))
     alone = fit_tempering(plain, first if small is model else draws_of(small, validation, plain, 0, seed, device))
     if work.temperature:
         notes += [f"{what}: {one.note}" for what, one in (("samples", drawn), ("mean", alone)) if one.note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -22,7 +23,7 @@ from svdcompress.calibrate._conformal import (
     sets_from,
 )
 from svdcompress.errors import CheckpointError, DataError, UsageError
-from svdcompress.files import write_atomically
+from svdcompress.files import parse_json, write_atomically
 from svdcompress.likelihoods import Likelihood, Prediction
 from svdcompress.uncertainty import Batches, gather
 
@@ -101,7 +102,8 @@ def save_promises(path: Path, promises: Mapping[str, Promises]) -> None:
     """Write promises by the name of their predictor as one safetensors file."""
     tensors = {f"{who}.{name}": t for who, one in promises.items() for name, t in one.tensors().items()}
     some = next(iter(promises.values()))
-    about = {"format": "svdcompress-validation", "task": some.task, "classes": str(some.classes)}
+    # One entry: safetensors writes several in any order, and a run that is repeated is to end in the same bytes.
+    about = {"svdcompress-validation": json.dumps({"task": some.task, "classes": some.classes})}
     write_atomically(path, lambda place: save_file(tensors, str(place), about))
 
 
@@ -109,12 +111,13 @@ def load_promises(path: Path, who: str) -> Promises:
     """Those of one predictor. Raises CheckpointError for a file that is missing or of another kind."""
     try:
         with safe_open(str(path), "pt") as file:
-            about = file.metadata() or {}
+            text = (file.metadata() or {}).get("svdcompress-validation")
             names = [name for name in file.keys() if name.startswith(f"{who}.")]  # noqa: SIM118
             tensors = {name.removeprefix(f"{who}."): file.get_tensor(name) for name in names}
-        if about.get("format") != "svdcompress-validation" or not tensors:
+        if text is None or not tensors:
             raise ValueError("it is not what a run keeps of its validation data")
-        found = Promises(about["task"], int(about["classes"]), **tensors)
+        about = parse_json(text.encode())
+        found = Promises(str(about["task"]), int(about["classes"]), **tensors)
         if len({len(tensor) for tensor in tensors.values()}) != 1:
             raise ValueError("its tensors differ in length")
         return found

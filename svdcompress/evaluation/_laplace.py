@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,8 +67,10 @@ def last_layer_laplace(
         options: dict[str, Any] = {"sigma_noise": _rmse(dense, batches)} if values else {}
         options |= {"subset_of_weights": "last_layer", "hessian_structure": "kron"}
         model = Laplace(copy.deepcopy(dense).eval(), likelihood.name, **options)
-        model.fit(batches)
-        model.optimize_prior_precision(method="marglik")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of defaults that a marginal likelihood does not read
+            model.fit(batches)
+            model.optimize_prior_precision(method="marglik")
     except Exception as error:  # whatever it makes of a model that it does not know
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"{NAME}: laplace-torch does not take the model ({type(error).__name__}: {reason})") from error

@@ -74,7 +74,7 @@ def left_after(epoch: float, end: float, total: int, keep: int) -> int:
     return keep + round((total - keep) * left)
 
 
-def smallest(layers: list[nn.Module], keep: int) -> None:
+def smallest(layers: list[Any], keep: int) -> None:
     """Mask all but the `keep` largest of the layers' weights; those that are masked stay so."""
     pairs = [(layer, "weight") for layer in layers]
     masks = [getattr(layer, "weight_mask", None) for layer in layers]
@@ -93,9 +93,9 @@ def _rows(opened: OpenRun) -> list[dict[str, Any]]:
     return rows
 
 
-def _layers(model: nn.Module, names: list[str]) -> list[nn.Module]:
+def _layers(model: nn.Module, names: list[str]) -> list[Any]:
     """The layers of these names, each weight once."""
-    found: dict[int, nn.Module] = {}
+    found: dict[int, Any] = {}
     for name in names:
         try:
             layer = model.get_submodule(name)

@@ -162,7 +162,7 @@ def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
     except ImportError as error:
         raise DependencyError("experiment co2 needs the package scikit-learn: pip install scikit-learn") from error
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2)) + WhiteKernel(0.1, (1e-5, 1e1))
-    process = GaussianProcessRegressor(kernel, n_restarts_optimizer=4, random_state=0)
+    process: Any = GaussianProcessRegressor(kernel, n_restarts_optimizer=4, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds that a restart ends at
         process.fit(x.numpy(), y[:, 0].numpy())

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.errors import SvdcError
-from svdcompress.pipeline import Stages, run
+from svdcompress.pipeline import run
+from svdcompress.pipeline._context import Context
 from svdcompress.recipe import Recipe, dump_recipe, load_recipe
 
 TINY = [
@@ -51,6 +52,7 @@ VARIANTS: dict[str, list[str]] = {
     "shrink": SHRINK,
     "distillation": DISTILL,
     "shrink and distillation": [*SHRINK, *DISTILL],
+    "search": ["search.max_drop=30", "search.levels=2", "search.trials=2"],
     "thresholds tried, and the page": ["relevance.candidates=[1, 2, 3]", "report={html: true, latency: false}"],
 }
 """Recipes that runs are made of, as settings beside TINY: {name: settings}."""
@@ -229,13 +231,13 @@ def _inside(recipe: Recipe, out: Path, resume: bool, moment: Moment | None, writ
 
     for name in CHANGES:
         setattr(os, name, counted(getattr(os, name), name))
-    stage = Stages._stage
+    stage = Context.stage
 
-    def told(self: Stages, name: str, work: Callable[[], None]) -> None:
+    def told(self: Context, name: str) -> Any:
         tell(f"stage {name}")
-        stage(self, name, work)
+        return stage(self, name)
 
-    Stages._stage = told  # type: ignore[method-assign]
+    Context.stage = told  # type: ignore[method-assign]
     try:
         run(recipe, out, resume=resume)
         return 0

@@ -26,7 +26,8 @@ from killing import Whole, difference, undisturbed, warm
 from marks import RESULTS, put
 
 from svdcompress.errors import OutputError, SvdcError
-from svdcompress.pipeline import Stages, run
+from svdcompress.pipeline import run
+from svdcompress.pipeline._context import Context
 
 KEPT = RESULTS / "reliability_places.json"
 SIZES = (4, 12, 20, 28, 40, 60, 80, 100, 150, 200, 260, 320, 380, 440)
@@ -126,14 +127,14 @@ def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: 
 
 def met(whole: Whole, out: Path, where: str, happens: Callable[[], Any], limit: int | None) -> None:
     """The run, in a process of its own."""
-    stage = Stages._stage
+    stage = Context.stage
 
-    def begins(self: Stages, name: str, work: Callable[[], None]) -> None:
+    def begins(self: Context, name: str) -> Any:
         if name == where:
             happens()
-        stage(self, name, work)
+        return stage(self, name)
 
-    Stages._stage = begins  # type: ignore[method-assign]
+    Context.stage = begins  # type: ignore[method-assign]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     run(whole.recipe, out)
