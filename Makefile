@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-kill fuzz mutants gpu lint format bench docs dist clean
+.PHONY: help demo test test-slow test-kill fuzz mutants gpu lint format bench docs site dist clean
 
 help:
 	@echo "make demo       install, then svdc sparsify recipes/digits.yaml into a new folder under runs/"
@@ -27,6 +27,8 @@ help:
 	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
 	@echo "make gpu        on a machine with a GPU: its tests and benchmarks, in slices that go on where the last one ended"
 	@echo "make docs       docs/api.md anew from the docstrings"
+	@echo "make docs       docs/api.md from the docstrings"
+	@echo "make site       the documentation as a website, into site/"
 	@echo "make dist       wheel and sdist into dist/"
 	@echo "make clean      remove .venv and what builds and tests leave behind (not runs/)"
 
@@ -93,9 +95,13 @@ gpu:
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/api.py
 
+site: $(VENV)/.installed-dev
+	@$(PIP) -e ".[docs]"
+	$(BIN)/python docs/website.py
+
 dist: $(VENV)/.installed-dev
 	$(BIN)/python -m hatchling build -d dist
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
-"""The tables of README.md that come from stored results: written again between their marks.
+"""The figures of README.md and docs/benchmarks.md that come from stored results: written again between their marks.
 
     python benchmarks/readme.py [--check]
 
-Reads mnist.json, controls.json and evaluate.json in benchmarks/results; --check writes nothing and fails if README.md differs.
+Reads mnist.json, controls.json and evaluate.json in benchmarks/results; --check writes nothing and fails if a page differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from mnist import HERE, RECIPES, STILL, errors, published, read, span
 
-README = HERE.parent / "README.md"
+PAGES = (HERE.parent / "README.md", HERE.parent / "docs" / "benchmarks.md")
 EVALUATED = ("digits-0", "mnist-lenet300-0", "mnist-lenet5-0", "mnist-lenet300-units-0", "mnist-lenet5-units-0")
 CONTROLS = {"dense": "control: dense, trained as long", "magnitude": "control: magnitude pruning, as many weights"}
 
@@ -24,7 +24,13 @@ def mnist(results: Path) -> list[str]:
     """One row for each recipe: means over its seeds, the controls of the same budget, and the published figure."""
     found, controls = read(results / "mnist.json").get("runs", {}), read(results / "controls.json")
     heads = ["recipe", "seeds", "error % (least to largest)", "dense start", "dense, trained as long"]
-    heads += ["magnitude, as many weights", "fewer non-zeros", "fewer parameters", "published, digits not moved"]
+    heads += [
+        "magnitude, as many weights",
+        "fewer non-zeros",
+        "fewer parameters",
+        "our digits in training",
+        "published, digits not moved",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for recipe in (name for name in RECIPES if found.get(name)):
         rows = found[recipe]
@@ -36,8 +42,12 @@ def mnist(results: Path) -> list[str]:
             known = errors(controls, recipe, kind)
             few = f", of {len(known)} seed{'s' * (len(known) > 1)}" if 0 < len(known) < len(rows) else ""
             cells.append(span(known) + few)
-        lines.append(f"| {' | '.join([*cells, *ratios, published(recipe)])} |")
+        lines.append(f"| {' | '.join([*cells, *ratios, _moved(rows[0]), published(recipe)])} |")
     return lines
+
+
+def _moved(row: dict[str, Any]) -> str:
+    return "moved by up to a pixel" if row["augment"] else "not moved"
 
 
 def _ratios(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -71,18 +81,51 @@ def _contender(row: dict[str, Any], samples: int) -> list[str]:
     return [name, f"{metrics['error']:.2f}", f"{metrics['nll']:.3f}", f"{metrics['ece']:.4f}", *areas]
 
 
-BLOCKS = {"mnist": mnist, "evaluation": evaluation}
+def headline(results: Path) -> list[str]:
+    """The first screen's numbers: non-zeros, the same number of weights by magnitude, and shapes; changes are paired."""
+    runs, controls = read(results / "mnist.json").get("runs", {}), read(results / "controls.json")
+    single, units = runs["mnist-lenet300"], runs["mnist-lenet300-units"]
+    nets = [controls["recipes"]["mnist-lenet300"][str(row["seed"])]["nets"] for row in single]
+    magnitude = controls["chosen"]["mnist-lenet300"]["magnitude"]
+    nonzero, parameters = (mean(row["compression"][key] for row in rows) for rows, key in
+                           ((single, "nonzero"), (units, "parameters")))  # fmt: skip
+    faster = [row["compression"]["latency"]["batch_128"] for row in units]
+    over, under = (_changes([net[name]["change"] for net in nets]) for name in ("dense start", magnitude))
+    return [
+        f"- **{nonzero:.0f}x fewer non-zeros** and {_error(single)}; compared with the dense network {over}",
+        f"- **Fewer errors than magnitude pruning** to the same number of weights in the same number of epochs: {under}",
+        f"- **{parameters:.1f}x fewer parameters** in smaller shapes (`mnist-lenet300-units.yaml`) and {_error(units)}; "
+        f"{mean(faster):.1f}x faster ({min(faster):.1f} to {max(faster):.1f}) at batch 128",
+    ]
+
+
+def _error(rows: list[dict[str, Any]]) -> str:
+    found = [row["error"] for row in rows]
+    return f"{mean(found):.2f}% error ({min(found):.2f} to {max(found):.2f})"
+
+
+def _changes(changes: list[list[float]]) -> str:
+    intervals = "; ".join(f"{low:+.2f} to {high:+.2f}" for _, low, high in changes)
+    return f"{mean(change for change, _, _ in changes):+.2f} points (95% intervals by seed: {intervals})"
+
+
+BLOCKS = {"headline": headline, "mnist": mnist, "evaluation": evaluation}
+
+
+def names(text: str) -> list[str]:
+    """The blocks that a page has."""
+    return [name for name in BLOCKS if f"<!-- {name} -->\n" in text]
 
 
 def filled(text: str, results: Path) -> str:
-    """README's text with the lines between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
-    for name, make in BLOCKS.items():
+    """A page's text with the lines between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    for name in names(text):
         first, last = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
-        before, found, rest = text.partition(first)
+        before, _, rest = text.partition(first)
         _, end, after = rest.partition(last)
-        if not found or not end:
-            sys.exit(f"{README.name}: the marks {first.strip()} and {last.strip()} are missing")
-        text = "\n".join([before + first, *make(results), "", last + after])
+        if not end:
+            sys.exit(f"the mark {last.strip()} is missing")
+        text = "\n".join([before + first, *BLOCKS[name](results), "", last + after])
     return text
 
 
@@ -90,12 +133,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    new = filled(text, HERE / "results")
-    if options.check and new != text:
-        sys.exit("README.md is not what the stored results say: python benchmarks/readme.py")
-    if not options.check:
-        README.write_text(new, encoding="utf-8")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = filled(text, HERE / "results")
+        if options.check and new != text:
+            sys.exit(f"{page.name} is not what the stored results say: python benchmarks/readme.py")
+        if not options.check:
+            page.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

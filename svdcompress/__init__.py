@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from svdcompress.layers import Posterior, Prior, sampling, set_posterior
     from svdcompress.likelihoods import Likelihood, set_likelihood
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
-    from svdcompress.pipeline import Sparsified, sparsify
+    from svdcompress.pipeline import OpenRun, Sparsified, load_run, sparsify
     from svdcompress.prune import PruneReport, groups, prune
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.report import plot_tradeoff
@@ -30,7 +30,7 @@ _HOMES = {
     "layers": ("Posterior", "Prior", "sampling", "set_posterior"),
     "likelihoods": ("Likelihood", "set_likelihood"),
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
-    "pipeline": ("Sparsified", "sparsify"),
+    "pipeline": ("OpenRun", "Sparsified", "load_run", "sparsify"),
     "prune": ("PruneReport", "groups", "prune"),
     "relevance": ("Masks", "hold", "relevance"),
     "report": ("plot_tradeoff",),
@@ -47,6 +47,7 @@ __all__ = [
     "Likelihood",
     "LinearWarmup",
     "Masks",
+    "OpenRun",
     "PlanEntry",
     "Posterior",
     "Prediction",
@@ -67,6 +68,7 @@ __all__ = [
     "hold",
     "kl_divergence",
     "load",
+    "load_run",
     "mc_predict",
     "plan",
     "plot_tradeoff",

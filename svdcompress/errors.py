@@ -16,7 +16,7 @@ LONGEST = 4000
 
 
 class SvdcError(Exception):
-    """Base of all errors that are the caller's to mend. A message of more than LONGEST characters loses its middle."""
+    """Base of all errors that the caller can fix. A message of more than LONGEST characters loses its middle."""
 
     exit_code = 1
     resumable = False
@@ -27,80 +27,80 @@ class SvdcError(Exception):
 
 
 class UsageError(SvdcError):
-    """Options or arguments that do not go together (the same code that Typer uses)."""
+    """Options or arguments that are wrong, or don't go together."""
 
     exit_code = 2
 
 
 class RecipeError(SvdcError):
-    """A recipe that cannot be read: unknown field, wrong value, no such file."""
+    """Recipe: unknown field, wrong value, or no such file."""
 
     exit_code = 3
 
 
 class ModelError(SvdcError):
-    """A model that cannot be made, converted or run."""
+    """Model: can't be made, converted or run."""
 
     exit_code = 4
 
 
 class CheckpointError(SvdcError):
-    """Weights that are missing, truncated, unsafe to read, or made for another model."""
+    """Weights: missing, truncated, unsafe, or made for another model."""
 
     exit_code = 5
 
 
 class DataError(SvdcError):
-    """Data that is missing, empty, out of range or not finite."""
+    """Data: missing, empty, out of range or not finite."""
 
     exit_code = 6
 
 
 class OutputError(SvdcError):
-    """A place that cannot be written, or that holds something else already."""
+    """Output: can't be written, or already holds something else."""
 
     exit_code = 7
 
 
 class TrainingError(SvdcError):
-    """Training that cannot go on, such as a loss that is not finite."""
+    """Training can't continue, e.g. the loss is not finite."""
 
     exit_code = 8
 
 
 class PruneError(SvdcError):
-    """Masks or example inputs that do not fit the model to be pruned."""
+    """Pruning: masks or example inputs don't fit the model."""
 
     exit_code = 9
 
 
 class ExportError(SvdcError):
-    """A model that ONNX cannot hold, or an exported file that disagrees with PyTorch."""
+    """ONNX can't represent the model, or the file disagrees with PyTorch."""
 
     exit_code = 10
 
 
 class DependencyError(SvdcError):
-    """An optional package that this command needs and that is not installed."""
+    """An optional package is needed and not installed."""
 
     exit_code = 11
 
 
 class TrustError(SvdcError):
-    """A file that names code to be run, which needs your word: --trust-code."""
+    """A file names code to run: allow it with --trust-code."""
 
     exit_code = 12
 
 
 class VerifyError(SvdcError):
-    """A run's files that are not what its report says of them."""
+    """A run's files are not what its report says."""
 
     exit_code = 13
     resumable = True
 
 
 class Interrupted(SvdcError):
-    """Stopped by a signal; what was done is saved and can be resumed."""
+    """Stopped by a signal; continue with --resume."""
 
     exit_code = 130
 
@@ -126,6 +126,19 @@ def shortened(text: str, length: int = 200) -> str:
     note = f" ... ({len(text) - length:,} characters left out) ... "
     head = max(0, length - len(note)) * 2 // 3
     return text[:head] + note + text[len(text) - max(0, length - len(note) - head) :]
+
+
+def cause(error: BaseException) -> str:
+    """The first line of another library's error for a message; shapes that don't match are put into words.
+
+    >>> cause(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x64 and 8x4)"))
+    'a Linear layer takes 8 features and got 64'
+    """
+    line = shortened(str(error).strip().partition("\n")[0])
+    found = re.search(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)", line)
+    if found:
+        return f"a Linear layer takes {found[3]} features and got {found[2]}"
+    return line
 
 
 def explained(error: Any, most: int = 3) -> str:

@@ -37,7 +37,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """0 up to epoch `start`, then linear to `final` at epoch `stop` (the schedule of Molchanov et al.'s code: 5, 20)."""
+    """0 up to epoch `start`, then linear to `final` at epoch `stop` (the schedule of Molchanov et al.'s code: 5, 20).
+
+    Example:
+        >>> svdc.LinearWarmup(start=5, stop=20)(12.5)
+        0.5
+    """
 
     start: float = 5
     stop: float = 20
@@ -84,6 +89,9 @@ def kl_divergence(model: nn.Module) -> Tensor:
     """KL(posterior || prior) in nats, summed over all variational layers, each posterior once; a scalar with gradient.
 
     Layers that share their parameters count once. Raises UsageError if the model has no variational layer.
+
+    Example:
+        >>> svdc.kl_divergence(svdc.convert(model)).backward()
     """
     layers: dict[Any, VariationalLayer] = {}
     for _, layer in variational_layers(model):
@@ -115,6 +123,10 @@ class ELBO(nn.Module):
     schedule: beta by epoch, or a constant.
 
     After each call `last_nll` and `last_kl` hold the detached terms.
+
+    Example:
+        >>> elbo = svdc.ELBO(svdc.convert(model), torch.nn.CrossEntropyLoss(), num_examples=60_000)
+        >>> elbo(model(x), y).backward()
     """
 
     model: nn.Module

@@ -88,6 +88,10 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
     threshold: one limit for all, or {"weight": 3, "input": 4}; None: each layer's own (3 unless told otherwise), or the
         mask that it holds.
     Raises UsageError if the model has no variational layer.
+
+    Example:
+        >>> masks = svdc.relevance(svdc.convert(model), threshold=3.0)
+        >>> [(layer.name, layer.sparsity) for layer in masks.layers]
     """
     masks = {name: layer.relevant(threshold).clone() for name, layer in variational_layers(model)}
     if not masks:
@@ -152,7 +156,11 @@ def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
 
 
 def hold(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
-    """Fix which weights live, in every mode, whatever log alpha becomes (None lets log alpha decide again); in place."""
+    """Fix which weights live, in every mode, whatever log alpha becomes (None lets log alpha decide again); in place.
+
+    Example:
+        >>> svdc.hold(model, svdc.relevance(svdc.convert(model)))
+    """
     checked = None if masks is None else as_masks(model, masks)
     for name, layer in variational_layers(model):
         layer.mask = None if checked is None else checked[name].to(layer.weight.device)

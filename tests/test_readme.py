@@ -1,4 +1,4 @@
-"""README's tables are those of the stored results."""
+"""The figures of README and docs/benchmarks.md are those of the stored results."""
 
 import importlib
 import sys
@@ -14,8 +14,10 @@ def test_tables_are_what_the_stored_results_say(monkeypatch):
     known = {name: sys.modules.pop(name, None) for name in names}
     try:
         readme = importlib.import_module("readme")
-        text = (ROOT / "README.md").read_text(encoding="utf-8")
-        assert readme.filled(text, ROOT / "benchmarks" / "results") == text
+        texts = [page.read_text(encoding="utf-8") for page in readme.PAGES]
+        assert sorted(name for text in texts for name in readme.names(text)) == sorted(readme.BLOCKS)  # each on one page
+        for text in texts:
+            assert readme.filled(text, ROOT / "benchmarks" / "results") == text
     finally:
         for name in names:
             sys.modules.pop(name, None)

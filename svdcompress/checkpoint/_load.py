@@ -32,6 +32,10 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
 
     Exact to the bit, the tensors' dtypes included; each tensor stays on the model's device. Raises CheckpointError for a
     file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was.
+
+    Example:
+        >>> svdc.save(svdc.convert(model), "model.safetensors")
+        >>> svdc.load("model.safetensors", torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)))
     """
     manifest = read_manifest(path)
     likelihood = _likelihood(path, manifest)

@@ -29,6 +29,9 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
     extra: JSON-able, kept in the manifest under "extra".
     Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state is not made of tensors alone,
     OutputError if the file cannot be written.
+
+    Example:
+        >>> svdc.save(svdc.convert(model), "model.safetensors")
     """
     tensors, ties = _state(model)
     manifest = _manifest(model, tensors, ties, dict(extra or {}))

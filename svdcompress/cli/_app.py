@@ -8,12 +8,13 @@ import typer
 
 from svdcompress import errors
 from svdcompress.cli import _bench, _compare, _evaluate, _inspect, _recipes, _runs, _sparsify, _verify
+from svdcompress.cli._command import SETTINGS, Command, Group
 from svdcompress.cli._common import command
 from svdcompress.cli._threads import wait_passively
 
 EXIT_CODES = (
-    ("0", "done (figures that could not be made are warnings, and `failed` in report.json: the files are there)"),
-    ("1", "an error of the program itself (please report it, with --debug)"),
+    ("0", "done; figures that could not be made are warnings"),
+    ("1", "a bug: please report it, with --debug"),
     *(
         (str(kind.exit_code), (kind.__doc__ or "").strip().partition("\n")[0].rstrip("."))
         for kind in (
@@ -36,10 +37,9 @@ EXIT_CODES = (
 """Exit codes and what each means, as the help lists them."""
 
 HELP = """
-Makes a trained network smaller by asking, of each weight, whether the data still need it; what is left still says how sure
-it is.
+Make a trained network smaller by dropping the weights the data doesn't support. What is left still knows how sure it is.
 
-[bold]A first run[/] (scikit-learn's digits, no download, about a minute):
+[bold]Try it[/] (scikit-learn's digits, nothing to download, about a minute):
 
   svdc sparsify digits
 
@@ -47,20 +47,18 @@ it is.
 
   svdc inspect  --model ./model.py:make --data imagefolder:photos
 
-  svdc sparsify --model ./model.py:make --weights trained.pt --data imagefolder:photos --out runs/photos
+  svdc sparsify --model ./model.py:make --weights trained.pt --data imagefolder:photos --max-drop 0.5
 
-[bold]What came of it:[/] open runs/photos/report.html; then
+[bold]Then[/] open the run's report.html, and:
 
-  svdc evaluate runs/photos --trust-code        dense and sparse, with and without uncertainty
+  svdc evaluate RUN                    dense vs. sparse, with and without uncertainty
 
-  svdc predict runs/photos --input x.npy --model ./model.py:make
+  svdc predict RUN --input x.npy       predictions, and how sure each one is
 
-(the folder names your Python code, and a folder can come from anybody: your word is needed to run it)
+[bold]Recipes[/] are YAML files with all settings: `svdc recipes`, `svdc recipes copy digits`. Any field can be set with
+--set, as in --set train.beta.final=0.1.
 
-[bold]Recipes[/] are YAML files that hold all settings: `svdc recipes list`, `svdc recipes copy digits`. Each field can
-be set with --set, as in --set train.beta.final=0.1.
-
-[bold]Tab completion[/] of commands, options and recipes: `svdc --install-completion`, then open a new shell.
+[bold]Tab completion:[/] `svdc --install-completion`, then open a new shell.
 """
 
 app = typer.Typer(
@@ -69,7 +67,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="[bold]Exit codes:[/] " + "; ".join(f"[bold]{code}[/] {meaning}" for code, meaning in EXIT_CODES),
+    cls=Group,
+    context_settings=SETTINGS,
+    epilog="\b\n" + "\n".join(["[bold]Exit codes[/]", *(f"[bold]{code:>3}[/]  {meaning}" for code, meaning in EXIT_CODES)]),
 )
 
 
@@ -90,12 +90,12 @@ def _root(
 
 MAIN, AFTER = "Make a model smaller", "With a run's folder"
 
-app.command(rich_help_panel=MAIN)(command(_sparsify.sparsify))
-app.command(rich_help_panel=MAIN)(command(_inspect.inspect))
-app.command(rich_help_panel=MAIN)(command(_compare.sweep))
+app.command(cls=Command, rich_help_panel=MAIN)(command(_sparsify.sparsify))
+app.command(cls=Command, rich_help_panel=MAIN)(command(_inspect.inspect))
+app.command(cls=Command, rich_help_panel=MAIN)(command(_compare.sweep))
 app.add_typer(_recipes.app, name="recipes", rich_help_panel=MAIN)
 for _work in (_evaluate.evaluate, _runs.predict, _runs.export, _bench.bench, _runs.report, _compare.compare, _verify.verify):
-    app.command(rich_help_panel=AFTER)(command(_work))
+    app.command(cls=Command, rich_help_panel=AFTER)(command(_work))
 
 
 def main() -> None:

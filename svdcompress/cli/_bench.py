@@ -36,7 +36,7 @@ NAMES = {"dense": "dense", "sparse": "sparse", "sampled": "sparse, samples"}
 
 def bench(
     run: Run,
-    batch: Annotated[list[int], typer.Option(help="A batch size; may be given several times.")] = [1, 128],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(help="A batch size; can be repeated.")] = [1, 128],  # noqa: B006
     threads: Annotated[int, typer.Option(help="Threads of onnxruntime, and of PyTorch on the CPU.")] = 1,
     seconds: Annotated[float, typer.Option(help="Time for each batch size, by each of the two.")] = 2.0,
     device: Device = "auto",
@@ -46,10 +46,10 @@ def bench(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a run's files again, dense against sparse, on this machine: latency, bytes, multiply-accumulates.
+    """Measure a run on this machine, dense vs. sparse: latency, bytes, multiply-accumulates.
 
-    The ONNX files run in onnxruntime, on the CPU. PyTorch runs on --device: the dense model, the pruned one by its mean, and
-    the pruned one with --samples draws and their uncertainties.
+    The ONNX files run in onnxruntime on the CPU. In PyTorch, on --device: the dense model, the mean of the pruned one, and the
+    pruned one with --samples draws and their uncertainties.
     """
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")

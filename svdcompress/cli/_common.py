@@ -19,29 +19,29 @@ from rich.console import Console
 from svdcompress.errors import ModelError, OutputError, SvdcError, UsageError, out_of_memory
 
 MOST_SAMPLES = 1_000_000
-"""Draws beyond which nothing more is known, but the time is without end."""
+"""More draws than this add nothing but time."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel="Output")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.", rich_help_panel="Output")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.", rich_help_panel="Output")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Samples = Annotated[int, typer.Option(help="Draws of the weights.", min=1, max=MOST_SAMPLES)]
 TrustCode = Annotated[
     bool,
-    typer.Option("--trust-code", help="Run the Python code that RUN's files name: if you know it. See THREATS.md."),
+    typer.Option("--trust-code", help="Allow the Python code that RUN's files name, if you trust it. See THREATS.md."),
 ]
 ModelAgain = Annotated[
-    str | None, typer.Option("--model", help="The model's name, as for sparsify, in place of the one that RUN names.")
+    str | None, typer.Option("--model", help="The model, named as for sparsify, instead of the one RUN names.")
 ]
 
 WIDE = 160
-"""Columns of a table that goes into a file or a pipe."""
+"""Columns of a table written to a file or a pipe."""
 
 
 def out_console() -> Console:
-    """Where results go. In a file or a pipe tables need not fit a screen."""
+    """Where results go. In a file or a pipe, tables need not fit a screen."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 
@@ -78,7 +78,7 @@ def command(work: Function) -> Function:
             elif out_of_memory(error):
                 _say("error: out of memory: take a machine or device with more")
             else:
-                _say(f"error: {type(error).__name__}: {error} (an error of the program itself: --debug shows where)")
+                _say(f"error: {type(error).__name__}: {error} (this is a bug: please report it; --debug shows where)")
             raise typer.Exit(ModelError.exit_code if out_of_memory(error) else 1) from None
 
     return run  # type: ignore[return-value]

@@ -15,12 +15,8 @@ from svdcompress.cli._common import Debug, Device, Json, err_console, out_consol
 from svdcompress.errors import UsageError
 from svdcompress.recipe import MEASURES
 
-Picture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the picture, error against size: .png, .svg or .pdf.")
-]
-Measure = Annotated[
-    str, typer.Option(metavar="MEASURE", help=f"The picture's size: {', '.join(MEASURES)}. The table has all of them.")
-]
+Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot of error vs. size: .png, .svg or .pdf.")]
+Measure = Annotated[str, typer.Option(metavar="MEASURE", help=f"Size in the plot: {', '.join(MEASURES)}. The table has all.")]
 
 
 def compare(
@@ -30,7 +26,7 @@ def compare(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put runs into one table: error of the dense and the sparse model on test data, and how much smaller it is."""
+    """Compare finished runs in one table: test error of the dense and the sparse model, and how much smaller it is."""
     from svdcompress import report
 
     _check_measure(measure)
@@ -42,19 +38,19 @@ def sweep(
     settings: s.Settings,
     grid: Annotated[
         list[str],
-        typer.Option(metavar="FIELD=A,B,...", help="Values of a field of the recipe; several make all combinations."),
+        typer.Option(metavar="FIELD=A,B,...", help="Values for a field of the recipe; repeat for all combinations."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder that gets a run's folder for each combination.")],
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).")] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the runs, one subfolder per combination.")],
+    seed: Annotated[int | None, typer.Option(help="Random seed (0).")] = None,
     device: Device = None,
     picture: Picture = None,
     measure: Measure = "nonzero",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a recipe with each combination of some settings, then compare the runs. One that is stopped goes on when repeated.
+    """Run a recipe with all combinations of some settings, then compare the runs. Run it again to continue a stopped sweep.
 
-    As in: svdc sweep digits --grid train.beta.final=0.1,0.3,1 --grid convert.share=weight,input --out runs/grid
+    Example: svdc sweep digits --grid train.beta.final=0.1,0.3,1 --grid convert.share=weight,input --out runs/grid
     """
     from svdcompress import pipeline, report
     from svdcompress.recipe import load_recipe
@@ -131,7 +127,7 @@ def _show(found: Sequence[dict[str, Any]], folders: Sequence[Path], picture: Pat
     console.print(table)
     unit = {row["metric"] for row in rows}
     console.print(
-        f"\n{' and '.join(sorted(unit))} on test data; sizes and latencies as times smaller and faster than the dense model's",
+        f"\n{' and '.join(sorted(unit))} on test data; sizes and latencies are factors relative to the dense model",
         highlight=False,
     )
     if picture is not None:

@@ -42,43 +42,44 @@ def evaluate(
     samples: Samples = 100,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     members: Annotated[
-        int, typer.Option(help="Dense networks of a deep ensemble, trained by the run's recipe; kept in RUN/baselines.", min=0)
+        int,
+        typer.Option(help="Dense networks for a deep ensemble, trained with the run's recipe; kept in RUN/baselines.", min=0),
     ] = 0,
     shift: Annotated[
-        bool, typer.Option("--shift", help="Test data gone bad by degrees, too: blur, noise, missing values, masked words.")
+        bool,
+        typer.Option("--shift", help="Also test corrupted data, at several levels: blur, noise, missing values, masked words."),
     ] = False,
     magnitude: Annotated[
         bool | None,
         typer.Option(
             "--magnitude/--no-magnitude",
-            help="Magnitude pruning to as many weights; unasked where its training takes a minute or less.",
+            help="Magnitude pruning to as many weights; automatic if training it takes a minute or less.",
         ),
     ] = None,
     laplace: Annotated[
         bool | None,
-        typer.Option("--laplace/--no-laplace", help="Laplace on the dense last layer; unasked where laplace-torch is there."),
+        typer.Option(
+            "--laplace/--no-laplace", help="Laplace on the dense last layer; automatic if laplace-torch is installed."
+        ),
     ] = None,
     outside: Annotated[
         list[str],
-        typer.Option(
-            help="Images of another kind, named as for --data: cifar10:DIR, mnist:DIR, ... May be given several times."
-        ),
+        typer.Option(help="Images of another kind, named as for --data: cifar10:DIR, mnist:DIR, ... Can be repeated."),
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and pictures (RUN/evaluation).")] = None,
-    batch: Annotated[int, typer.Option(help="Inputs that go through a model at once; fewer take less memory.", min=1)] = BATCH,
+    batch: Annotated[int, typer.Option(help="Inputs per pass; fewer take less memory.", min=1)] = BATCH,
     device: Device = "auto",
     model: ModelAgain = None,
     trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare, on the test data, the dense model, its calibrated and its MC-dropout forms, other baselines, and the sparse
-    model with samples.
+    """Compare uncertainties on the test data: dense, calibrated, MC dropout, other baselines, the sparse model with samples.
 
-    Also how well each tells inputs that are none of the data's kind from those that are: the test's own numbers (or words)
-    shuffled, uniform noise, and with --outside images of other data, made grey or colour and of the size of the run's.
+    Also measures how well each detects inputs unlike the data: the test inputs with their numbers (or words) shuffled, uniform
+    noise, and with --outside images from other data, converted to gray or color and resized as needed.
 
-    Differences from the dense model with a temperature have 95% intervals; green and red are those that the test data show.
+    Differences from the dense model with a temperature have 95% intervals; green and red mark those that are significant.
     """
     from svdcompress import report, uncertainty
     from svdcompress.evaluation import Wanted, evaluate_run

@@ -16,10 +16,10 @@ from svdcompress.errors import UsageError
 
 @s.with_settings
 def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> None:
-    """Say which layers would be converted and which units could be removed, what each costs, and why not the others.
+    """Show which layers would be converted and which units can be removed, what each costs, and why not the others.
 
-    Nothing is trained. Parameters and multiply-accumulates (MACs, for one example) are those of each layer, and those that
-    would go with one unit of a group. Without --data it is the layers alone: the model is not run.
+    Nothing is trained. Lists parameters and multiply-accumulates (MACs, for one example) of each layer, and those removed with
+    one unit of each group. Without --data only the layers are listed, as the model is not run.
 
     Example: svdc inspect --model ./model.py:make --data npz:examples.npz
     """
@@ -71,7 +71,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     console.print(plan_table(entries) if data is None else _layers_table(found["plan"]))
     if data is None:
         console.print(
-            "\nWith --data also: the cost of one example, layers whose weight is read past them, and units that can be removed."
+            "\nWith --data also: the cost of one example, layers whose weight is read directly, and units that can be removed."
         )
     elif found["pruning"].get("groups"):
         console.print()
@@ -118,7 +118,7 @@ def _layers_table(plan: list[dict[str, Any]]) -> Table:
 
 
 def _groups_table(groups: list[dict[str, Any]]) -> Table:
-    table = Table(title="units that go together", title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(title="units that are removed together", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("group", no_wrap=True)
     wide = any(group["units"] != group["kept"] + group["removed"] for group in groups)  # heads, say, of many channels
     for heading in ("units", *(["channels"] if wide else []), "parameters each", "MACs each"):

@@ -1,4 +1,4 @@
-"""`svdc recipes`: the shipped recipes."""
+"""`svdc recipes`: the bundled recipes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import typer
 from rich.syntax import Syntax
 from rich.table import Table
 
+from svdcompress.cli._command import Command, Group
 from svdcompress.cli._common import Debug, Json, command, out_console, print_json
 from svdcompress.cli._settings import complete_recipe
 from svdcompress.errors import OutputError
 from svdcompress.recipe import describe_recipe, find_recipe, shipped_recipes
 
-app = typer.Typer(invoke_without_command=True, help="List, show or copy the shipped recipes; alone it lists them.")
+app = typer.Typer(cls=Group, invoke_without_command=True, help="List, show or copy the bundled recipes (alone: list them).")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name.", autocompletion=complete_recipe)]
 
@@ -26,10 +27,10 @@ def _alone(context: typer.Context) -> None:
         list_()
 
 
-@app.command(name="list")
+@app.command(name="list", cls=Command)
 @command
 def list_(json: Json = False, debug: Debug = False) -> None:
-    """Name each recipe, with what it shows."""
+    """List the recipes and what each one shows."""
     found = {name: describe_recipe(path) for name, path in shipped_recipes().items()}
     if json:
         print_json(found)
@@ -40,7 +41,7 @@ def list_(json: Json = False, debug: Debug = False) -> None:
     out_console().print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 @command
 def show(name: Name, debug: Debug = False) -> None:
     """Print a recipe."""
@@ -52,14 +53,14 @@ def show(name: Name, debug: Debug = False) -> None:
         print(text, end="")
 
 
-@app.command()
+@app.command(cls=Command)
 @command
 def copy(
     name: Name,
-    to: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where to (NAME.yaml here).")] = None,
+    to: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The file to write (NAME.yaml).")] = None,
     debug: Debug = False,
 ) -> None:
-    """Copy a recipe into a file of your own, to change it."""
+    """Copy a recipe to a file of your own, to edit it."""
     source = find_recipe(name)
     target = to or Path(f"{source.stem}.yaml")
     if target.is_dir():
@@ -70,4 +71,4 @@ def copy(
         target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
-    out_console().print(f"{target}: change what you like, then: svdc sparsify {target}", highlight=False)
+    out_console().print(f"{target}: edit it, then run: svdc sparsify {target}", highlight=False)

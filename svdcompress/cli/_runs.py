@@ -39,7 +39,7 @@ def export(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's model as ONNX once more, in another form, checked against PyTorch; with the run's metadata."""
+    """Export a run's model to ONNX again, in another form; checked against PyTorch."""
     from svdcompress.export import export_onnx
     from svdcompress.likelihoods import own_likelihood
     from svdcompress.pipeline import baked, export_model, feed, file_metadata, promised, sets_of
@@ -76,7 +76,7 @@ def export(
 
 
 def report(run: Run, json: Json = False, debug: Debug = False) -> None:
-    """Print a run's table and write its report.html anew from report.json."""
+    """Print a run's table, and rebuild report.html from report.json."""
     from svdcompress import report as made
     from svdcompress.pipeline import open_run, stored_recipe
 
@@ -99,26 +99,26 @@ def predict(
     run: Run,
     input_: Annotated[Path, typer.Option("--input", help="npy, npz, csv, parquet, an image, or a folder of images.")],
     samples: Samples = 100,
-    onnx: Annotated[bool, typer.Option("--onnx", help="With model_mc.onnx in onnxruntime in place of PyTorch.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Use model_mc.onnx in onnxruntime instead of PyTorch.")] = False,
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws; by default 0, with --onnx a fresh one.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws (0; with --onnx a fresh one).")] = None,
     device: Device = "auto",
     model: ModelAgain = None,
     answer_above: Annotated[
         float | None,
-        typer.Option(help="Accuracy wanted on what is answered, as in 0.99; inputs that are not sure enough are marked."),
+        typer.Option(help="Accuracy wanted on answered inputs, e.g. 0.99; the others are marked."),
     ] = None,
     coverage: Annotated[
-        float | None, typer.Option(help="Share of truths that a prediction set or interval is to hold, as in 0.9.")
+        float | None, typer.Option(help="How often prediction sets or intervals should contain the truth, e.g. 0.9.")
     ] = None,
     trust_code: TrustCode = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict, and say how sure: mean, variance and entropies of each input, written as a table.
+    """Predict, and say how sure: a table with mean, variance and entropies for each input.
 
-    With --answer-above a column says which inputs are answered; the confidence that it takes comes from the run's validation
-    data. With --coverage a column has each input's set of classes, or columns the ends of its interval.
+    --answer-above adds a column that says which inputs are answered; the confidence this takes comes from the run's validation
+    data. --coverage adds each input's set of classes, or the ends of its interval.
 
     Example: svdc predict runs/digits --input scans.npy --samples 200 --out sure.csv
     """

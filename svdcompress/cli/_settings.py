@@ -37,9 +37,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 RecipeArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[RECIPE]", help="A YAML file, or a shipped recipe's name such as digits.", autocompletion=complete_recipe
-    ),
+    typer.Argument(metavar="[RECIPE]", help="A YAML file, or a bundled recipe such as digits.", autocompletion=complete_recipe),
 ]
 Model = Annotated[
     str | None,
@@ -50,24 +48,24 @@ Model = Annotated[
     ),
 ]
 ModelArg = Annotated[
-    list[str], typer.Option(metavar="KEY=VALUE", help="An argument of the model's factory.", rich_help_panel=MODEL)
+    list[str], typer.Option(metavar="KEY=VALUE", help="An argument for the model's factory.", rich_help_panel=MODEL)
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="The trained model: .safetensors, .pt or .pth. Without it the dense model is trained first.", rich_help_panel=MODEL
+        help="Trained weights: .safetensors, .pt or .pth. Without them the dense model is trained first.", rich_help_panel=MODEL
     ),
 ]
 Trained = Annotated[
     bool | None,
     typer.Option(
         "--trained/--untrained",
-        help="The model comes with trained weights from its factory: do not train it first (known of hf: folders).",
+        help="The factory returns a trained model: don't train it first (automatic for hf: folders).",
         rich_help_panel=MODEL,
     ),
 ]
 StripPrefix = Annotated[
-    str | None, typer.Option(help="Taken off the names of the weights, such as module.", rich_help_panel=MODEL)
+    str | None, typer.Option(help="Prefix to remove from the names of the weights, such as module.", rich_help_panel=MODEL)
 ]
 DataName = Annotated[
     str | None,
@@ -79,7 +77,7 @@ DataName = Annotated[
     ),
 ]
 DataArg = Annotated[
-    list[str], typer.Option(metavar="KEY=VALUE", help="An argument of the data's factory.", rich_help_panel=DATA)
+    list[str], typer.Option(metavar="KEY=VALUE", help="An argument for the data's factory.", rich_help_panel=DATA)
 ]
 Target = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="The column to predict, for tables; several as A,B.", rich_help_panel=DATA)
@@ -88,8 +86,8 @@ Validation = Annotated[
     str | None,
     typer.Option(
         metavar="SHARE|SOURCE",
-        help="What chooses: a share or number of the training data (0.1), test:50% of the test data, or another source. "
-        "Weights that have seen the training data need one of the latter.",
+        help="Validation data: a share or number of the training data (0.1), test:50% of the test data, or another source. "
+        "Use one of the last two if the weights have seen the training data.",
         rich_help_panel=DATA,
     ),
 ]
@@ -107,7 +105,9 @@ LossName = Annotated[
 ]
 Set = Annotated[
     list[str],
-    typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the recipe: train.beta.final=0.1.", rich_help_panel=RUN),
+    typer.Option(
+        "--set", metavar="FIELD=VALUE", help="Any field of the recipe, e.g. train.beta.final=0.1.", rich_help_panel=RUN
+    ),
 ]
 
 

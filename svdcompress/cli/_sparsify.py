@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,33 +27,33 @@ def sparsify(
     settings: s.Settings,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Epochs of fine-tuning (20); those of the dense model: --dense-epochs.", rich_help_panel=s.TRAINING),
+        typer.Option(help="Epochs of fine-tuning (20).", rich_help_panel=s.TRAINING),
     ] = None,
     dense_epochs: Annotated[
         int | None,
-        typer.Option(help="Epochs of the dense model, where there are no --weights (20).", rich_help_panel=s.TRAINING),
+        typer.Option(help="Epochs for the dense model if there are no --weights (20).", rich_help_panel=s.TRAINING),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Limit on log alpha from which a weight goes (3), in all layers.", rich_help_panel=s.TRAINING),
+        typer.Option(help="Drop weights with log alpha at or above this, in all layers (3).", rich_help_panel=s.TRAINING),
     ] = None,
     max_drop: Annotated[
         float | None,
         typer.Option(
-            help="Search for the smallest model that loses at most so many points of validation error (regression: per cent of "
-            "the RMSE).",
+            help="Find the smallest model that loses at most this many points of validation error (regression: percent of the "
+            "RMSE).",
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
     max_error: Annotated[
         float | None,
-        typer.Option(help="The same as a bound on the error itself, in per cent (regression: RMSE).", rich_help_panel=s.SEARCH),
+        typer.Option(help="The same as a limit on the error itself, in percent (regression: RMSE).", rich_help_panel=s.SEARCH),
     ] = None,
     goal: Annotated[
         str | None,
         typer.Option(
             metavar="MEASURE=SIZE",
-            help="Search for the best model of a size: latency=2x, macs=0.4, parameters=10x, nonzero=50x, bytes=200kB.",
+            help="Find the best model of a size: latency=2x, macs=0.4, parameters=10x, nonzero=50x, bytes=200kB.",
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
@@ -60,47 +61,54 @@ def sparsify(
         str | None,
         typer.Option(
             metavar="MEASURE",
-            help="What --max-drop makes small: parameters, macs, latency, bytes, nonzero.",
+            help="What --max-drop minimizes: parameters, macs, latency, bytes, nonzero.",
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Most models to try (8).", rich_help_panel=s.SEARCH)] = None,
+    trials: Annotated[int | None, typer.Option(help="Models to try, at most (8).", rich_help_panel=s.SEARCH)] = None,
     max_minutes: Annotated[
-        float | None, typer.Option(help="No trial begins after so many minutes of searching.", rich_help_panel=s.SEARCH)
+        float | None, typer.Option(help="Start no trial after this many minutes of searching.", rich_help_panel=s.SEARCH)
     ] = None,
     latency_command: Annotated[
         str | None,
         typer.Option(
             metavar="CMD",
-            help="Asked for the latency: run with an ONNX file as its last argument, it prints milliseconds.",
+            help="A command that measures latency: gets an ONNX file as its last argument, prints milliseconds.",
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
     no_calibrate: Annotated[
         bool,
-        typer.Option("--no-calibrate", help="No temperature, no other posterior than training's.", rich_help_panel=s.TRAINING),
+        typer.Option(
+            "--no-calibrate", help="Fit no temperature; keep the posterior from training.", rich_help_panel=s.TRAINING
+        ),
     ] = False,
     coverage: Annotated[
         float | None,
         typer.Option(
-            help="Share of truths that prediction sets or intervals are to hold, as in 0.9.", rich_help_panel=s.TRAINING
+            help="How often prediction sets or intervals should contain the truth, e.g. 0.9.", rich_help_panel=s.TRAINING
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness (0).", rich_help_panel=s.RUN)] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (0).", rich_help_panel=s.RUN)] = None,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder (a new one below runs/).", rich_help_panel=s.RUN)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=s.RUN)] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: a new one in runs/).", rich_help_panel=s.RUN)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.", rich_help_panel=s.RUN)] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="If --out holds something, move it aside first.", rich_help_panel=s.RUN)
+        bool, typer.Option("--overwrite", help="If --out is not empty, move it aside first.", rich_help_panel=s.RUN)
     ] = False,
     trust_code: Annotated[
         bool,
         typer.Option(
-            "--trust-code", help="With --resume: run the Python code that the folder's recipe names.", rich_help_panel=s.RUN
+            "--trust-code", help="With --resume: allow the Python code that the folder's recipe names.", rich_help_panel=s.RUN
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, estimated time and memory; write nothing.", rich_help_panel=s.RUN)
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the plan and estimates of time and memory; write nothing.", rich_help_panel=s.RUN
+        ),
     ] = False,
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", rich_help_panel="Output")] = False,
@@ -108,11 +116,11 @@ def sparsify(
 ) -> None:
     """Make a trained model smaller: convert, fine-tune, prune, recover, evaluate, export to ONNX, report.
 
-    With a [bold]RECIPE[/], or with --model and --data and the defaults. --max-drop or --goal search for the best model instead
-    of taking the settings as they are. Without --weights (or weights in the recipe) the dense
-    model is trained first. Everything goes into one folder: model.onnx, model_mc.onnx, model.safetensors, report.html, ...
+    Takes a [bold]RECIPE[/], or --model and --data with default settings. With --max-drop or --goal it searches for the best
+    model instead of using one fixed setting. Without --weights (or weights in the recipe) the dense model is trained first.
+    Everything goes into one folder: model.onnx, model_mc.onnx, model.safetensors, report.html, ...
 
-    A run that was stopped goes on with: svdc sparsify --resume --out FOLDER
+    Continue a stopped run with: svdc sparsify --resume --out FOLDER
     """
     if resume and (out is None or dry_run):
         raise UsageError("--resume needs --out FOLDER, the folder of the stopped run, and goes without --dry-run")
@@ -162,7 +170,20 @@ def sparsify(
         from svdcompress import report
 
         report.table(results, out_console(), folder)
+        out_console().print(next_steps(made, folder), highlight=False, markup=False, soft_wrap=True)
     leave()
+
+
+def next_steps(made: Recipe, folder: Path) -> str:
+    """What to do with a finished run: commands that work as they stand."""
+    from svdcompress.sources import code_in
+
+    run = shlex.quote(str(folder)) + (" --trust-code" if code_in(made) else "")
+    return (
+        f"\nnext: open {folder / 'report.html'}\n"
+        f"      svdc evaluate {run}  (uncertainty, compared)\n"
+        f"      svdc predict {run} --input FILE"
+    )
 
 
 def made_of_a_search(*settings: Any) -> bool:
@@ -200,17 +221,17 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
     console.print(f"beta ends at {found.beta:g} (train.beta.final: {made.train.beta.final})", highlight=False)
     share = made.convert.share
     parts = ", ".join(f"{n} {part:g}" for n, part in share.items()) if isinstance(share, dict) else str(share)
-    console.print(f"who is asked whether it is needed: {parts} (convert.share)", highlight=False)
+    console.print(f"judged together: {parts} (convert.share)", highlight=False)
     console.print(f"way to the threshold: {found.reach}", highlight=False)
     console.print(
-        f"memory for weights, gradients and optimizer: {found.memory / 1e6:,.1f} MB, beside activations", highlight=False
+        f"memory for weights, gradients and optimizer: {found.memory / 1e6:,.1f} MB, plus activations", highlight=False
     )
     parts = ", ".join(f"{name} {_minutes(value)}" for name, value in found.seconds.items())
     console.print(f"time on {found.device}, at most about {_minutes(sum(found.seconds.values()))} ({parts}):", highlight=False)
     if made.search.wanted:
         console.print(f"a search: at most {made.search.trials} trials on {made.search.levels} levels of pressure (--trials)")
     shrinks = "train and recover are" if made.train.shrink is not None else "recover is"
-    console.print(f"{shrinks} counted at the full size, but cost what is left once dead units are gone", highlight=False)
+    console.print(f"{shrinks} counted at full size, but get cheaper as dead units are removed", highlight=False)
     for line in found.warnings:
         console.print(f"[yellow]warning:[/] {escape(line)}")
 

@@ -20,11 +20,11 @@ def verify(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compute a run's figures again from its files alone, and compare them with report.json; say which file was changed.
+    """Recompute a run's figures from its files alone, and compare them with report.json; name files that were changed.
 
-    Looked at: SHA-256 and size of each file; parameters and non-zeros on the tensors of model.safetensors; model.onnx beside
-    the reloaded checkpoint; its error on the test data, in onnxruntime; the mean of model_mc.onnx beside PyTorch's. What needs
-    data that are not there, or code that is not trusted, is skipped, and the table says so. Ends with 13 if anything differs.
+    Checks: SHA-256 and size of each file; parameters and non-zeros in the tensors of model.safetensors; model.onnx against the
+    reloaded checkpoint; its test error in onnxruntime; the mean of model_mc.onnx against PyTorch. What needs missing data or
+    untrusted code is skipped, and the table says so. Exits with 13 if anything differs.
     """
     from svdcompress.pipeline import stored_recipe, verify_run
     from svdcompress.sources import code_in

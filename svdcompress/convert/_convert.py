@@ -76,6 +76,11 @@ def convert(
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
     convert, for an unknown prior, posterior or share, for a share that the prior does not know, if the model cannot run on the
     example inputs, or if a layer that is meant is variational already, with other settings; the model is then as it was.
+
+    Example:
+        >>> svdc.convert(model, share=["weight", "input"], exclude=["2"])
+        >>> model[0].log_sigma2.shape
+        torch.Size([16, 8])
     """
     prior, posterior = check_prior(prior), check_posterior(posterior)
     check_variance_dtype(variance_dtype)
@@ -134,6 +139,9 @@ def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), excl
 
     include, exclude: as for `convert`, whose `derived="fold"` does this to the layers that it converts.
     Raises ModelError if a pattern matches no module; the model is then as it was.
+
+    Example:
+        >>> svdc.fold_derived_weights(torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 3))))
     """
     found = [(entry.name, module) for entry, module in entries(model, include, exclude, "fold", None) if entry.note]
     fold_all(module for _, module in found)
@@ -141,7 +149,12 @@ def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), excl
 
 
 def to_dense(model: nn.Module) -> nn.Module:
-    """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0."""
+    """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0.
+
+    Example:
+        >>> type(svdc.to_dense(svdc.convert(model))[0])
+        <class 'torch.nn.modules.linear.Linear'>
+    """
     layers = [layer for _, layer in variational_layers(model)]
     for layer, keep in [(layer, layer.relevant()) for layer in layers]:
         layer.mask = keep  # decided for all before any weight changes: tied layers would see each other's zeros

@@ -59,6 +59,9 @@ def plan(
 
     Arguments as those of `convert`; the model is left as it was. Raises ModelError for a pattern that matches no module, and
     if the model cannot run on the example inputs.
+
+    Example:
+        >>> [(entry.name, entry.converted, entry.reason) for entry in svdc.plan(model)]
     """
     return [entry for entry, _ in entries(model, include, exclude, derived, example_inputs, filter_fn)]
 

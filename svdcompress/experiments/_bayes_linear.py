@@ -122,12 +122,12 @@ def _draw(results: dict[str, Any], settings: Settings, context: Context) -> dict
     axis, result = axes[0, 2], results["orthogonal"]
     curve = torch.logspace(-2, 5, 200)
     axis.plot(1 + curve, -curve.log(), color="#6b7280", label="-log(z² - 1)")
-    axis.scatter(result["z2"], result["log_alpha"], color="#15803d", zorder=3, label="learnt")
+    axis.scatter(result["z2"], result["log_alpha"], color="#15803d", zorder=3, label="learned")
     axis.axhline(3, color="#dc2626", linewidth=0.8, linestyle="--", label="threshold")
     axis.set(xscale="log", xlabel="z² of the least-squares weight", ylabel="log alpha", ylim=(-10, 14), title="relevance")
     axis.legend(frameon=False, fontsize=8)
     caption = (
-        "Mean and two standard deviations of each weight, of the variational posterior beside the exact one; right, log alpha "
-        "as learnt and as the closed form has it."
+        "Mean and two standard deviations of each weight, of the variational and the exact posterior; right, log alpha "
+        "as learned and in closed form."
     )
-    return save(drawing, context.out / "bayes-linear.png", "Variational beside exact", caption)
+    return save(drawing, context.out / "bayes-linear.png", "Variational vs. exact", caption)

@@ -276,7 +276,7 @@ def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         axis.axvline(years[series.known], color="#6b7280", linewidth=0.8, linestyle="--")
         extra = f", {figures['sparsity']['compression']:.0f}x fewer weights" if name.startswith("sparse") else ""
         covered = figures["nets"][name]["coverage_held_back"]
-        axis.set_title(f"{name}{extra}\n95% intervals hold {100 * covered:.0f}% of the months held back", fontsize=9)
+        axis.set_title(f"{name}{extra}\n95% intervals contain {100 * covered:.0f}% of the held-out months", fontsize=9)
     low, high = measured.min(), measured.max()
     axes[0, 0].set_ylim(low - (high - low), high + 2 * (high - low))
     for axis in axes[:, 0]:
@@ -285,7 +285,7 @@ def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         axis.set_xlabel("year")
     caption = (
         "Mean and bands of one and two standard deviations. Red: the record up to where training ends (the dashed line); from "
-        "there on the nets are on their own, at first beside the record, then beyond its end. Above each: how many of "
-        "the months held back lie within the net's 95% intervals, its noise included; 95% would be right."
+        "there the networks extrapolate, at first where the record is known, then beyond its end. Above each: how many of the "
+        "held-out months lie within the network's 95% intervals, noise included; 95% would be right."
     )
-    return save(drawing, context.out / "co2.png", "Mauna Loa CO2, carried on", caption)
+    return save(drawing, context.out / "co2.png", "Mauna Loa CO2, extrapolated", caption)

@@ -10,7 +10,7 @@ from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._loss import class_weights
-from svdcompress.pipeline._open import OpenRun, open_run, untrusted
+from svdcompress.pipeline._open import OpenRun, load_run, open_run, untrusted
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._run import run
@@ -35,6 +35,7 @@ __all__ = [
     "file_metadata",
     "final_beta",
     "free_folder",
+    "load_run",
     "make_schedule",
     "open_run",
     "out_of_reach",

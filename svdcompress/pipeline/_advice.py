@@ -28,7 +28,7 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
         )
     if recipe.convert.log_sigma2 > -12 and total >= LARGE:
         lines.append(
-            f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much noise for a large pretrained model; -15 suits better"
+            f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much for a large pretrained model; -15 is a better start"
         )
     if beta.name in ("linear", "cosine") and in_epochs(beta.stop, train.epochs) > train.epochs:
         lines.append(f"train.beta.stop={beta.stop} lies beyond train.epochs={train.epochs}: beta never reaches {final:g}")
@@ -36,9 +36,9 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
         lines.append(f"beta rises by {beta.step:g} an epoch and ends at {beta.step * train.epochs:g}, not at {final:g}")
     if weights < 0.5 * total:
         share = 100 * weights / total
-        lines.append(f"only {share:.0f}% of the {total:,} parameters are in layers to be converted (svdc inspect tells why)")
+        lines.append(f"only {share:.0f}% of the {total:,} parameters are in layers to be converted (svdc inspect shows why)")
     if examples < 500:
-        lines.append(f"only {examples} training examples: the KL counts for 1/{examples} each, so expect much to be pruned")
+        lines.append(f"only {examples} training examples: the KL counts for 1/{examples} each, so expect heavy pruning")
     if train.shrink is not None and processes > 1:
         lines.append("train.shrink works in one process only: here nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)
@@ -50,12 +50,12 @@ def _pretrained(recipe: Recipe, model: nn.Module) -> list[str]:
     if fresh := fresh_weights(model):
         what = f"{', '.join(fresh[:3])}{' ...' if len(fresh) > 3 else ''}"
         then = "the dense model is trained first" if recipe.weights.trained is None else "they start from random numbers"
-        lines.append(f"{recipe.model.name} does not hold {what}: {then}")
+        lines.append(f"{recipe.model.name} lacks {what}: {then}")
     found = image_statistics(recipe.model)
     if found and not recipe.data.transform:
         setting = f"data.transform=[{{normalize: {{mean: {found['mean']}, std: {found['std']}}}}}]"
         lines.append(
-            f"{recipe.model.name} was trained on normalised images (preprocessor_config.json), but data.transform is empty; "
-            f"say --set '{setting}'"
+            f"{recipe.model.name} was trained on normalized images (preprocessor_config.json), but data.transform is empty; "
+            f"add --set '{setting}'"
         )
     return lines

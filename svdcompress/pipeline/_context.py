@@ -65,4 +65,4 @@ class Context:
         except Exception as error:  # of the test data, of other packages, of the user's model: a figure is never worth the rest
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             self.results.setdefault("failed", {})[what] = reason
-            self.warn(f"no figures of {what} ({reason}); the files are not concerned")
+            self.warn(f"no figures for {what} ({reason}); the files are not affected")

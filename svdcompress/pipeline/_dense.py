@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, main_output
-from svdcompress.errors import ModelError, nearest
+from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import planned
 from svdcompress.pipeline._loss import check_loss, first_targets
@@ -42,7 +42,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
         main = main_output(output)
     except Exception as error:  # whatever the user's model raises
         name = recipe.model.name
-        reason = str(error).strip().partition("\n")[0]
+        reason = cause(error)
         why = token_limits(model, inputs)
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
     targets = first_targets(data, inputs)

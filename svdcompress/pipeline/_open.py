@@ -148,3 +148,21 @@ def open_run(folder: str | Path, *, trust_code: bool = False, model: str | None 
     if model is not None:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})})
     return OpenRun(folder, recipe, trust_code, model is not None)
+
+
+def load_run(folder: str | Path, *, trust_code: bool = False, model: str | None = None) -> OpenRun:
+    """Open a finished run: its small model, its dense model, its data and its figures.
+
+    folder: what `svdc sparsify --out` or `svdc.sparsify(out=)` wrote. trust_code: allow Python code that the folder names, such
+    as your model's factory; without it `.model` and `.data` raise TrustError if they need any. model: name the model yourself
+    instead, as on the command line.
+
+    Returns an `OpenRun`; everything is read when you ask for it: `.model` (sparse, variational, in `eval()`), `.dense`,
+    `.data.test`, `.results` (the content of report.json), `.recipe`.
+    Raises OutputError for a folder that is no finished run; UsageError for an experiment's.
+
+    Example:
+        >>> run = svdc.load_run("runs/digits")
+        >>> run.results["compression"]["nonzero"], svdc.mc_predict(run.model, x).entropy
+    """
+    return open_run(folder, trust_code=trust_code, model=model)

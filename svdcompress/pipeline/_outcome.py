@@ -1,4 +1,4 @@
-"""What the closing lines say of a run that made nothing smaller: why, and what to set."""
+"""The closing lines of a run that made nothing smaller: why, and what to set."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def nothing_smaller(recipe: Recipe, results: Mapping[str, Any], history: Sequenc
         lines.append(f"{dead} units lost all their weights, but the graph keeps them ({blocked}): svdc inspect says more.")
     elif zeros >= SPARSE:
         lines.append(
-            f"{100 * zeros:.0f}% of the weights are zero, but scattered: hardly a unit lost all of its own. "
-            f"For fewer units: {_share(recipe.convert.share)}."
+            f"{100 * zeros:.0f}% of the weights are zero, but scattered: hardly any unit lost all of its weights. "
+            f"To remove units: {_share(recipe.convert.share)}."
         )
     else:
-        lines.append(f"Only {100 * zeros:.0f}% of the weights went. {_more(recipe, results, history)}")
+        lines.append(f"Only {100 * zeros:.0f}% of the weights were dropped. {_more(recipe, results, history)}")
     return [" ".join(lines)]
 
 
@@ -49,11 +49,11 @@ def _more(recipe: Recipe, results: Mapping[str, Any], history: Sequence[Mapping[
         cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
     if beta is not None:
-        cures.append(f"push harder: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
+        cures.append(f"increase the pressure: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
     cures.append(f"more epochs: --epochs {2 * recipe.train.epochs}")
     if not _asks_units(recipe.convert.share):
-        cures.append(f"ask whole units too: {_share(recipe.convert.share)}")
-    return f"To have more go: {'; '.join(cures)}."
+        cures.append(f"judge whole units too: {_share(recipe.convert.share)}")
+    return f"To drop more: {'; '.join(cures)}."
 
 
 def _blocked(pruning: Mapping[str, Any]) -> str:

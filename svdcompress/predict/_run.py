@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from svdcompress.batch import first_tensor, map_tensors
-from svdcompress.errors import DataError, ExportError, ModelError, RecipeError, SvdcError, UsageError, out_of_memory, shortened
+from svdcompress.errors import (
+    DataError,
+    ExportError,
+    ModelError,
+    RecipeError,
+    SvdcError,
+    UsageError,
+    cause,
+    out_of_memory,
+    shortened,
+)
 from svdcompress.export import read_metadata
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import OpenRun, open_run
@@ -158,7 +168,7 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
                 ) from error
             raise DataError(
                 f"the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: {type(error).__name__}: "
-                f"{shortened(str(error).strip().partition(chr(10))[0])}"
+                f"{cause(error)}"
             ) from error
         yield found.numpy()
 

@@ -61,6 +61,10 @@ def prune(
 
     Raises UsageError if the model has no variational layer, PruneError if masks are another model's, if the model cannot
     run on the example inputs or cannot be copied.
+
+    Example:
+        >>> small = svdc.prune(svdc.convert(model).eval(), x, threshold=3.0)
+        >>> small.pruning
     """
     start = time.perf_counter()
     begun = time.thread_time()
@@ -92,6 +96,9 @@ def groups(
     """What could be pruned and what can't, and why, without doing it; the model may be dense or converted.
 
     example_inputs: as for `prune`. masks: of a converted model, to see what would go with them (None: nothing would).
+
+    Example:
+        >>> [(group.name, group.reason) for group in svdc.groups(model, x).groups]
     """
     start = time.perf_counter()
     _known(model, protect)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from svdcompress.errors import RecipeError
+from svdcompress.errors import RecipeError, nearest
 from svdcompress.recipe._yaml import parse_yaml
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -41,4 +41,6 @@ def find_recipe(path: str | Path) -> Path:
     name = file.name.removesuffix(".yaml")
     if name in shipped and file.parent in (Path("."), Path("recipes")):
         return shipped[name]
-    raise RecipeError(f"{path}: no such file, and no shipped recipe of that name (there are: {', '.join(shipped)})")
+    close = nearest(name, shipped)
+    hint = f"did you mean {close}?" if close else f"there are: {', '.join(shipped)}"
+    raise RecipeError(f"{path}: no such file, and no shipped recipe of that name ({hint})")

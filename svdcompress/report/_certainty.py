@@ -26,13 +26,13 @@ def _fitted(found: Mapping[str, Any]) -> str:
         one = found.get(who)
         if not isinstance(one, Mapping):
             continue
-        value = f"{one['value']:.4g}" if one.get("taken") else "left as it is"
+        value = f"{one['value']:.4g}" if one.get("taken") else "unchanged"
         rows.append([escape(name), _right(value), _right(f"{one['before']:.4f}"), _right(f"{one['after']:.4f}")])
     if not rows:
         return ""
     what = "noise precision" if "tau" in (found.get("likelihood") or {}) else "temperature"
     notes = _paragraph(" ".join(f"{note}." for note in found.get("notes") or ()))
-    table = _table(["", f">{what}", ">validation NLL before", ">after, on examples it was not fitted on"], rows)
+    table = _table(["", f">{what}", ">validation NLL before", ">after, on held-out examples"], rows)
     return _titled(f"Fitted on validation data; posterior: {escape(str(found.get('posterior', '')))}", table + notes)
 
 
@@ -83,8 +83,8 @@ def _answers(found: Mapping[str, Any]) -> str:
         )
     if not rows:
         return ""
-    headings = ["", ">accuracy wanted", ">answer from confidence", ">answered, validation", ">answered, test", ">right, test"]
-    return _titled("Whom to answer", _table(headings, rows))
+    headings = ["", ">accuracy wanted", ">minimum confidence", ">answered, validation", ">answered, test", ">right, test"]
+    return _titled("When to answer", _table(headings, rows))
 
 
 def _percent(share: Any) -> str:

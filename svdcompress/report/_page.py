@@ -13,16 +13,16 @@ from svdcompress.report import _certainty, _evaluation, _sections, _tradeoff
 Section = Callable[[Mapping[str, Any], "Path | None"], str]
 
 SECTIONS: dict[str, tuple[str, Section]] = {
-    "summary": ("Dense beside sparse", _sections.summary),
-    "search": ("What was tried", _tradeoff.search),
-    "pictures": ("Pictures of this experiment", _sections.pictures),
+    "summary": ("Dense vs. sparse", _sections.summary),
+    "search": ("Trials", _tradeoff.search),
+    "pictures": ("Plots of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
-    "evaluation": ("Beside other uncertainties", _evaluation.evaluation),
+    "evaluation": ("Compared with other methods", _evaluation.evaluation),
     "calibration": ("Calibration", _sections.calibration),
     "certainty": ("How sure it is", _certainty.certainty),
     "layers": ("Layers", _sections.layers),
-    "pruning": ("What was pruned, and what was not", _sections.pruning),
+    "pruning": ("Pruning", _sections.pruning),
     "curves": ("Training", _sections.curves),
     "relevance": ("Relevance", _sections.relevance),
     "filters": ("First layer", _sections.filters),

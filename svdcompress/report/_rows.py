@@ -1,4 +1,4 @@
-"""The rows of dense beside sparse, formatted once for the terminal and the page."""
+"""The rows of dense vs. sparse, formatted once for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
 
 
 def rows(results: Mapping[str, Any]) -> list[Row]:
-    """Dense beside sparse: metrics, sizes, latency; only what at least one of the two has."""
+    """Dense vs. sparse: metrics, sizes, latency; only what at least one of the two has."""
     dense, sparse = results.get("dense") or {}, results.get("sparse") or {}
     return [
         *_metric_rows(dense, sparse, results.get("changes") or {}),
@@ -64,7 +64,7 @@ def chance(results: Mapping[str, Any]) -> str:
     """One sentence on the intervals in the rows; "" where there are none."""
     count = (results.get("examples") or {}).get("test")
     data = f"the {count:,} test examples" if count else "the test data"
-    text = f"In brackets: the 95% interval of the change, from {data} alone; a change without colour may be chance."
+    text = f"In parentheses: the 95% interval of the change, from {data} alone; changes without color may be chance."
     return text if results.get("changes") else ""
 
 

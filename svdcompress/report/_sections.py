@@ -107,7 +107,7 @@ def calibration(results: Mapping[str, Any], folder: Path | None) -> str:
         return ""
     caption = (
         "Accuracy against confidence on the test set, in bins; pale dots are bins of fewer than ten examples. "
-        "Below the dashed line a model is surer than it is right."
+        "Below the dashed line a model is overconfident."
     )
     return _figures([_figure(_plots.reliability(models), "", caption)], "two")
 
@@ -151,12 +151,12 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
         return ""
     facts = []
     if report.get("max_error") is not None:
-        facts.append(f"Largest difference between the masked and the pruned model: {report['max_error']:.1e}.")
+        facts.append(f"Largest difference between masked and pruned model: {report['max_error']:.1e}.")
     kept_inputs = report.get("inputs_kept")
     if kept_inputs is not None:
         fact = f"The pruned model reads {len(kept_inputs):,} of the inputs"
         if report.get("inputs_gathered") is False:
-            fact += "; its ONNX file reads all of them, with weights of 0, as that measured faster than to select"
+            fact += "; its ONNX file reads all of them, with zero weights, because that measured faster than selecting"
         facts.append(f"{fact}.")
     rounded = rounding(results)
     facts += [rounded] if rounded else []
@@ -171,7 +171,7 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
         ]
         for group in groups
     ]
-    heads = ["units of", ">removed", ">kept", *([">kept without rounding"] if rounded else []), "why the kept ones stay"]
+    heads = ["units of", ">removed", ">kept", *([">kept without rounding"] if rounded else []), "why units stay"]
     table = _table(heads, body)
     if len(body) > 12:
         table = f"<details><summary>{len(body)} groups</summary>{table}</details>"
@@ -201,8 +201,8 @@ def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
     note = ""
     if histograms:
         note = (
-            "Log alpha is the log of a weight's noise over its signal. Right of the threshold (the upright line) the data do "
-            "not need the weight: it goes."
+            "Log alpha is the log of a weight's noise over its signal. Right of the threshold (vertical line) the data doesn't "
+            "support the weight, and it is dropped."
         )
         if len(histograms) <= SINGLE_HISTOGRAMS:
             shown = [_figure(_plots.log_alpha(h, threshold), escape(name)) for name, h in histograms.items()]
@@ -222,7 +222,11 @@ def filters(results: Mapping[str, Any], folder: Path | None) -> str:
         svg = _plots.filters(pair["before"], pair["after"])
         if svg is not None:
             shown.append(
-                _figure(svg, escape(name), "Red above 0, blue below, white 0; one scale for both. The filters largest after.")
+                _figure(
+                    svg,
+                    escape(name),
+                    "Red is above 0, blue below, white 0; same scale for both. The largest filters after pruning.",
+                )
             )
     return _figures(shown, "two")
 

@@ -18,10 +18,10 @@ FILES = {
     "recipe.yaml": "the resolved recipe",
     "dense.safetensors": "the dense model",
     "model.safetensors": "the sparse variational model",
-    "validation.safetensors": "what validation data say of its certainty",
-    "dense.onnx": "the dense model, to compare",
+    "validation.safetensors": "calibration from validation data",
+    "dense.onnx": "the dense model, for comparison",
     "model.onnx": "deterministic and pruned",
-    "model_mc.onnx": "samples, with uncertainties",
+    "model_mc.onnx": "predictions with uncertainties",
     "report.json": "all figures",
     "report.html": "all figures and plots: open it in a browser",
 }
@@ -29,7 +29,7 @@ FILES = {
 
 
 def table(results: Mapping[str, Any], console: Console | None = None, out_dir: str | Path | None = None) -> None:
-    """Print dense beside sparse, then the files of `out_dir` (those of a run's files that it holds)."""
+    """Print dense vs. sparse, then the files of `out_dir` (those of a run's files that it holds)."""
     console = console or Console()
     view = Table(title=results.get("name"), title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     view.add_column("")

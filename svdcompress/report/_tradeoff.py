@@ -137,9 +137,9 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         if text
     )
     caption = (
-        f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the most that "
-        f"its error may be, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
-        f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was taken."
+        f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the upper "
+        f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
+        f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was chosen."
     )
     figure = f'<figure class="one">{drawing.svg}<figcaption>{caption}</figcaption></figure>'
     lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or ())
@@ -152,13 +152,13 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
         kept = {True: "yes", False: "no", None: ""}[point.met]
         numbers = (f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}")
         cells = [
-            f"<td>{trial['number']}{' (taken)' if point.chosen else ''}</td>",
+            f"<td>{trial['number']}{' (chosen)' if point.chosen else ''}</td>",
             *(f'<td class="r">{text}</td>' for text in numbers),
             f'<td>{kept}</td><td class="r">{trial["beta"]:.3g}</td><td class="r">{trial["seconds"]:.0f} s</td>',
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     fewer = f"fewer {MEASURES[curve.measure]}"
-    names = ("trial", fewer, curve.what, "lost", "at most", "within the budget", "beta", "took")
+    names = ("trial", fewer, curve.what, "lost", "at most", "within budget", "beta", "time")
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -176,7 +176,7 @@ def trials_table(results: Mapping[str, Any], width: int = 14) -> Table | None:
     for point in sorted(curve.points, key=lambda p: p.ratio):
         bar = "█" * max(1, round(width * point.error / top))
         style = "bold green" if point.chosen else "" if point.met is not False else "dim"
-        mark = "  taken" if point.chosen else "" if point.met is not False else "  loses too much"
+        mark = "  chosen" if point.chosen else "" if point.met is not False else "  loses too much"
         upper = "" if point.upper is None else f"{point.upper:.3g}"
         view.add_row(f"{point.ratio:.3g}x", f"{point.error:.3g}", upper, bar + mark, style=style)
     return view

@@ -29,6 +29,9 @@ def coupled_relevance(
 
     example_inputs: as for `prune`. threshold: as for `relevance`.
     Raises UsageError for another side or a model without variational layers, and what `prune` raises.
+
+    Example:
+        >>> masks = svdc.coupled_relevance(svdc.convert(model, share="input"), x, threshold=3.0)
     """
     _check(side)
     relevance(model, threshold)  # a model without variational layers is refused before it is traced

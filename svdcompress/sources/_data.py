@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,32 +13,15 @@ from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources import _standard, _transforms
-from svdcompress.sources._arrays import read_digits, read_npz
 from svdcompress.sources._check import Check
-from svdcompress.sources._cifar import read_cifar
 from svdcompress.sources._examples import Examples, FromDataset, InMemory
 from svdcompress.sources._factory import read_factory
-from svdcompress.sources._fields import check_fields
-from svdcompress.sources._hub import read_hub
-from svdcompress.sources._idx import read_idx
-from svdcompress.sources._images import read_imagefolder
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._positions import IGNORED
 from svdcompress.sources._raw import Raw, Table
+from svdcompress.sources._readers import READERS, check_fields
 from svdcompress.sources._split import in_three, part
 from svdcompress.sources._tables import read_table
-
-READERS: dict[str, Callable[[str, DataSection], Raw]] = {
-    "digits": read_digits,
-    "mnist": read_idx,
-    "idx": read_idx,
-    "npz": read_npz,
-    "imagefolder": read_imagefolder,
-    "cifar10": read_cifar,
-    "cifar100": read_cifar,
-    "hf": read_hub,
-}
-"""Reader of each kind of source; `csv:` and `parquet:` come beside them, as do Python names."""
 
 
 @dataclass

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svdcompress.recipe import DataSection, LossSection, ModelSection, Recipe
-from svdcompress.sources._data import READERS
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._nets import NETS
+from svdcompress.sources._readers import READERS
 from svdcompress.sources._text import ARGS
 from svdcompress.sources._transforms import PURE
 

@@ -95,7 +95,7 @@ def test_baselines_shift_and_a_section_of_the_report(tiny_run, tmp_path):
     names = {path.name for path in (folder / "evaluation").iterdir()}
     assert names == {"evaluation.json", "reliability.png", "answered.png", "out_of_distribution.png", "shift.png"}
     page = (folder / "report.html").read_text()
-    assert "Beside other uncertainties" in page and "deep ensemble of 2" in page and "Under shift" in page
+    assert "Compared with other methods" in page and "deep ensemble of 2" in page and "Under shift" in page
     svdc("verify", folder)
     again = svdc("evaluate", folder, "--samples", 3, "--members", 2, "--json")
     assert "training" not in again.stderr and json.loads(again.stdout)["contenders"][3]["name"] == "deep ensemble of 2"

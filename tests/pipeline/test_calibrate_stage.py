@@ -139,7 +139,7 @@ def test_predictions_are_marked(calibrated, tmp_path):
 
 def test_the_page_tells(calibrated):
     page = (calibrated[0] / "report.html").read_text()
-    for text in ("How sure it is", "Prediction sets and intervals", "Whom to answer", "temperature"):
+    for text in ("How sure it is", "Prediction sets and intervals", "When to answer", "temperature"):
         assert text in page
 
 

@@ -44,7 +44,7 @@ def test_figures_that_fail_cost_no_files(tiny_recipe, tmp_path, monkeypatch):
     assert stored["failed"]["uncertainty"] == "RuntimeError: out of memory"
     assert set(stored["failed"]) >= {"uncertainty", "log alpha", "report.html", "latency and ratios"}
     assert stored["failed"]["the dense model on the test data"] == "DataError: data: test.csv: 3.5 in row 7 (test)"
-    assert any("no figures of uncertainty (RuntimeError: out of memory)" in line for line in stored["warnings"])
+    assert any("no figures for uncertainty (RuntimeError: out of memory)" in line for line in stored["warnings"])
     assert stored["failed"] == results["failed"] and not (folder / "state").exists()
     assert stored["sparse"]["bytes"] == (folder / "model.onnx").stat().st_size
     report.table(results)  # shows what there is

@@ -110,7 +110,7 @@ def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apa
     (line,) = nothing_smaller(settings(), results(zeros=0.8))
     assert "80% of the weights are zero, but scattered" in line and "convert.share='{weight:" in line
     (line,) = nothing_smaller(settings(), results(), [{"stage": "train", "beta": 0.02}, {"stage": "recover", "beta": 5}])
-    assert "Only 10% of the weights went" in line and "train.beta.final=0.06" in line and "--epochs 40" in line
+    assert "Only 10% of the weights were dropped" in line and "train.beta.final=0.06" in line and "--epochs 40" in line
     assert "could not get to the threshold" not in line
     (line,) = nothing_smaller(settings(), results(within=0.2))
     assert "could not get to the threshold" in line

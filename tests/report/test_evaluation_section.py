@@ -62,8 +62,8 @@ def test_the_plots_are_there(found, tmp_path):
 
 
 def test_a_run_that_was_not_evaluated_has_no_such_section(tmp_path):
-    assert "Beside other uncertainties" not in render({"name": "run"}, tmp_path)
-    assert "Beside other uncertainties" not in render({"name": "run"})
+    assert "Compared with other methods" not in render({"name": "run"}, tmp_path)
+    assert "Compared with other methods" not in render({"name": "run"})
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"contenders": []}', '{"contenders": [{"metrics": {"error": "x"}}]}'])

@@ -172,14 +172,14 @@ def test_only_what_is_more_than_chance_has_a_colour(results):
     lines = {line.split()[0]: line for line in stream.getvalue().splitlines() if line.split()}
     green, yellow = "\x1b[32m", "\x1b[33m"
     assert green in lines["Error"] and green not in lines["NLL"] and yellow not in lines["NLL"]
-    assert "a change without colour may be chance" in stream.getvalue()
+    assert "changes without color may be chance" in stream.getvalue()
     cells = dict(
         re.findall(r"<td>(Error|NLL)</td>.*?(<td[^>]*>[^<]*points[^<]*|<td[^>]*>[-+][^<]*)</td></tr>", report.render(results))
     )
     assert 'class="good"' in cells["Error"] and "class" not in cells["NLL"]
     del results["changes"]  # a report of before: nothing is claimed of its metrics
     assert all(row.better is None for row in report.rows(results) if row.label in ("Error", "NLL", "ECE"))
-    assert "In brackets" not in report.render(results)
+    assert "In parentheses" not in report.render(results)
 
 
 def test_regression_has_rmse_and_no_error(results):

@@ -6,7 +6,7 @@ import pytest
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources import READERS, open_data
-from svdcompress.sources._fields import KNOWN
+from svdcompress.sources._readers import KNOWN
 
 
 @pytest.mark.parametrize(

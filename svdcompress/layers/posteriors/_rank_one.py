@@ -20,7 +20,7 @@ from svdcompress.layers.priors import ARD, Prior, kl_rank_one
 class RankOne(Posterior):
     """`log_sigma2 = row + column`, a row's term for each output unit and a column's term for each input and kernel position.
 
-    Cheaper than a variance for each weight (benchmarks/results/posteriors.md) as long as no mask is held; with one it costs as
+    Cheaper than a variance for each weight (benchmarks/results/rank_one.md) as long as no mask is held; with one it costs as
     much. `set_posterior` goes over to a variance for each weight.
     """
 

@@ -1,13 +1,32 @@
-"""Which fields of the data section each kind of source knows, so that none is passed over in silence."""
+"""Each kind of data source: its reader, and the fields of the data section that it knows, so that none is silently ignored."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
+from svdcompress.sources._arrays import read_digits, read_npz
+from svdcompress.sources._cifar import read_cifar
+from svdcompress.sources._hub import read_hub
+from svdcompress.sources._idx import read_idx
+from svdcompress.sources._images import read_imagefolder
 from svdcompress.sources._names import is_python_name
+from svdcompress.sources._raw import Raw
 from svdcompress.sources._text import ARGS
+
+READERS: dict[str, Callable[[str, DataSection], Raw]] = {
+    "digits": read_digits,
+    "mnist": read_idx,
+    "idx": read_idx,
+    "npz": read_npz,
+    "imagefolder": read_imagefolder,
+    "cifar10": read_cifar,
+    "cifar100": read_cifar,
+    "hf": read_hub,
+}
+"""The reader of each kind of source. `csv:` and `parquet:` have one of their own, as do Python names."""
 
 _TABLE = ("args", "target", "features", "test")
 
