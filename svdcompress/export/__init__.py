@@ -2,11 +2,13 @@
 
     exported = export_onnx(small, "model.onnx", example_inputs)
     exported = export_onnx(small, "model_mc.onnx", example_inputs, monte_carlo=True)
+    exported = write_compact("model.onnx", "model_compact.onnx")
 
 onnx, onnxscript and onnxruntime are imported when a file is written or checked, not with this package.
 """
 
+from svdcompress.export._compact import write_compact
 from svdcompress.export._export import Exported, check_parity, export_onnx
 from svdcompress.export._metadata import read_metadata
 
-__all__ = ["Exported", "check_parity", "export_onnx", "read_metadata"]
+__all__ = ["Exported", "check_parity", "export_onnx", "read_metadata", "write_compact"]
