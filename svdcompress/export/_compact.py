@@ -112,11 +112,11 @@ class _Maker:
         part.nodes.append(helper.make_node(kind, inputs, [output or next(self._names)], **attributes))
         return part.nodes[-1].output[0]
 
-    def zeros(self, part: _Part, shape: str, dtype: np.dtype, output: str | None = None) -> str:
-        """A tensor of zeros of the shape that a constant holds."""
+    def filled(self, part: _Part, shape: str, rest: np.ndarray, output: str | None = None) -> str:
+        """A tensor of one number (1,), of the shape that a constant holds."""
         from onnx import numpy_helper
 
-        value = {} if dtype == np.float32 else {"value": numpy_helper.from_array(np.zeros(1, dtype))}
+        value = {} if rest.dtype == np.float32 and not rest[0] else {"value": numpy_helper.from_array(rest)}
         return self.node(part, "ConstantOfShape", shape, output=output, **value)
 
 
@@ -149,13 +149,26 @@ def _compacted(graph: GraphProto) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if name in gone}
 
 
+def _rest(array: np.ndarray) -> np.ndarray:
+    """The number that is left out, (1,): 0, or of whole numbers (the places in a Monte-Carlo file) the commonest."""
+    if array.dtype.kind == "f":
+        return np.zeros(1, array.dtype)
+    values, counts = np.unique(array, return_counts=True)
+    return values[[counts.argmax()]]
+
+
+def _places(array: np.ndarray) -> np.ndarray:
+    """Where the numbers are that are not left out, in the flat tensor."""
+    return np.flatnonzero(array != _rest(array))
+
+
 def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
     """Names of the tensors that can share their steps, those with the most numbers first.
 
     One joins others of its shape where all its numbers have a place among theirs, and zeros to be stored with them cost less than
     steps of its own.
     """
-    places = {name: np.flatnonzero(array) for name, array in arrays.items()}
+    places = {name: _places(array) for name, array in arrays.items()}
     groups: list[list[str]] = []
     for name in sorted(arrays, key=lambda name: -len(places[name])):
         array = arrays[name]
@@ -176,25 +189,26 @@ def _scattered(maker: _Maker, arrays: dict[str, np.ndarray], dense: dict[str, in
     """The nodes that make tensors of one shape out of their numbers; and the names of those that it pays for."""
     first = next(iter(arrays.values()))
     common = _Part()
-    places = np.flatnonzero(first)
+    places = _places(first)
     shape = maker.constant(common, np.array(first.shape, np.int64))
     if not len(places):
         for name, array in arrays.items():
-            maker.zeros(common, shape, array.dtype, name)
+            maker.filled(common, shape, _rest(array), name)
         return common, set(arrays)
     found = gaps(places, sum(array.itemsize for array in arrays.values()))
     wide = maker.node(common, "Cast", maker.constant(common, found.steps), to=_INT64)
     index = maker.node(common, "CumSum", wide, maker.constant(common, np.array(0, np.int64)))
     flat = shape if first.ndim == 1 else maker.constant(common, np.array([first.size], np.int64))
-    zeros: dict[np.dtype, str] = {}
+    filled: dict[tuple[np.dtype, bytes], str] = {}
     made = set()
     for name, array in arrays.items():
         part = _Part()
-        if array.dtype not in zeros:
-            zeros[array.dtype] = maker.zeros(common, flat, array.dtype)
+        rest = _rest(array)
+        if (key := (array.dtype, rest.tobytes())) not in filled:
+            filled[key] = maker.filled(common, flat, rest)
         numbers = maker.constant(part, array.reshape(-1)[found.places])
         one = first.ndim == 1
-        put = maker.node(part, "ScatterElements", zeros[array.dtype], index, numbers, output=name if one else None)
+        put = maker.node(part, "ScatterElements", filled[key], index, numbers, output=name if one else None)
         if not one:
             maker.node(part, "Reshape", put, shape, output=name)
         if part.bytes < dense[name]:

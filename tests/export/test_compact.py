@@ -54,6 +54,7 @@ CASES = {
     "first and last of many": {"a": sparse((400, 1000), [399_999])},
     "a kernel": {"a": sparse((16, 8, 5, 5), range(7, 3200, 130))},
     "half precision": {"a": sparse((90, 50), [3, 80, 4000], dtype=np.float16)},
+    "whole numbers, mostly of one kind": {"a": np.where(np.arange(3000) % 97, 31, np.arange(3000)).astype(np.int32)},
     "nearly dense": {"a": sparse((50, 50), range(2400))},
 }
 
