@@ -9,6 +9,8 @@ onnx, onnxscript and onnxruntime are imported when a file is written or checked,
 
 from svdcompress.export._compact import write_compact
 from svdcompress.export._export import Exported, check_parity, export_onnx
+from svdcompress.export._half import write_half
+from svdcompress.export._int8 import Int8
 from svdcompress.export._metadata import read_metadata
 
-__all__ = ["Exported", "check_parity", "export_onnx", "read_metadata", "write_compact"]
+__all__ = ["Exported", "Int8", "check_parity", "export_onnx", "read_metadata", "write_compact", "write_half"]

@@ -50,8 +50,8 @@ def write_compact(src: str | Path, dst: str | Path) -> Exported:
     import onnx
 
     start, dst = time.perf_counter(), Path(dst)
-    model = _read(Path(src))
-    wanted = _compacted(model.graph)
+    model = read(Path(src))
+    wanted = compacted(model.graph)
     metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
 
     def check(file: Path) -> None:
@@ -63,7 +63,8 @@ def write_compact(src: str | Path, dst: str | Path) -> Exported:
     return Exported(dst, size, inputs, outputs, 0.0, {}, metadata, time.perf_counter() - start)
 
 
-def _read(path: Path) -> ModelProto:
+def read(path: Path) -> ModelProto:
+    """An ONNX file of an opset that the forms made here can be of. Raises ExportError."""
     import onnx
 
     try:
@@ -95,8 +96,7 @@ class _Maker:
     """Makes parts, under short names that a graph does not have yet."""
 
     def __init__(self, graph: GraphProto) -> None:
-        taken = set(_names(graph))
-        self._names = (name for name in (f"_{number}" for number in count()) if name not in taken)
+        self._names = new_names(graph, "")
 
     def constant(self, part: _Part, array: np.ndarray) -> str:
         """The name of a new initialiser."""
@@ -120,12 +120,12 @@ class _Maker:
         return self.node(part, "ConstantOfShape", shape, output=output, **value)
 
 
-def _compacted(graph: GraphProto) -> dict[str, np.ndarray]:
+def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
     """Change a graph; returns the tensors that its nodes now make."""
     import onnx
     from onnx import numpy_helper
 
-    fixed = {value.name for value in (*graph.input, *graph.output)}  # a caller may give these himself
+    fixed = fixed_names(graph)
     arrays: dict[str, np.ndarray] = {}
     dense: dict[str, int] = {}
     for tensor in graph.initializer:
@@ -219,6 +219,17 @@ def _scattered(maker: _Maker, arrays: dict[str, np.ndarray], dense: dict[str, in
 
 
 _INT64 = 7  # onnx.TensorProto.INT64; onnx is imported when a file is written
+
+
+def fixed_names(graph: GraphProto) -> set[str]:
+    """Names of the values that a caller may give or ask for: these initialisers stay as they are."""
+    return {value.name for value in (*graph.input, *graph.output)}
+
+
+def new_names(graph: GraphProto, stem: str) -> Iterator[str]:
+    """Short names that a graph does not have."""
+    taken = set(_names(graph))
+    return (name for name in (f"_{stem}{number}" for number in count()) if name not in taken)
 
 
 def _names(graph: GraphProto) -> Iterator[str]:
