@@ -12,6 +12,7 @@ from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._open import OpenRun, open_run, untrusted
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._reduced import reduced
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
@@ -41,6 +42,7 @@ __all__ = [
     "promised",
     "rate_of_variances",
     "reach_of",
+    "reduced",
     "run",
     "sets_of",
     "sparsify",
