@@ -174,6 +174,11 @@ def export(
 
     if precision not in PRECISIONS:
         raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
+    if monte_carlo and precision in ("int8", "auto"):
+        raise UsageError(
+            f"--precision {precision}: a Monte-Carlo file stays in floating point, as integers distort what its draws say of "
+            "certainty; float16 it can be stored in"
+        )
     opened = opened_run(run, trust_code, model)
     if out.exists():
         raise OutputError(f"--out: {out} exists already; name another file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +22,9 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
     """
     with TemporaryDirectory(prefix="svdcompress") as folder:
         whole = Path(folder) / path.name
-        path.replace(whole) if whole.parent.stat().st_dev == path.parent.stat().st_dev else whole.write_bytes(path.read_bytes())
-        path.unlink(missing_ok=True)
+        for name in (path.name, f"{path.name}.data"):
+            if path.with_name(name).is_file():
+                shutil.move(path.with_name(name), whole.with_name(name))
         if precision in ("int8", "auto"):
             try:
                 return _integers(opened, whole, path, compact)
