@@ -2,10 +2,10 @@
 
     python benchmarks/bits.py runs/digits-0 runs/digits-1 runs/digits-2 --out benchmarks/results/bits.json
 
-For each run and each size (bits a weight, on average over the weights that stay), its weights are rounded in four ways: the same bits
-for all layers; bits that the posterior's variance gives; the same rule with one variance for all weights (so that only a weight's
-size counts); and the share that each has of the whole KL cost. Each rounding has one scale for each output channel. Figures are of
-the test data, by PyTorch, with rounding simulated; sizes are of the weights alone.
+For each run and each size (bits a weight, on average over the weights that stay), its weights are rounded in four ways: the
+same bits for all layers; bits that the posterior's variance gives; the same rule with one variance for all weights (so that
+only a weight's size counts); and the share that each has of the whole KL cost. Each rounding has one scale for each output
+channel. Figures are of the test data, by PyTorch, with rounding simulated; sizes are of the weights alone.
 """
 
 from __future__ import annotations

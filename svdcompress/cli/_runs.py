@@ -155,7 +155,8 @@ def export(
     ] = "random",
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 23.")] = 20,
     precision: Annotated[
-        str, typer.Option(metavar="FORM", help="none, int8, float16 (two bytes a number) or auto: int8 where it keeps the error.")
+        str,
+        typer.Option(metavar="FORM", help="none, int8, float16 (two bytes a number) or auto: int8 where it keeps the error."),
     ] = "none",
     compact: Annotated[bool, typer.Option("--compact", help="Without zeros; they come back as the file is loaded.")] = False,
     model: ModelAgain = None,

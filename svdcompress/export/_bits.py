@@ -17,7 +17,8 @@ FEWEST, MOST = 2, 16
 """Bits of a weight."""
 
 SHARE = 0.5
-"""The rounding error that is allowed unless told otherwise, in standard deviations of the posterior: a quarter of its variance."""
+"""The rounding error that is allowed unless told otherwise, in standard deviations of the posterior: a quarter of its
+variance."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class LayerBits:
 def suggested_bits(model: nn.Module, share: float = SHARE) -> list[LayerBits]:
     """The fewest bits of each layer at which rounding moves its weights by no more than a share of their posterior's deviation.
 
-    Weights are rounded to 2**bits - 1 steps of one size for each output channel, symmetric about 0 and as far as its largest weight.
-    A step of size d has an error of variance d**2 / 12; over the posterior's variance sigma2 of each weight that stays it adds up
-    to twice what rounding costs in the KL divergence (the mean moves, the variance stays): mean(d**2 / (12 sigma2)) is to be at most
-    share**2.
+    Weights are rounded to 2**bits - 1 steps of one size for each output channel, symmetric about 0 and as far as its largest
+    weight. A step of size d has an error of variance d**2 / 12; over the posterior's variance sigma2 of each weight that stays
+    it adds up to twice what rounding costs in the KL divergence (the mean moves, the variance stays): mean(d**2 / (12 sigma2))
+    is to be at most share**2.
 
     Raises UsageError for a model without variational layers.
 

@@ -34,16 +34,17 @@ TYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bo
 def write_compact(src: str | Path, dst: str | Path) -> Exported:
     """Write an ONNX file once more without the zeros of its weights; `src` is left as it is.
 
-    Each initialiser of which enough is zero becomes its other numbers and the steps from each to the next, which a few nodes put
-    back in place: Cast, CumSum, ScatterElements, Reshape. onnxruntime does so once, as it loads the file: outputs and latency are
-    those of `src`. Where that would not be smaller the tensor stays as it is; tensors whose numbers are in the same places (means
-    and variances) share their steps. Any tool that folds constants, such as onnxslim, makes the file dense again: use it first.
+    Each initialiser of which enough is zero becomes its other numbers and the steps from each to the next, which a few nodes
+    put back in place: Cast, CumSum, ScatterElements, Reshape. onnxruntime does so once, as it loads the file: outputs and
+    latency are those of `src`. Where that would not be smaller the tensor stays as it is; tensors whose numbers are in the same
+    places (means and variances) share their steps. Any tool that folds constants, such as onnxslim, makes the file dense again:
+    use it first.
 
     src: a file of `export_onnx`, or any other of opset 13 or later; initialisers of subgraphs stay as they are.
 
     Returns the file written; its `parity` is 0: what the nodes give is compared with each tensor of `src`, number by number (-0
-    comes back as 0). Raises ExportError for a file that cannot be read or is refused by onnx.checker, OutputError for a path that
-    cannot be written.
+    comes back as 0). Raises ExportError for a file that cannot be read or is refused by onnx.checker, OutputError for a path
+    that cannot be written.
 
     Example: `write_compact("model.onnx", "model_compact.onnx").bytes`
     """
@@ -75,7 +76,9 @@ def read(path: Path) -> ModelProto:
         raise ExportError(f"{path}: not an ONNX file ({shortened(str(error))})") from error
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions or max(versions) < OLDEST:
-        raise ExportError(f"{path}: a compact file needs opset {OLDEST} or later; export it again with --opset {OLDEST} or more")
+        raise ExportError(
+            f"{path}: a compact file needs opset {OLDEST} or later; export it again with --opset {OLDEST} or more"
+        )
     return model
 
 
@@ -165,8 +168,8 @@ def _places(array: np.ndarray) -> np.ndarray:
 def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
     """Names of the tensors that can share their steps, those with the most numbers first.
 
-    One joins others of its shape where all its numbers have a place among theirs, and zeros to be stored with them cost less than
-    steps of its own.
+    One joins others of its shape where all its numbers have a place among theirs, and zeros to be stored with them cost less
+    than steps of its own.
     """
     places = {name: _places(array) for name, array in arrays.items()}
     groups: list[list[str]] = []

@@ -23,7 +23,8 @@ class Gaps:
 
 
 def gaps(places: np.ndarray, number_bytes: int) -> Gaps:
-    """The steps that take the fewest bytes. places: ascending, each once. number_bytes: what each place costs beside its step."""
+    """The steps that take the fewest bytes. places: ascending, each once. number_bytes: what each place costs beside its
+    step."""
     forms = (_form(places, kind) for kind in KINDS)
     return min(forms, key=lambda form: len(form.steps) * (form.steps.itemsize + number_bytes))
 

@@ -30,9 +30,9 @@ def write_half(
 ) -> Exported:
     """Write an ONNX file with its float32 weights stored as float16, each tensor times a power of two; `src` stays as it is.
 
-    A Cast, and a Mul where the scale is not 1, widen them as the file is loaded: it computes in float32 throughout (onnxruntime's
-    CPU has hardly a kernel for float16, and would cast to and fro around each). A number keeps 11 bits: it is off by 1/2048 of
-    itself at most, or by 2**-40 of the tensor's largest.
+    A Cast, and a Mul where the scale is not 1, widen them as the file is loaded: it computes in float32 throughout
+    (onnxruntime's CPU has hardly a kernel for float16, and would cast to and fro around each). A number keeps 11 bits: it is
+    off by 1/2048 of itself at most, or by 2**-40 of the tensor's largest.
 
     src: a file of `export_onnx`, also a Monte-Carlo one: its means and variances. compact: without zeros too (`write_compact`).
     check: called with the file before it appears; what it raises is raised. Returns the file, with `parity` None.

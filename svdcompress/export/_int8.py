@@ -84,13 +84,11 @@ class Int8:
                 found[name if name not in found else node.name] = node.name
         return found
 
-    def write(
-        self, dst: str | Path, *, leave: Collection[str] = (), method: str = "minmax", compact: bool = True
-    ) -> Exported:
+    def write(self, dst: str | Path, *, leave: Collection[str] = (), method: str = "minmax", compact: bool = True) -> Exported:
         """Write the integer file.
 
-        leave: layers that stay in floating point. method: one of METHODS. compact: in the form of `write_compact`, where that is
-        smaller. Returns the file, with `parity` None: how far it is from the float file has to be measured on data.
+        leave: layers that stay in floating point. method: one of METHODS. compact: in the form of `write_compact`, where that
+        is smaller. Returns the file, with `parity` None: how far it is from the float file has to be measured on data.
         """
         from onnxruntime import quantization as q
 
@@ -121,7 +119,7 @@ class Int8:
         model = self._signed(raw)
         if compact:
             compacted(model.graph)
-        size = write(model, dst, lambda file: None if _parity.session(file) else None)
+        size = write(model, dst, _parity.session)
         names = [[value.name for value in values] for values in (model.graph.input, model.graph.output)]
         return Exported(dst, size, *names, None, {}, self._metadata(model), time.perf_counter() - start)
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from svdcompress.errors import ExportError, OutputError
 from svdcompress.files import TEMPORARY
@@ -20,7 +20,7 @@ SINGLE_FILE_LIMIT = 2**31 - 2**24
 """Bytes of weights up to which everything goes into one file: protobuf ends at 2 GiB, the graph needs some of it."""
 
 
-def write(model: ir.Model | onnx.ModelProto, path: Path, verify: Callable[[Path], None]) -> int:
+def write(model: ir.Model | onnx.ModelProto, path: Path, verify: Callable[[Path], Any]) -> int:
     """Write the model to `path` once it has passed onnx.checker and `verify`; returns the bytes on disk.
 
     Weights of more than SINGLE_FILE_LIMIT go to `<name>.data` beside the file. Until all checks have passed everything is in a

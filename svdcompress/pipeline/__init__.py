@@ -9,6 +9,7 @@ from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
+from svdcompress.pipeline._integers import beside
 from svdcompress.pipeline._open import OpenRun, open_run, untrusted
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
@@ -25,6 +26,7 @@ __all__ = [
     "Verification",
     "advice",
     "baked",
+    "beside",
     "check_model",
     "converted",
     "dense_model",

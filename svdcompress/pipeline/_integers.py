@@ -23,13 +23,14 @@ from svdcompress.sources import Data, Examples, example_inputs
 from svdcompress.train import evaluate
 
 TOLERANCE = 0.1
-"""Points of validation error (regression: per cent of the RMSE) that integers may cost where the recipe has no search.max_drop."""
+"""Points of validation error (regression: per cent of the RMSE) that integers may cost where the recipe has no
+search.max_drop."""
 
 CALIBRATION, BATCH = 320, 32
 """Training examples that ranges of activations are taken from, and how many at once."""
 
 RANKED = 500
-"""Validation examples that say which layer costs the most."""
+"""Validation examples that say which layer costs the most, as the only one in integers."""
 
 
 @dataclass
@@ -109,10 +110,11 @@ class Integers:
         if self._whole <= self.limit:
             return method, leave
         few = self.data.validation.subset(torch.arange(min(RANKED, len(self.data.validation))))
-        without = {name: self._tried(method, (name,), few, "nll") for name in self.form.layers}
-        for name in sorted(without, key=lambda name: without[name]):
+        layers = list(self.form.layers)
+        alone = {name: self._tried(method, [other for other in layers if other != name], few, "nll") for name in layers}
+        for name in sorted(layers, key=lambda name: -alone[name]):
             leave.append(name)
-            if len(leave) == len(without) or self._tried(method, leave) <= self.limit:
+            if len(leave) == len(layers) or self._tried(method, leave) <= self.limit:
                 break
         return method, leave
 

@@ -17,6 +17,7 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._promised import promised, sets_of
+from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._small_files import SmallFiles
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
@@ -69,7 +70,7 @@ class Files:
             if export.compact:
                 make = self._sets("mean")
                 self.small.compact(small, None if make is None else make(self.units.model(small)))
-            self.small.precision()
+            self.small.precision(bare(small))
         if export.monte_carlo:
             self.small.monte_carlo()
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from svdcompress import cost
 from svdcompress.errors import ExportError, shortened
-from svdcompress.export import check_parity, write_compact, write_half
+from svdcompress.export import added_error, check_parity, suggested_bits, write_compact, write_half
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._integers import Integers, beside, slower
 from svdcompress.pipeline._onnx_model import open_session, run
@@ -22,8 +22,8 @@ from svdcompress.sources import Data, example_inputs
 COMPACT, MC_COMPACT, INT8, FLOAT16 = "model_compact.onnx", "model_mc_compact.onnx", "model_int8.onnx", "model_float16.onnx"
 
 HALF = 1e-3
-"""Largest difference of a Monte-Carlo file stored in float16 from the one in float32 with the same noise, relative to the largest
-output or to 1."""
+"""Largest difference of a Monte-Carlo file stored in float16 from the one in float32 with the same noise, relative to the
+largest output or to 1."""
 
 SAMPLES, ROWS = 20, 7
 """Of the comparison of the two."""
@@ -95,12 +95,13 @@ class SmallFiles:
             return {"dtype": "float32", "difference": worst}
         return {"dtype": "float16", "difference": worst, "bytes": file.bytes, "bytes_float32": size}
 
-    def precision(self) -> None:
-        """model_int8.onnx or model_float16.onnx, as the recipe asks."""
+    def precision(self, small: nn.Module) -> None:
+        """model_int8.onnx or model_float16.onnx, as the recipe asks, and what bits each layer of the model deserves."""
         asked = self.recipe.export.precision
         if asked in ("int8", "auto"):
             try:
                 self._integers()
+                self._bits(small)
                 return
             except ExportError as error:
                 then = f"; {FLOAT16} is, in its place" if asked == "auto" else ""
@@ -121,6 +122,17 @@ class SmallFiles:
         left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
         if left:
             self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: in integers too much validation error was lost")
+
+    def _bits(self, small: nn.Module) -> None:
+        """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""
+        kinds = self.results["int8"]["layers"]
+        rows = [row for row in suggested_bits(small) if row.weights]
+        used = {row.name: 8 if kinds.get(row.name, "int8") == "int8" else 32 for row in rows}
+        added = added_error(small, {name: bits for name, bits in used.items() if bits == 8})
+        self.results["bits"] = [
+            {"name": r.name, "weights": r.weights, "suggested": r.bits, "used": used[r.name], "added": added.get(r.name, 0.0)}
+            for r in rows
+        ]
 
     def _half(self) -> None:
         path = self.out / FLOAT16

@@ -29,7 +29,11 @@ def slow_cost(weight, log_sigma2, kept, bits, axis):
     total, count = 0.0, 0
     for place in itertools.product(*(range(size) for size in weight.shape)):
         if kept[place]:
-            channel = [float(abs(weight[at]) * kept[at]) for at in itertools.product(*(range(size) for size in weight.shape)) if at[axis] == place[axis]]
+            channel = [
+                float(abs(weight[at]) * kept[at])
+                for at in itertools.product(*(range(size) for size in weight.shape))
+                if at[axis] == place[axis]
+            ]
             step = max(channel) / (2 ** (bits - 1) - 1)
             total, count = total + step**2 / 12 / math.exp(float(log_sigma2[place])), count + 1
     return total / count
@@ -50,7 +54,11 @@ def test_suggested_are_the_fewest_bits_within_the_share(model):
 
 
 def test_allocation_costs_no_more_than_any_other_of_the_size():
-    costs = {"a": {b: 40 * 4.0**-b for b in range(2, 17)}, "b": {b: 3 * 4.0**-b for b in range(2, 17)}, "c": {b: 900 * 4.0**-b for b in range(2, 17)}}
+    costs = {
+        "a": {b: 40 * 4.0**-b for b in range(2, 17)},
+        "b": {b: 3 * 4.0**-b for b in range(2, 17)},
+        "c": {b: 900 * 4.0**-b for b in range(2, 17)},
+    }
     sizes = {"a": 10, "b": 10, "c": 10}
     for average in (2.0, 3.0, 4.0, 5.3):
         found = allocate(costs, sizes, average)

@@ -201,7 +201,9 @@ def test_what_is_no_file_of_onnx_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 12 * 12, 40), nn.Linear(40, 5))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 12 * 12, 40), nn.Linear(40, 5)
+    )
     svdc.convert(model)
     with torch.no_grad():
         for layer, share in zip((model[0], model[4], model[5]), (0.5, 0.95, 1.0), strict=True):

@@ -19,7 +19,9 @@ from svdcompress.export._half import as_half
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 40), nn.ReLU(), nn.Linear(40, 5))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 40), nn.ReLU(), nn.Linear(40, 5)
+    )
     model[1].running_var.uniform_(0.5, 2)
     with torch.no_grad():
         model[4].weight[torch.rand_like(model[4].weight) < 0.9] = 0
@@ -93,7 +95,7 @@ def test_layers_that_are_left_stay_in_float(network, file, tmp_path):
     assert names["4.weight"] == onnx.TensorProto.FLOAT
     assert sum(kind == onnx.TensorProto.INT8 and "weight" in name and "zero" not in name for name, kind in names.items()) >= 1
     all_float = form.write(tmp_path / "b.onnx", leave=list(form.layers), compact=False)
-    with pytest.raises(UsageError, match="'5' is no layer of model.onnx; it has"):
+    with pytest.raises(UsageError, match=r"'5' is no layer of model\.onnx; it has"):
         form.write(tmp_path / "c.onnx", leave=["5"])
     with pytest.raises(UsageError, match="'middle' is unknown; one of minmax, percentile, entropy"):
         form.write(tmp_path / "c.onnx", method="middle")
