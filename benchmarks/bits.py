@@ -2,10 +2,10 @@
 
     python benchmarks/bits.py runs/digits-0 runs/digits-1 runs/digits-2 --out benchmarks/results/bits.json
 
-For each run and each size (bits a weight, on average over the weights that stay), its weights are rounded in four ways: the
-same bits for all layers; bits that the posterior's variance gives; the same rule with one variance for all weights (so that
-only a weight's size counts); and the share that each has of the whole KL cost. Each rounding has one scale for each output
-channel. Figures are of the test data, by PyTorch, with rounding simulated; sizes are of the weights alone.
+For each run and each size (bits a weight, on average over the weights that stay), its weights are rounded in three ways: the
+same bits for all layers; bits that the posterior's variance gives; the same rule without a posterior, so that only a weight's
+size counts. And once with the bits that the posterior suggests by itself (`suggested_bits`). Each rounding has one scale for
+each output channel. Figures are of the test data, by PyTorch, with rounding simulated; sizes are of the weights alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from svdcompress.export._bits import FEWEST, MOST, _axis, _steps, allocate, allocated_bits, round_weights
+from svdcompress.export._bits import FEWEST, MOST, _axis, _steps, allocate, allocated_bits, round_weights, suggested_bits
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import open_run, versions
@@ -63,13 +63,13 @@ def figures(folder: Path) -> list[dict[str, Any]]:
         return evaluate(each, data.test, own, tau=opened.tau, scale=data.target_scale, dim=data.dim)
 
     rows: list[dict[str, Any]] = [{"run": folder.name, "bits": 32, "way": "float32", **measured(model)}]
-    for size in SIZES:
-        for way, rule in WAYS.items():
-            bits = rule(model, size)
-            small = round_weights(copy.deepcopy(model), bits)
-            kept = {name: int(layer.relevant().sum()) for name, layer in variational_layers(model)}
-            used = sum(kept[name] * bits[name] for name in kept) / max(sum(kept.values()), 1)
-            rows.append({"run": folder.name, "bits": size, "way": way, "used": used, "layers": bits, **measured(small)})
+    tried = [(size, way, rule(model, size)) for size in SIZES for way, rule in WAYS.items()]
+    tried.append((0.0, "as suggested", {row.name: row.bits for row in suggested_bits(model)}))
+    for size, way, bits in tried:
+        small = round_weights(copy.deepcopy(model), bits)
+        kept = {name: int(layer.relevant().sum()) for name, layer in variational_layers(model)}
+        used = sum(kept[name] * bits[name] for name in kept) / max(sum(kept.values()), 1)
+        rows.append({"run": folder.name, "bits": size, "way": way, "used": used, "layers": bits, **measured(small)})
     return rows
 
 
