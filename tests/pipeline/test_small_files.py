@@ -142,6 +142,7 @@ def outlying(tmp_path, spread):
         model[3].weight.copy_(torch.eye(2))
         model[3].bias.copy_(torch.tensor([0.0, 1.0]))
     x = torch.rand(400, 4)
+    x[:, 0] = torch.where(x[:, 0] < 0.5, 0.8 * x[:, 0], 0.2 + 0.8 * x[:, 0])  # nothing near the border
     y = (x[:, 0] * 2 < 1).long()
     path = export_onnx(model.eval(), tmp_path / "model.onnx", x[:2]).path
     examples = InMemory(x, y)
