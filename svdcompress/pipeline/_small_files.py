@@ -61,7 +61,7 @@ class SmallFiles:
     def monte_carlo(self) -> None:
         """model_mc.onnx in two bytes a number, and its compact form, as far as the recipe asks for them."""
         export, path = self.recipe.export, self.out / "model_mc.onnx"
-        if not path.is_file():
+        if not path.is_file() or not (export.compact_monte_carlo or export.monte_carlo_dtype == "float16"):
             return
         found: dict[str, Any] = {"bytes": path.stat().st_size}
         try:
