@@ -102,11 +102,12 @@ class Int8:
         more: dict[str, Any] = {}
         if "calibration_cache_path" in inspect.signature(q.quantize_static).parameters:  # onnxruntime 1.31
             more["calibration_cache_path"] = str(Path(self._folder.name) / f"{method}.json")
+        reader: Any = _Feeds(self.feeds)
         with _reported(self.src, "quantise"):
             q.quantize_static(
                 str(self._prepared),
                 str(raw),
-                _Feeds(self.feeds),
+                reader,
                 quant_format=q.QuantFormat.QDQ,
                 op_types_to_quantize=[*WEIGHTED, *BETWEEN],
                 per_channel=True,
@@ -120,8 +121,8 @@ class Int8:
         if compact:
             compacted(model.graph)
         size = write(model, dst, _parity.session)
-        names = [[value.name for value in values] for values in (model.graph.input, model.graph.output)]
-        return Exported(dst, size, *names, None, {}, self._metadata(model), time.perf_counter() - start)
+        inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
+        return Exported(dst, size, inputs, outputs, None, {}, self._metadata(model), time.perf_counter() - start)
 
     def _signed(self, raw: Path) -> ModelProto:
         """The quantiser's file with the metadata of the one that it was made of, and without shapes of inner values."""
