@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from svdcompress import errors
-from svdcompress.cli import _bench, _compare, _evaluate, _inspect, _recipes, _runs, _sparsify, _verify
+from svdcompress.cli import _bench, _compare, _evaluate, _inspect, _pack, _recipes, _runs, _sparsify, _verify
 from svdcompress.cli._command import SETTINGS, Command, Group
 from svdcompress.cli._common import command
 from svdcompress.cli._threads import wait_passively
@@ -94,7 +94,17 @@ app.command(cls=Command, rich_help_panel=MAIN)(command(_sparsify.sparsify))
 app.command(cls=Command, rich_help_panel=MAIN)(command(_inspect.inspect))
 app.command(cls=Command, rich_help_panel=MAIN)(command(_compare.sweep))
 app.add_typer(_recipes.app, name="recipes", rich_help_panel=MAIN)
-for _work in (_evaluate.evaluate, _runs.predict, _runs.export, _bench.bench, _runs.report, _compare.compare, _verify.verify):
+_PACKING = (_pack.pack, _pack.unpack)
+for _work in (
+    _evaluate.evaluate,
+    _runs.predict,
+    _runs.export,
+    _bench.bench,
+    _runs.report,
+    _compare.compare,
+    _verify.verify,
+    *_PACKING,
+):
     app.command(cls=Command, rich_help_panel=AFTER)(command(_work))
 
 

@@ -25,6 +25,8 @@ from svdcompress.cli._common import (
 )
 from svdcompress.errors import OutputError, UsageError, shortened
 
+PRECISIONS = ("none", "auto", "int8", "float16")
+
 
 def export(
     run: Run,
@@ -34,6 +36,11 @@ def export(
         str, typer.Option(help="random; seed: a seed has to be given; or input: the noise is an input.")
     ] = "random",
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 23.")] = 20,
+    precision: Annotated[
+        str,
+        typer.Option(metavar="FORM", help="none, int8, float16 (two bytes a number) or auto: int8 where it keeps the error."),
+    ] = "none",
+    compact: Annotated[bool, typer.Option("--compact", help="Without zeros; they come back as the file is loaded.")] = False,
     model: ModelAgain = None,
     trust_code: TrustCode = False,
     json: Json = False,
@@ -42,9 +49,16 @@ def export(
     """Export a run's model to ONNX again, in another form; checked against PyTorch."""
     from svdcompress.export import export_onnx
     from svdcompress.likelihoods import own_likelihood
-    from svdcompress.pipeline import baked, export_model, feed, file_metadata, promised, sets_of
+    from svdcompress.pipeline import baked, export_model, feed, file_metadata, promised, reduced, sets_of
     from svdcompress.sources import example_inputs
 
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
+    if monte_carlo and precision in ("int8", "auto"):
+        raise UsageError(
+            f"--precision {precision}: a Monte-Carlo file stays in floating point, as integers distort what its draws say of "
+            "certainty; float16 it can be stored in"
+        )
     opened = opened_run(run, trust_code, model)
     if out.exists():
         raise OutputError(f"--out: {out} exists already; name another file")
@@ -68,11 +82,15 @@ def export(
         metadata |= promised(results, "mean")
         more = {"opset": opset, "metadata": metadata, "timed": timed, "units": units, "sets": sets}
         written, _ = export_model(opened.model, out, inputs, batches, **more)
+    told = ""
+    if compact or precision != "none":
+        written, told = reduced(opened, out, precision, compact)
     if json:
         print_json(written.to_dict())
         return
     names = f"inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}"
-    out_console().print(f"{out}: {written.bytes:,} bytes; {names}; at most {written.parity:.2g} from PyTorch", highlight=False)
+    close = f"; at most {written.parity:.2g} from PyTorch" if written.parity is not None else ""
+    out_console().print(f"{out}: {written.bytes:,} bytes; {names}{close}{told}", highlight=False)
 
 
 def report(run: Run, json: Json = False, debug: Debug = False) -> None:

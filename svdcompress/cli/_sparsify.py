@@ -77,6 +77,14 @@ def sparsify(
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM",
+            help="One more file in fewer bits: int8, float16 (two bytes a number), or auto: int8 where it keeps the error.",
+            rich_help_panel=s.RUN,
+        ),
+    ] = None,
     no_calibrate: Annotated[
         bool,
         typer.Option(
@@ -132,7 +140,7 @@ def sparsify(
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
     limit = None if resume else threshold  # what is trained already has its own in its layers
     options: dict[str, Any] = {"train__epochs": epochs, "dense__epochs": dense_epochs, "convert__threshold": limit}
-    options |= {"seed": seed, "device": device, "calibrate__coverage": coverage}
+    options |= {"seed": seed, "device": device, "calibrate__coverage": coverage, "export__precision": precision}
     if no_calibrate:
         options |= {"calibrate__temperature": False, "calibrate__posterior": "variational"}
     options |= {"search__max_drop": max_drop, "search__max_error": max_error, "search__goal": goal}

@@ -2,11 +2,34 @@
 
     exported = export_onnx(small, "model.onnx", example_inputs)
     exported = export_onnx(small, "model_mc.onnx", example_inputs, monte_carlo=True)
+    exported = write_compact("model.onnx", "model_compact.onnx")
 
 onnx, onnxscript and onnxruntime are imported when a file is written or checked, not with this package.
 """
 
+from svdcompress.export._bits import added_error, allocated_bits, round_weights, suggested_bits
+from svdcompress.export._compact import write_compact
 from svdcompress.export._export import Exported, check_parity, export_onnx
+from svdcompress.export._half import write_half
+from svdcompress.export._int8 import Int8
 from svdcompress.export._metadata import read_metadata
+from svdcompress.export._pack import PRECISIONS, Packed, pack
+from svdcompress.export._unpack import unpack
 
-__all__ = ["Exported", "check_parity", "export_onnx", "read_metadata"]
+__all__ = [
+    "PRECISIONS",
+    "Exported",
+    "Int8",
+    "Packed",
+    "added_error",
+    "allocated_bits",
+    "check_parity",
+    "export_onnx",
+    "pack",
+    "read_metadata",
+    "round_weights",
+    "suggested_bits",
+    "unpack",
+    "write_compact",
+    "write_half",
+]

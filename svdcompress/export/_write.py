@@ -7,19 +7,20 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from svdcompress.errors import ExportError, OutputError
 from svdcompress.files import TEMPORARY
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 SINGLE_FILE_LIMIT = 2**31 - 2**24
 """Bytes of weights up to which everything goes into one file: protobuf ends at 2 GiB, the graph needs some of it."""
 
 
-def write(model: ir.Model, path: Path, verify: Callable[[Path], None]) -> int:
+def write(model: ir.Model | onnx.ModelProto, path: Path, verify: Callable[[Path], Any]) -> int:
     """Write the model to `path` once it has passed onnx.checker and `verify`; returns the bytes on disk.
 
     Weights of more than SINGLE_FILE_LIMIT go to `<name>.data` beside the file. Until all checks have passed everything is in a
@@ -46,9 +47,13 @@ def write(model: ir.Model, path: Path, verify: Callable[[Path], None]) -> int:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _save(model: ir.Model, path: Path) -> list[Path]:
+def _save(model: ir.Model | onnx.ModelProto, path: Path) -> list[Path]:
     """The files written, the model itself last."""
+    import onnx
     import onnx_ir as ir
+
+    if isinstance(model, onnx.ModelProto):
+        return _save_proto(model, path)
 
     weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     if weights <= SINGLE_FILE_LIMIT:
@@ -56,6 +61,18 @@ def _save(model: ir.Model, path: Path) -> list[Path]:
         return [path]
     data = path.with_name(path.name + ".data")
     ir.save(model, path, external_data=data.name, size_threshold_bytes=1024)
+    return [data, path]
+
+
+def _save_proto(model: onnx.ModelProto, path: Path) -> list[Path]:
+    import onnx
+
+    weights = sum(tensor.ByteSize() for tensor in model.graph.initializer)
+    if weights <= SINGLE_FILE_LIMIT:
+        onnx.save_model(model, str(path))
+        return [path]
+    data = path.with_name(path.name + ".data")
+    onnx.save_model(model, str(path), save_as_external_data=True, location=data.name, size_threshold=1024)
     return [data, path]
 
 

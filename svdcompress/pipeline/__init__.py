@@ -9,10 +9,12 @@ from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
+from svdcompress.pipeline._integers import beside
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._open import OpenRun, load_run, open_run, untrusted
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._reduced import reduced
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
@@ -25,6 +27,7 @@ __all__ = [
     "Verification",
     "advice",
     "baked",
+    "beside",
     "check_model",
     "class_weights",
     "converted",
@@ -44,6 +47,7 @@ __all__ = [
     "promised",
     "rate_of_variances",
     "reach_of",
+    "reduced",
     "run",
     "sets_of",
     "sparsify",

@@ -107,9 +107,13 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
         results["compression"] = cost.compression(results["dense"], results["sparse"])
         if len(files.written) == 2 and recipe.report.latency:
             paths = {name: file.path for name, file in files.written.items()}
+            paths |= files.small.measured if files.small else {}
             make_input = _figures.feed(opened.data, paths["dense"])
-            for name, times in cost.latencies(paths, make_input).items():
-                results[name]["latency_ms"] = times
+            times = cost.latencies(paths, make_input)
+            for name in files.written:
+                results[name]["latency_ms"] = times[name]
+            if files.small:
+                files.small.latencies(times, context.note)
             results["threads"] = 1
             results["compression"] = cost.compression(results["dense"], results["sparse"])
         results.setdefault("warnings", []).extend(nothing_smaller(recipe, results, context.history))

@@ -17,6 +17,8 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._promised import promised, sets_of
+from svdcompress.pipeline._select import bare
+from svdcompress.pipeline._small_files import SmallFiles
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
@@ -36,6 +38,7 @@ class Files:
     results: dict[str, Any]
     warn: Callable[[str], None]
     written: dict[str, Exported] = field(default_factory=dict)
+    small: SmallFiles | None = None
     error: ExportError | None = None
 
     def sparse(self, small: nn.Module) -> None:
@@ -57,6 +60,19 @@ class Files:
             self.error = error
         if export.monte_carlo:
             self._monte_carlo(small, metadata)
+        self._small_forms(small)
+
+    def _small_forms(self, small: nn.Module) -> None:
+        """Their forms without zeros and in fewer bits."""
+        export = self.recipe.export
+        self.small = SmallFiles(self.recipe, self.data, self.inputs, self.out, self.results, self.warn, self.units)
+        if "sparse" in self.written:
+            if export.compact:
+                make = self._sets("mean")
+                self.small.compact(small, None if make is None else make(self.units.model(small)))
+            self.small.precision(bare(small))
+        if export.monte_carlo:
+            self.small.monte_carlo()
 
     def _sets(self, who: str) -> Callable[[nn.Module], Any] | None:
         """What makes further outputs, where the recipe wants them."""

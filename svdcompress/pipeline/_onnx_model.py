@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ def open_session(path: Path) -> Any:
 
 def run(session: Any, inputs: Any, path: Path, **more: np.ndarray) -> list[np.ndarray]:
     """A file's outputs. inputs: a tensor, a tuple in the order of the file's inputs, or a mapping. Raises ExportError."""
+    feeds = arrays_of(session, inputs, more)
+    try:
+        return session.run(None, {**feeds, **more})
+    except Exception as error:
+        raise ExportError(f"onnxruntime cannot run {path.name}: {shortened(str(error))}") from error
+
+
+def arrays_of(session: Any, inputs: Any, more: Container[str] = ()) -> dict[str, np.ndarray]:
+    """Inputs by the names of a file's inputs, but for those in `more`."""
     names = [str(value.name) for value in session.get_inputs() if value.name not in more]
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
@@ -62,8 +71,4 @@ def run(session: Any, inputs: Any, path: Path, **more: np.ndarray) -> list[np.nd
         if isinstance(inputs, Mapping) or hasattr(inputs, "keys")
         else dict(zip(names, inputs, strict=False))
     )
-    feeds = {name: given[name].numpy() for name in names if isinstance(given.get(name), Tensor)}
-    try:
-        return session.run(None, {**feeds, **more})
-    except Exception as error:
-        raise ExportError(f"onnxruntime cannot run {path.name}: {shortened(str(error))}") from error
+    return {name: given[name].numpy() for name in names if isinstance(given.get(name), Tensor)}

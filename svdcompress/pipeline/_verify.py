@@ -23,7 +23,7 @@ from svdcompress.errors import (
     out_of_memory,
     shortened,
 )
-from svdcompress.pipeline import _checks
+from svdcompress.pipeline import _checks, _small_checks, _small_files
 from svdcompress.pipeline._checks import Check, Material, Skip
 from svdcompress.pipeline._open import OpenRun, open_run
 from svdcompress.recipe import Recipe
@@ -46,6 +46,7 @@ Step = tuple[str, str, Callable[[Material], Iterator[Check]]]
 FILES: list[Step] = [
     ("SHA-256", "all files", _checks.digests),
     ("bytes", "ONNX files", _checks.sizes),
+    ("bytes", "small ONNX files", _small_checks.small_sizes),
     ("compression", "report.json", _checks.ratios),
 ]
 """What needs the files alone."""
@@ -57,6 +58,9 @@ MODELS: list[Step] = [
     (f"difference from {_checks.MODEL}", _checks.ONNX, _checks.parity),
     ("error of the test data", _checks.ONNX, _checks.errors),
     ("Monte-Carlo mean", _checks.MC_ONNX, _checks.monte_carlo),
+    (f"difference from {_checks.MODEL}", _small_files.COMPACT, _small_checks.compact_parity),
+    (f"difference from {_checks.MC_ONNX}", _small_files.MC_COMPACT, _small_checks.compact_draws),
+    ("error of the test data", "files in fewer bits", _small_checks.small_errors),
 ]
 """What needs the run's model or its data."""
 

@@ -43,6 +43,7 @@ class Side(_Part):
     weights: Count | None = None
     weights_nonzero: Count | None = None
     bytes: Count | None = None
+    bytes_compact: Count | None = None
     macs: Count | None = None
     latency_ms: dict[str, Number] | None = None
 
@@ -232,6 +233,17 @@ class Promises(_Part):
     answer_above: dict[str, Answers] | None = None
 
 
+class Reduced(_Part):
+    """`int8` and `float16`."""
+
+    file: str | None = None
+    bytes: Count | None = None
+    metrics: dict[str, Number] | None = None
+    agreement: Number = None
+    layers: dict[str, str] | None = None
+    latency_ms: dict[str, Number] | None = None
+
+
 class Results(_Part):
     """All of it."""
 
@@ -254,6 +266,8 @@ class Results(_Part):
     examples: dict[str, Count] | None = None
     dense: Side | None = None
     sparse: Side | None = None
+    int8: Reduced | None = None
+    float16: Reduced | None = None
     compression: dict[str, float | dict[str, Number] | None] | None = None
     layers: list[Layer] | None = None
     parity: dict[str, Number] | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from svdcompress.report import _plots
 from svdcompress.report._rows import chance, count, duration, rounding, rows, times
+from svdcompress.report._small import small_files
 
 SINGLE_HISTOGRAMS = 9
 """Up to so many layers have a histogram each; more of them share one map."""
@@ -41,7 +42,8 @@ def summary(results: Mapping[str, Any], folder: Path | None) -> str:
         kind = {True: "good", False: "poor", None: ""}[row.better]
         body.append([row.label, _right(row.dense), _right(f"<b>{row.sparse}</b>"), _tag("td", escape(row.change), kind)])
     table = _table(["", ">dense", ">sparse", "change"], body, "narrow")
-    return f'<div class="tiles">{tiles}</div>{table}{_paragraph(chance(results))}'
+    small = "".join(map(_paragraph, small_files(results)))
+    return f'<div class="tiles">{tiles}</div>{table}{_paragraph(chance(results))}{small}'
 
 
 def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from svdcompress.report._rows import chance, duration, rounding, rows, size
+from svdcompress.report._small import small_files
 from svdcompress.report._tradeoff import trials_table
 
 FILES = {
@@ -21,7 +22,11 @@ FILES = {
     "validation.safetensors": "calibration from validation data",
     "dense.onnx": "the dense model, for comparison",
     "model.onnx": "deterministic and pruned",
+    "model_compact.onnx": "the same without its zeros",
+    "model_int8.onnx": "the same in integers",
+    "model_float16.onnx": "the same, stored in two bytes a number",
     "model_mc.onnx": "predictions with uncertainties",
+    "model_mc_compact.onnx": "the same without its zeros",
     "report.json": "all figures",
     "report.html": "all figures and plots: open it in a browser",
 }
@@ -43,7 +48,7 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
     if (trials := trials_table(results)) is not None:
         console.print()
         console.print(trials)
-    for text in filter(None, (chance(results), rounding(results))):
+    for text in filter(None, (chance(results), rounding(results), *small_files(results))):
         console.print(f"\n{text}", highlight=False)
     if results.get("seconds"):
         console.print(f"\n{duration(sum(results['seconds'].values()))} on {results.get('device', 'an unnamed device')}")

@@ -115,7 +115,8 @@ def test_every_kind_of_positions_comes_to_its_end(tmp_path, monkeypatch, kind):
     (tmp_path / "maps.py").write_text(FILE)
     sparsify(kind, "data.args.held=true")
     results = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert not results.get("failed") and set(results["parity"]) == {"dense.onnx", "model.onnx", "model_mc.onnx"}
+    assert not results.get("failed")
+    assert set(results["parity"]) == {"dense.onnx", "model.onnx", "model_compact.onnx", "model_mc.onnx"}
     opened = open_run("out", trust_code=True)
     (x, y) = next(opened.data.test.batches(100))
     figure = "error" if LOSSES[kind] in ("cross-entropy", "binary") else "rmse"

@@ -40,7 +40,7 @@ def test_the_report_has_the_keys_of_the_design(tiny_run):
         assert set(results[name]) >= {"parameters", "nonzero", "bytes", "macs", "latency_ms"}
         assert set(results[name]["latency_ms"]) == {"batch_1", "batch_128"}
     assert set(results["compression"]) >= {"nonzero", "parameters", "bytes", "macs", "latency"}
-    assert set(results["parity"]) == {"dense.onnx", "model.onnx", "model_mc.onnx"}
+    assert set(results["parity"]) == {"dense.onnx", "model.onnx", "model_compact.onnx", "model_mc.onnx"}
     assert max(results["parity"].values()) < 1e-4
     assert set(results) >= {"layers", "seconds", "seed", "device", "versions", "history", "recipe"}
     assert set(results) >= {"log_alpha", "threshold_curve", "calibration", "uncertainty", "pruning"}

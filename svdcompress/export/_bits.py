@@ -1,0 +1,131 @@
+"""How many bits each layer's weights deserve, by what their posterior says of their size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import UsageError
+from svdcompress.layers import VariationalLayer, variational_layers
+
+FEWEST, MOST = 2, 16
+"""Bits of a weight."""
+
+SHARE = 0.5
+"""The rounding error that is allowed unless told otherwise, in standard deviations of the posterior: a quarter of its
+variance."""
+
+
+@dataclass(frozen=True)
+class LayerBits:
+    """One layer. weights: how many stay. bits: of each. added: the rounding error at these bits, root mean square, in standard
+    deviations of the posterior."""
+
+    name: str
+    weights: int
+    bits: int
+    added: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+def suggested_bits(model: nn.Module, share: float = SHARE) -> list[LayerBits]:
+    """The fewest bits of each layer at which rounding moves its weights by no more than a share of their posterior's deviation.
+
+    Weights are rounded to 2**bits - 1 steps of one size for each output channel, symmetric about 0 and as far as its largest
+    weight. A step of size d has an error of variance d**2 / 12; over the posterior's variance sigma2 of each weight that stays
+    it adds up to twice what rounding costs in the KL divergence (the mean moves, the variance stays): mean(d**2 / (12 sigma2))
+    is to be at most share**2.
+
+    Raises UsageError for a model without variational layers.
+
+    Example: `[row.bits for row in suggested_bits(small)]`
+    """
+    return [_suggested(name, layer, share) for name, layer in _layers(model)]
+
+
+def allocated_bits(model: nn.Module, average: float) -> dict[str, int]:
+    """Bits of each layer, of so many on average over all weights that stay, that cost the least by the posterior.
+
+    Each further bit goes where it lowers the sum of d**2 / sigma2 (see `suggested_bits`) the most for its bytes.
+    """
+    costs = {name: {bits: _cost(layer, bits) for bits in range(FEWEST, MOST + 1)} for name, layer in _layers(model)}
+    return allocate(costs, {name: int(layer.relevant().sum()) for name, layer in _layers(model)}, average)
+
+
+def allocate(costs: Mapping[str, Mapping[int, float]], sizes: Mapping[str, int], average: float) -> dict[str, int]:
+    """Bits of each layer within `average` bits a weight. costs: {layer: {bits: mean cost of a weight}}; sizes: weights."""
+    bits = {name: FEWEST for name in costs}
+    left = average * sum(sizes.values()) - sum(FEWEST * sizes[name] for name in costs)
+    while True:
+        can = [name for name in bits if bits[name] < MOST and 0 < sizes[name] <= left + 1e-9]
+        if not can:
+            return bits
+        best = max(can, key=lambda name: costs[name][bits[name]] - costs[name][bits[name] + 1])
+        bits[best] += 1
+        left -= sizes[best]
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, bits: Mapping[str, int] | int) -> nn.Module:
+    """Round the weights of variational layers in place, as a file of so many bits would hold them; returns the model.
+
+    bits: of all layers, or of each by its name; others stay as they are.
+    """
+    for name, layer in _layers(model):
+        count = bits if isinstance(bits, int) else bits.get(name)
+        if count is not None:
+            layer.weight.copy_(rounded(layer.weight * layer.relevant(), count, _axis(layer)))
+    return model
+
+
+def rounded(weight: Tensor, bits: int, axis: int = 0) -> Tensor:
+    """A weight at 2**bits - 1 symmetric steps for each channel along an axis."""
+    step = _steps(weight, bits, axis)
+    return torch.where(step > 0, (weight / step.clamp_min(1e-38)).round() * step, weight)
+
+
+def _steps(weight: Tensor, bits: int, axis: int) -> Tensor:
+    """The size of a step, for each channel along an axis, of a shape that broadcasts."""
+    others = [dim for dim in range(weight.dim()) if dim != axis]
+    largest = weight.abs().amax(others, keepdim=True) if others else weight.abs()
+    return largest / (2 ** (bits - 1) - 1)
+
+
+def _cost(layer: VariationalLayer, bits: int) -> float:
+    """Mean of d**2 / (12 sigma2) over the weights that stay; 0 where none does."""
+    kept = layer.relevant()
+    if not bool(kept.any()):
+        return 0.0
+    weight = (layer.weight * kept).detach().double()
+    step = _steps(weight, bits, _axis(layer)).expand_as(weight)
+    return float((step[kept] ** 2 / (12 * layer.log_sigma2.detach().double().exp()[kept])).mean())
+
+
+def _suggested(name: str, layer: VariationalLayer, share: float) -> LayerBits:
+    costs = {bits: _cost(layer, bits) for bits in range(FEWEST, MOST + 1)}
+    bits = next((bits for bits, cost in costs.items() if cost <= share**2), MOST)
+    return LayerBits(name, int(layer.relevant().sum()), bits, math.sqrt(costs[bits]))
+
+
+def added_error(model: nn.Module, bits: Mapping[str, int]) -> dict[str, float]:
+    """`LayerBits.added` of layers at other bits than those suggested."""
+    return {name: math.sqrt(_cost(layer, bits[name])) for name, layer in _layers(model) if name in bits}
+
+
+def _layers(model: nn.Module) -> Sequence[tuple[str, VariationalLayer]]:
+    layers = list(variational_layers(model))
+    if not layers:
+        raise UsageError("the model has no variational layers: its weights have no posterior to say what they deserve")
+    return layers
+
+
+def _axis(layer: VariationalLayer) -> int:
+    return 1 if getattr(layer, "transposed", False) else 0

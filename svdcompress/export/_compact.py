@@ -1,0 +1,286 @@
+"""The compact form of an ONNX file: zeros left out, and put in their places when the file is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from svdcompress.errors import ExportError, shortened
+from svdcompress.export import _parity
+from svdcompress.export._export import Exported
+from svdcompress.export._gaps import gaps
+from svdcompress.export._metadata import decode
+from svdcompress.export._write import write
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+OLDEST = 13
+"""The first opset whose operators the compact form is made of."""
+
+FIELD = 6
+"""Bytes that protobuf puts ahead of each node and initialiser, at most, in files below 2 GiB."""
+
+TYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+"""Types of the tensors that are looked at."""
+
+
+def write_compact(src: str | Path, dst: str | Path) -> Exported:
+    """Write an ONNX file once more without the zeros of its weights; `src` is left as it is.
+
+    Each initialiser of which enough is zero becomes its other numbers and the steps from each to the next, which a few nodes
+    put back in place: Cast, CumSum, ScatterElements, Reshape. onnxruntime does so once, as it loads the file: outputs and
+    latency are those of `src`. Where that would not be smaller the tensor stays as it is; tensors whose numbers are in the same
+    places (means and variances) share their steps. Any tool that folds constants, such as onnxslim, makes the file dense again:
+    use it first.
+
+    src: a file of `export_onnx`, or any other of opset 13 or later; initialisers of subgraphs stay as they are.
+
+    Returns the file written; its `parity` is 0: what the nodes give is compared with each tensor of `src`, number by number (-0
+    comes back as 0). Raises ExportError for a file that cannot be read or is refused by onnx.checker, OutputError for a path
+    that cannot be written.
+
+    Example: `write_compact("model.onnx", "model_compact.onnx").bytes`
+    """
+    import onnx
+
+    start, dst = time.perf_counter(), Path(dst)
+    model = read(Path(src))
+    wanted = compacted(model.graph)
+    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
+
+    def check(file: Path) -> None:
+        _parity.session(file)
+        _same(wanted, onnx.load(str(file)), file)
+
+    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
+    size = write(model, dst, check)
+    return Exported(dst, size, inputs, outputs, 0.0, {}, metadata, time.perf_counter() - start)
+
+
+def read(path: Path) -> ModelProto:
+    """An ONNX file of an opset that the forms made here can be of. Raises ExportError."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path))
+    except FileNotFoundError as error:
+        raise ExportError(f"{path}: no such file") from error
+    except Exception as error:  # protobuf's, onnx's own, of the system
+        raise ExportError(f"{path}: not an ONNX file ({shortened(str(error))})") from error
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if not versions or max(versions) < OLDEST:
+        raise ExportError(
+            f"{path}: a compact file needs opset {OLDEST} or later; export it again with --opset {OLDEST} or more"
+        )
+    return model
+
+
+@dataclass
+class _Part:
+    """Nodes and initialisers to be added."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    tensors: list[TensorProto] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What they take in a file."""
+        return sum(each.ByteSize() + FIELD for each in (*self.nodes, *self.tensors))
+
+
+class _Maker:
+    """Makes parts, under short names that a graph does not have yet."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self._names = new_names(graph, "")
+
+    def constant(self, part: _Part, array: np.ndarray) -> str:
+        """The name of a new initialiser."""
+        from onnx import numpy_helper
+
+        part.tensors.append(numpy_helper.from_array(array, next(self._names)))
+        return part.tensors[-1].name
+
+    def node(self, part: _Part, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """The name of a new node's output."""
+        from onnx import helper
+
+        part.nodes.append(helper.make_node(kind, inputs, [output or next(self._names)], **attributes))
+        return part.nodes[-1].output[0]
+
+    def filled(self, part: _Part, shape: str, rest: np.ndarray, output: str | None = None) -> str:
+        """A tensor of one number (1,), of the shape that a constant holds."""
+        from onnx import numpy_helper
+
+        value = {} if rest.dtype == np.float32 and not rest[0] else {"value": numpy_helper.from_array(rest)}
+        return self.node(part, "ConstantOfShape", shape, output=output, **value)
+
+
+def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
+    """Change a graph; returns the tensors that its nodes now make."""
+    import onnx
+    from onnx import numpy_helper
+
+    fixed = fixed_names(graph)
+    arrays: dict[str, np.ndarray] = {}
+    dense: dict[str, int] = {}
+    for tensor in graph.initializer:
+        if tensor.name in fixed or tensor.data_type == onnx.TensorProto.STRING:
+            continue
+        array = numpy_helper.to_array(tensor)
+        if array.dtype.name in TYPES and array.size > 1:
+            arrays[tensor.name], dense[tensor.name] = array, tensor.ByteSize() + FIELD
+    maker, added, gone = _Maker(graph), _Part(), set()
+    for names in _alike(arrays):
+        part, made = _scattered(maker, {name: arrays[name] for name in names}, dense)
+        if made and part.bytes < sum(dense[name] for name in made):
+            gone |= made
+            added.nodes += part.nodes
+            added.tensors += part.tensors
+    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
+        del graph.initializer[place]
+    graph.initializer.extend(added.tensors)
+    for place, node in enumerate(added.nodes):
+        graph.node.insert(place, node)
+    return {name: array for name, array in arrays.items() if name in gone}
+
+
+def _rest(array: np.ndarray) -> np.ndarray:
+    """The number that is left out, (1,): 0, or of whole numbers (the places in a Monte-Carlo file) the commonest."""
+    if array.dtype.kind == "f":
+        return np.zeros(1, array.dtype)
+    values, counts = np.unique(array, return_counts=True)
+    return values[[counts.argmax()]]
+
+
+def _places(array: np.ndarray) -> np.ndarray:
+    """Where the numbers are that are not left out, in the flat tensor."""
+    return np.flatnonzero(array != _rest(array))
+
+
+def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
+    """Names of the tensors that can share their steps, those with the most numbers first.
+
+    One joins others of its shape where all its numbers have a place among theirs, and zeros to be stored with them cost less
+    than steps of its own.
+    """
+    places = {name: _places(array) for name, array in arrays.items()}
+    groups: list[list[str]] = []
+    for name in sorted(arrays, key=lambda name: -len(places[name])):
+        array = arrays[name]
+        for group in groups:
+            first = group[0]
+            more = len(places[first]) - len(places[name])
+            near = more * array.itemsize <= len(places[name])
+            if near and arrays[first].shape == array.shape and np.isin(places[name], places[first], assume_unique=True).all():
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    order = {name: place for place, name in enumerate(arrays)}
+    yield from sorted(groups, key=lambda group: min(order[name] for name in group))
+
+
+def _scattered(maker: _Maker, arrays: dict[str, np.ndarray], dense: dict[str, int]) -> tuple[_Part, set[str]]:
+    """The nodes that make tensors of one shape out of their numbers; and the names of those that it pays for."""
+    first = next(iter(arrays.values()))
+    common = _Part()
+    places = _places(first)
+    shape = maker.constant(common, np.array(first.shape, np.int64))
+    if not len(places):
+        for name, array in arrays.items():
+            maker.filled(common, shape, _rest(array), name)
+        return common, set(arrays)
+    found = gaps(places, sum(array.itemsize for array in arrays.values()))
+    wide = maker.node(common, "Cast", maker.constant(common, found.steps), to=_INT64)
+    index = maker.node(common, "CumSum", wide, maker.constant(common, np.array(0, np.int64)))
+    flat = shape if first.ndim == 1 else maker.constant(common, np.array([first.size], np.int64))
+    filled: dict[tuple[np.dtype, bytes], str] = {}
+    made = set()
+    for name, array in arrays.items():
+        part = _Part()
+        rest = _rest(array)
+        if (key := (array.dtype, rest.tobytes())) not in filled:
+            filled[key] = maker.filled(common, flat, rest)
+        numbers = maker.constant(part, array.reshape(-1)[found.places])
+        one = first.ndim == 1
+        put = maker.node(part, "ScatterElements", filled[key], index, numbers, output=name if one else None)
+        if not one:
+            maker.node(part, "Reshape", put, shape, output=name)
+        if part.bytes < dense[name]:
+            made.add(name)
+            common.nodes += part.nodes
+            common.tensors += part.tensors
+    return common, made
+
+
+_INT64 = 7  # onnx.TensorProto.INT64; onnx is imported when a file is written
+
+
+def fixed_names(graph: GraphProto) -> set[str]:
+    """Names of the values that a caller may give or ask for: these initialisers stay as they are."""
+    return {value.name for value in (*graph.input, *graph.output)}
+
+
+def new_names(graph: GraphProto, stem: str) -> Iterator[str]:
+    """Short names that a graph does not have."""
+    taken = set(_names(graph))
+    return (name for name in (f"_{stem}{number}" for number in count()) if name not in taken)
+
+
+def _names(graph: GraphProto) -> Iterator[str]:
+    """All names of a graph and of those within it."""
+    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info))
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _names(inner)
+
+
+def _same(wanted: dict[str, np.ndarray], model: ModelProto, file: Path) -> None:
+    """Raises ExportError unless a file's first nodes give the tensors, to the last number."""
+    from onnx import helper
+
+    if not wanted:
+        return
+    nodes = [node for node in model.graph.node if not node.domain]
+    made: set[str] = {tensor.name for tensor in model.graph.initializer}
+    needed: list[Any] = []
+    for node in nodes:
+        if all(name in made for name in node.input) and set(node.output) - made and node.op_type in _OPERATORS:
+            needed.append(node)
+            made.update(node.output)
+    names = {name for node in needed for name in node.input}
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in wanted.items()}
+    outputs = [helper.make_tensor_value_info(name, kinds[name], array.shape) for name, array in wanted.items()]
+    constants = [tensor for tensor in model.graph.initializer if tensor.name in names]
+    alone = helper.make_model(helper.make_graph(needed, "weights", [], outputs, constants), opset_imports=model.opset_import)
+    alone.ir_version = model.ir_version
+    for name, found in zip(wanted, _run(alone, file), strict=True):
+        array = wanted[name]
+        if found.dtype != array.dtype or not np.array_equal(found, array, equal_nan=array.dtype.kind == "f"):
+            raise ExportError(f"{file.name}: the tensor {name!r} is not what it was; please report it")
+
+
+_OPERATORS = ("Cast", "CumSum", "ConstantOfShape", "ScatterElements", "Reshape")
+
+
+def _run(model: ModelProto, file: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session.run(None, {})
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise ExportError(f"{file.name}: onnxruntime cannot make its tensors: {shortened(str(error))}") from error

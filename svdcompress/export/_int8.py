@@ -1,0 +1,178 @@
+"""Integer files: onnxruntime's own quantiser and calibrators, on a file that `export_onnx` wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from svdcompress.errors import ExportError, UsageError, shortened
+from svdcompress.export import _parity
+from svdcompress.export._compact import compacted
+from svdcompress.export._export import Exported
+from svdcompress.export._metadata import decode, read_metadata
+from svdcompress.export._write import write
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators whose weights become integers."""
+
+BETWEEN = ("Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool", "Relu", "Reshape", "Transpose")
+"""Operators between them that onnxruntime runs on integers too; what else there is stays in floating point."""
+
+METHODS = {"minmax": "MinMax", "percentile": "Percentile", "entropy": "Entropy"}
+"""How ranges of activations are found: the names of onnxruntime's calibrators."""
+
+
+class Int8:
+    """Integer forms of one ONNX file: weights int8, symmetric, with a scale for each channel; activations uint8; QDQ form.
+
+    src: a deterministic file of `export_onnx` (float32). feeds: inputs to calibrate with, {input name: array} each, of training
+    data. Both are read when first needed.
+
+    Raises UsageError for a Monte-Carlo file (whose draws integers distort: the mutual information was off by 13% and more), and
+    ExportError where onnxruntime's quantiser fails.
+
+    Example: `Int8("model.onnx", [{"input": images}]).write("model_int8.onnx").bytes`
+    """
+
+    def __init__(self, src: str | Path, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+        self.src, self.feeds = Path(src), list(feeds)
+        self.metadata = read_metadata(self.src)
+        if self.metadata.get("kind") == "monte_carlo":
+            raise UsageError(
+                f"{self.src.name}: a Monte-Carlo file stays in floating point: integers distort what its draws say of certainty"
+            )
+        if not self.feeds:
+            raise UsageError("feeds: at least one batch is needed to calibrate with")
+        self._folder = tempfile.TemporaryDirectory(prefix="svdcompress")
+
+    @cached_property
+    def _prepared(self) -> Path:
+        """The file as the quantiser takes it: batch normalisation is folded into convolutions, constants are folded."""
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        path = Path(self._folder.name) / "prepared.onnx"
+        with _reported(self.src, "prepare"):
+            quant_pre_process(str(self.src), str(path), skip_symbolic_shape=True)
+        return path
+
+    @cached_property
+    def layers(self) -> dict[str, str]:
+        """Nodes whose weights can become integers, in order: {layer: node}; a layer has the name of its weight."""
+        import onnx
+
+        graph = onnx.load(str(self._prepared)).graph
+        constants = {tensor.name for tensor in graph.initializer}
+        found: dict[str, str] = {}
+        for node in graph.node:
+            weight = _weight(node, constants)
+            if weight is not None and node.name:
+                name = weight.removesuffix(".weight")
+                found[name if name not in found else node.name] = node.name
+        return found
+
+    def write(self, dst: str | Path, *, leave: Collection[str] = (), method: str = "minmax", compact: bool = True) -> Exported:
+        """Write the integer file.
+
+        leave: layers that stay in floating point. method: one of METHODS. compact: in the form of `write_compact`, where that
+        is smaller. Returns the file, with `parity` None: how far it is from the float file has to be measured on data.
+        """
+        from onnxruntime import quantization as q
+
+        if method not in METHODS:
+            raise UsageError(f"method: {method!r} is unknown; one of {', '.join(METHODS)}")
+        start, dst = time.perf_counter(), Path(dst)
+        unknown = sorted(set(leave) - set(self.layers))
+        if unknown:
+            raise UsageError(f"leave: {unknown[0]!r} is no layer of {self.src.name}; it has {', '.join(self.layers)}")
+        raw = Path(self._folder.name) / "int8.onnx"
+        more: dict[str, Any] = {}
+        if "calibration_cache_path" in inspect.signature(q.quantize_static).parameters:  # onnxruntime 1.31
+            more["calibration_cache_path"] = str(Path(self._folder.name) / f"{method}.json")
+        reader: Any = _Feeds(self.feeds)
+        with _reported(self.src, "quantise"):
+            q.quantize_static(
+                str(self._prepared),
+                str(raw),
+                reader,
+                quant_format=q.QuantFormat.QDQ,
+                op_types_to_quantize=[*WEIGHTED, *BETWEEN],
+                per_channel=True,
+                activation_type=q.QuantType.QUInt8,
+                weight_type=q.QuantType.QInt8,
+                nodes_to_exclude=[self.layers[name] for name in leave],
+                calibrate_method=q.CalibrationMethod[METHODS[method]],
+                **more,
+            )
+        model = self._signed(raw)
+        if compact:
+            compacted(model.graph)
+        size = write(model, dst, _parity.session)
+        inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
+        return Exported(dst, size, inputs, outputs, None, {}, self._metadata(model), time.perf_counter() - start)
+
+    def _signed(self, raw: Path) -> ModelProto:
+        """The quantiser's file with the metadata of the one that it was made of, and without shapes of inner values."""
+        import onnx
+
+        before, model = onnx.load(str(self.src), load_external_data=False), onnx.load(str(raw))
+        model.producer_name, model.producer_version = before.producer_name, before.producer_version
+        model.graph.name = before.graph.name
+        del model.metadata_props[:], model.graph.value_info[:]
+        model.metadata_props.extend(before.metadata_props)
+        model.metadata_props.add(key="precision", value="int8")
+        return model
+
+    @staticmethod
+    def _metadata(model: ModelProto) -> dict[str, Any]:
+        return {entry.key: decode(entry.value) for entry in model.metadata_props}
+
+
+def _weight(node: NodeProto, constants: Collection[str]) -> str | None:
+    """The weight of a node, if it is a constant."""
+    if node.op_type not in WEIGHTED or len(node.input) < 2:
+        return None
+    return next((name for name in (node.input[1], node.input[0]) if name in constants), None)
+
+
+class _Feeds:
+    """What onnxruntime's calibrators read."""
+
+    def __init__(self, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+        self.feeds = iter(feeds)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """The next batch, or None."""
+        return next((dict(feed) for feed in self.feeds), None)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Not needed: all batches are read."""
+
+
+@contextlib.contextmanager
+def _reported(src: Path, what: str) -> Iterator[None]:
+    """Without the quantiser's prints and log lines; its errors as ExportError."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # of onnx, onnxruntime, numpy
+        reason = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise ExportError(f"{src.name}: onnxruntime's quantiser cannot {what} it ({reason})") from error
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,204 @@
+"""One small archive of an ONNX file, for sending: entropy-coded, its weights as exact as asked for.
+
+The archive is an xz stream (or one of zstandard) of a safetensors file with four tensors of bytes: `graph`, the ONNX file
+without the data of its weights; `steps`, from each number that is not 0 to the next; `numbers`; `scales`. Its metadata say
+which weight has how many of each. Nothing of it names a file, and nothing of it is code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import lzma
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from svdcompress.errors import DependencyError, UsageError
+from svdcompress.export._compact import fixed_names, read
+from svdcompress.export._half import as_half
+from svdcompress.files import write_atomically
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+PRECISIONS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
+"""Bits of a weight, by name."""
+
+CODECS = ("xz", "zstd")
+
+FORMAT = 1
+"""The layout of what is in an archive."""
+
+SMALLEST = 8
+"""Numbers of a tensor below which it stays in the graph as it is."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An archive. bytes: of the archive; before: of the ONNX file. precision: asked for; largest: the largest difference of a
+    weight, relative to the largest of its tensor."""
+
+    path: Path
+    bytes: int
+    before: int
+    precision: str
+    largest: float
+    seconds: float
+
+
+class Entry(NamedTuple):
+    """One weight. form: one of TYPES; places: numbers stored; axis: of the scales, -1 for one scale."""
+
+    name: str
+    form: str
+    places: int
+    axis: int
+
+
+def pack(
+    src: str | Path, dst: str | Path, precision: str = "float32", *, bits: Mapping[str, int] | None = None, codec: str = "xz"
+) -> Packed:
+    """Write the archive of a deterministic or Monte-Carlo ONNX file. `src` stays as it is.
+
+    precision: "float32" (exact), "float16", "int8" or "int4": weights of two dimensions and more as integers with a scale for
+    each channel, others as float16. bits: of single weights by name (2 to 16), in place of those. codec: "xz", in Python's
+    standard library, or "zstd", which needs the package zstandard.
+
+    Raises UsageError for unknown names, DependencyError without zstandard, ExportError for a file that cannot be read,
+    OutputError for a path that cannot be written.
+
+    Example: `pack("model.onnx", "model.svdc", "int8").bytes`
+    """
+    start, src, dst = time.perf_counter(), Path(src), Path(dst)
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
+    model = read(src)
+    before = len(model.SerializeToString())
+    streams, entries, largest = _streams(model, precision, bits or {})
+    from safetensors.numpy import save
+
+    metadata = {"format": str(FORMAT), "weights": json.dumps(entries, separators=(",", ":"))}
+    data = _encoded(save({name: np.frombuffer(part, np.uint8) for name, part in streams.items()}, metadata), codec)
+    write_atomically(dst, lambda path: path.write_bytes(data))
+    return Packed(dst, len(data), before, precision, largest, time.perf_counter() - start)
+
+
+def _streams(model: ModelProto, precision: str, bits: Mapping[str, int]) -> tuple[dict[str, bytes], list[Entry], float]:
+    """Take the weights out of a model."""
+    import onnx
+    from onnx import numpy_helper
+
+    fixed, entries, worst = fixed_names(model.graph), [], 0.0
+    second = _second(model)
+    steps, numbers, scales = bytearray(), bytearray(), bytearray()
+    for tensor in model.graph.initializer:
+        if tensor.data_type != onnx.TensorProto.FLOAT or tensor.name in fixed:
+            continue
+        array = numpy_helper.to_array(tensor)
+        count = bits.get(tensor.name, PRECISIONS[precision])
+        if array.size < SMALLEST or not np.isfinite(array).all():
+            continue
+        form, values, scale, axis = _values(array, count, int(tensor.name in second))
+        places = np.flatnonzero(values)
+        steps += _steps(places)
+        kept = values.reshape(-1)[places]
+        numbers += _planes(kept.view(np.uint8).reshape(len(kept), kept.itemsize))
+        scales += _planes(scale.view("<u4").astype(">u4").view(np.uint8).reshape(-1, 4)[:, :2])
+        entries.append(Entry(tensor.name, form, len(places), axis))
+        back = dense(values, form, scale, axis)
+        peak = float(np.abs(array).max(initial=0.0)) or 1.0
+        worst = max(worst, float(np.abs(back - array).max()) / peak)
+        for field in ("raw_data", "float_data"):
+            tensor.ClearField(field)
+    streams = {"graph": model.SerializeToString(), "steps": bytes(steps), "numbers": bytes(numbers), "scales": bytes(scales)}
+    return streams, entries, worst
+
+
+def _planes(numbers: np.ndarray) -> bytes:
+    """Bytes (count, size) with those of a kind together, which a codec makes more of."""
+    return np.ascontiguousarray(numbers.T).tobytes()
+
+
+def _values(array: np.ndarray, bits: int, axis: int) -> tuple[str, np.ndarray, np.ndarray, int]:
+    """Form, numbers of the tensor's shape, scales, and their axis. axis: of the outputs."""
+    one = np.ones(0, np.float32)
+    if bits >= 32:
+        return "raw", array, one, -1
+    if bits == 16 or array.ndim < 2:
+        half, factor = as_half(array)
+        return "float16", half, np.array([factor], np.float32), -1
+    if not 2 <= bits <= 16:
+        raise UsageError(f"bits: {bits} is not in 2 to 16")
+    others = tuple(dim for dim in range(array.ndim) if dim != axis)
+    scale = _upwards(np.abs(array).max(others, keepdims=True) / (2 ** (bits - 1) - 1))
+    codes = np.rint(array / np.where(scale > 0, scale, 1))
+    kind = "int8" if bits <= 8 else "int16"
+    return kind, codes.astype(kind), scale.reshape(-1), axis
+
+
+def _second(model: ModelProto) -> set[str]:
+    """Weights whose outputs are their second dimension."""
+    found = set()
+    for node in model.graph.node:
+        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        if node.op_type in ("ConvTranspose", "MatMul") or (node.op_type == "Gemm" and not transposed):
+            found.update(node.input[1:2])
+    return found
+
+
+def _upwards(scale: np.ndarray) -> np.ndarray:
+    """The next float32 of 8 bits, which needs two bytes: no number of the tensor is then beyond the last step."""
+    found = scale.astype("<f4").view("<u4")
+    return ((found + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view("<f4")
+
+
+def dense(values: np.ndarray, form: str, scale: np.ndarray, axis: int) -> np.ndarray:
+    """The float32 tensor again."""
+    if form == "raw":
+        return values
+    shape = [1] * values.ndim
+    if axis >= 0:
+        shape[axis] = -1
+    return (values.astype(np.float64) * scale.reshape(shape)).astype(np.float32)
+
+
+TYPES: dict[str, Any] = {"raw": np.float32, "float16": np.float16, "int8": np.int8, "int16": np.int16}
+
+MORE = 255
+"""A step of this byte, which takes no number: there is more to come."""
+
+
+def _steps(places: np.ndarray) -> bytes:
+    """Bytes: from each place to the next, as many MOREs as needed and the rest."""
+    steps = np.diff(places, prepend=0)
+    more = steps // MORE
+    ends = np.cumsum(more + 1) - 1
+    found = np.full(int(ends[-1]) + 1 if len(ends) else 0, MORE, np.uint8)
+    found[ends] = steps % MORE
+    return found.tobytes()
+
+
+def _encoded(data: bytes, codec: str) -> bytes:
+    if codec == "zstd":
+        return zstandard().ZstdCompressor(level=22).compress(data)
+    if codec != "xz":
+        raise UsageError(f"codec: {codec!r} is unknown; one of {', '.join(CODECS)}")
+    found = []
+    for context in (0, 1, 3):  # bytes before, which say something of the next in text and little in weights
+        chain = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": context, "lp": 0, "pb": 0}]
+        chain[0]["dict_size"] = max(4096, min(1 << 26, len(data)))
+        found.append(lzma.compress(data, lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=chain))
+    return min(found, key=len)
+
+
+def zstandard() -> Any:
+    """The optional package. Raises DependencyError."""
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise DependencyError("zstandard is needed for this archive: pip install 'svdcompress[pack]'") from error

@@ -1,0 +1,245 @@
+"""Archives read back: sizes are looked at before anything is made of them."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from svdcompress.errors import CheckpointError, shortened
+from svdcompress.export import _parity
+from svdcompress.export._export import Exported
+from svdcompress.export._metadata import decode
+from svdcompress.export._pack import FORMAT, MORE, TYPES, Entry, dense, zstandard
+from svdcompress.export._write import write
+from svdcompress.files import parse_json
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
+
+XZ, ZSTD = b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+
+STREAMS = ("graph", "numbers", "scales", "steps")
+
+HEADER = 2**24
+"""Bytes of the header, at most."""
+
+MEMORY = 2**28
+"""Bytes that a decoder may take for itself."""
+
+
+def unpack(src: str | Path, dst: str | Path, most: int = 2**31) -> Exported:
+    """Write the ONNX file that an archive holds, dense; it passes onnx.checker and loads in onnxruntime.
+
+    most: bytes that it may come to. What the archive says of its sizes is looked at before anything of that size is made, and
+    no more is decoded than it says; it names no files, and none but `dst` is written.
+
+    Raises CheckpointError for a file that is no archive, is damaged, or would come to more; OutputError for a path that cannot
+    be written.
+
+    Example: `unpack("model.svdc", "model.onnx").bytes`
+    """
+    start, dst = time.perf_counter(), Path(dst)
+    model = _Archive(Path(src), most).model()
+    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
+    size = write(model, dst, _parity.session)
+    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
+    return Exported(dst, size, inputs, outputs, None, {}, metadata, time.perf_counter() - start)
+
+
+class _Archive:
+    """Reads one, piece by piece. most: see `unpack`."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path, self.most = path, most
+
+    def model(self) -> ModelProto:
+        """The ONNX file."""
+        try:
+            with self.path.open("rb") as file:
+                streams, entries = self._read(self._decoder(file))
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read ({error.strerror or error})") from error
+        except (lzma.LZMAError, EOFError) as error:
+            self._refuse(f"damaged, or cut short ({error})")
+        except Exception as error:
+            if type(error).__name__ == "ZstdError":
+                self._refuse(f"damaged ({shortened(str(error))})")
+            raise
+        return self._filled(streams, entries)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: {reason}; write it again with: svdc pack")
+
+    def _decoder(self, file: Any) -> Any:
+        """A stream of what was encoded, read as needed."""
+        magic = file.read(6)
+        file.seek(0)
+        if magic == XZ:
+            return io.BufferedReader(_Xz(file))
+        if magic[:4] == ZSTD:
+            return zstandard().ZstdDecompressor(max_window_size=MEMORY).stream_reader(file)
+        self._refuse("no archive of svdc")
+
+    def _read(self, stream: Any) -> tuple[dict[str, bytes], list[Entry]]:
+        """The four streams, of the sizes that the header says, and the weights."""
+        count = int.from_bytes(self._exactly(stream, 8), "little")
+        if not 2 <= count <= HEADER:
+            self._refuse("no archive of svdc")
+        try:
+            header = parse_json(self._exactly(stream, count))
+            metadata = header.pop("__metadata__")
+            if int(metadata["format"]) > FORMAT:
+                self._refuse(f"format {int(metadata['format'])}, of a newer svdcompress: update it")
+            sizes = {name: (header[name]["data_offsets"][0], header[name]["data_offsets"][1]) for name in STREAMS}
+            whole = {header[name]["dtype"] for name in STREAMS} == {"U8"} and set(header) == set(STREAMS)
+            weights = parse_json(metadata["weights"])
+            entries = [Entry(str(n), str(form), int(places), int(axis)) for n, form, places, axis in weights]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            self._refuse(f"its header is damaged ({shortened(str(error))})")
+        end = 0
+        for begin, stop in sorted(sizes.values()):
+            whole = whole and isinstance(begin, int) and isinstance(stop, int) and begin == end <= stop
+            end = stop
+        if not whole:
+            self._refuse("its header is damaged")
+        if end > self.most:
+            self._refuse(f"it would come to {end:,} bytes, and {self.most:,} are allowed (--most)")
+        found = {name: b"" for name in STREAMS}
+        for name in sorted(sizes, key=lambda name: sizes[name]):
+            found[name] = self._exactly(stream, sizes[name][1] - sizes[name][0])
+        if stream.read(1):
+            self._refuse("damaged: there is more in it than it says")
+        return found, entries
+
+    def _exactly(self, stream: Any, count: int) -> bytes:
+        parts = []
+        while count:
+            part = stream.read(min(count, 2**20))
+            if not part:
+                self._refuse("cut short")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _filled(self, streams: dict[str, bytes], entries: list[Entry]) -> ModelProto:
+        """The graph with its weights."""
+        import onnx
+
+        try:
+            model = onnx.load_model_from_string(streams["graph"])
+        except Exception as error:  # protobuf's
+            raise CheckpointError(f"{self.path}: its graph is damaged") from error
+        tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        if any(tensor.external_data or tensor.data_location for tensor in _all_tensors(model)):
+            self._refuse("its graph names files of weights outside, which an archive never does")
+        total = 0
+        for entry in entries:
+            tensor = tensors.get(entry.name)
+            if tensor is None or entry.form not in TYPES or tensor.data_type != 1 or entry.places < 0:
+                self._refuse(f"its weight {shortened(entry.name, 60)!r} is damaged")
+            size = 1
+            for dim in tensor.dims:
+                size *= dim
+            if entry.places > size or any(dim < 1 for dim in tensor.dims) or entry.axis >= len(tensor.dims):
+                self._refuse(f"its weight {shortened(entry.name, 60)!r} is damaged")
+            total += 4 * size
+        if total > self.most:
+            self._refuse(f"its weights would come to {total:,} bytes, and {self.most:,} are allowed (--most)")
+        if len({entry.name for entry in entries}) < len(entries):
+            self._refuse("a weight is in it twice")
+        work = _Filler({name: np.frombuffer(data, np.uint8) for name, data in streams.items()})
+        try:
+            for entry in entries:
+                work.fill(tensors[entry.name], entry)
+            if not work.done:
+                raise ValueError("numbers are left over")
+        except (ValueError, IndexError) as error:
+            self._refuse(f"its weights are damaged ({error})")
+        return model
+
+
+def _all_tensors(model: ModelProto) -> list[TensorProto]:
+    graphs, found = [model.graph], []
+    while graphs:
+        graph = graphs.pop()
+        found += graph.initializer
+        for node in graph.node:
+            for attribute in node.attribute:
+                found += [attribute.t, *attribute.tensors]
+                graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
+    return found
+
+
+class _Filler:
+    """Puts numbers in their places, tensor by tensor."""
+
+    def __init__(self, streams: dict[str, np.ndarray]) -> None:
+        self.streams = streams
+        self.at = {name: 0 for name in streams}
+        self.ends = np.flatnonzero(streams["steps"] != MORE)
+        self.seen = 0
+
+    def fill(self, tensor: TensorProto, entry: Entry) -> None:
+        """Raises ValueError where the streams do not have what it needs."""
+        shape = tuple(tensor.dims)
+        size, kind = int(np.prod(shape)), np.dtype(TYPES[entry.form])
+        values = np.zeros(size, kind)
+        if entry.places:
+            places = self._places(entry.places)
+            if places[-1] >= size or (np.diff(places) < 1).any():
+                raise ValueError("a place is outside its weight")
+            planes = self._take("numbers", entry.places * kind.itemsize).reshape(kind.itemsize, entry.places)
+            values[places] = np.ascontiguousarray(planes.T).view(kind).reshape(-1)
+        scales = 0 if entry.form == "raw" else 1 if entry.axis < 0 else shape[entry.axis]
+        halves = self._take("scales", 2 * scales).reshape(2, scales).astype(np.uint32)
+        scale = ((halves[0] << 24) | (halves[1] << 16)).astype("<u4").view("<f4")
+        tensor.raw_data = dense(values.reshape(shape), entry.form, scale, entry.axis).astype("<f4").tobytes()
+
+    def _places(self, count: int) -> np.ndarray:
+        ends = self.ends[self.seen : self.seen + count]
+        if len(ends) < count:
+            raise ValueError("steps are missing")
+        begin, stop = self.at["steps"], int(ends[-1]) + 1
+        self.seen, self.at["steps"] = self.seen + count, stop
+        return np.cumsum(self.streams["steps"][begin:stop], dtype=np.int64)[ends - begin]
+
+    def _take(self, name: str, count: int) -> np.ndarray:
+        begin = self.at[name]
+        part = self.streams[name][begin : begin + count]
+        if len(part) < count:
+            raise ValueError(f"{name} are missing")
+        self.at[name] = begin + count
+        return part.copy()
+
+    @property
+    def done(self) -> bool:
+        """Whether everything was used."""
+        return all(self.at[name] == len(self.streams[name]) for name in ("steps", "numbers", "scales"))
+
+
+class _Xz(io.RawIOBase):
+    """An xz stream, decoded as it is read, with bounded memory."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.decoder = file, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY)
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer."""
+        while not self.decoder.eof:
+            more = self.file.read(2**16) if self.decoder.needs_input else b""
+            if self.decoder.needs_input and not more:
+                raise EOFError("the end is missing")
+            part = self.decoder.decompress(more, len(buffer))
+            if part:
+                buffer[: len(part)] = part
+                return len(part)
+        return 0

@@ -1,0 +1,48 @@
+"""A file that was exported once more, in fewer bytes: without its zeros, in integers, in two bytes a number."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from svdcompress.errors import ExportError
+from svdcompress.export import Exported, write_compact, write_half
+from svdcompress.pipeline._baked import baked
+from svdcompress.pipeline._integers import Integers, beside
+from svdcompress.pipeline._open import OpenRun
+
+
+def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple[Exported, str]:
+    """Put a smaller form in the place of a run's exported file; returns it, and what to say of it.
+
+    precision: "none", "int8" (needs the run's data, to calibrate and to choose the layers), "float16", or "auto": integers, or
+    float16 where none of the layers can be in integers. compact: without zeros.
+    """
+    with TemporaryDirectory(prefix="svdcompress") as folder:
+        whole = Path(folder) / path.name
+        for name in (path.name, f"{path.name}.data"):
+            if path.with_name(name).is_file():
+                shutil.move(path.with_name(name), whole.with_name(name))
+        if precision in ("int8", "auto"):
+            try:
+                return _integers(opened, whole, path, compact)
+            except ExportError:
+                if precision == "int8":
+                    raise
+        if precision in ("float16", "auto"):
+            return write_half(whole, path, compact=compact), "; numbers stored as float16"
+        return dataclasses.replace(write_compact(whole, path), parity=None), "; the numbers are those of the file with zeros"
+
+
+def _integers(opened: OpenRun, whole: Path, path: Path, compact: bool) -> tuple[Exported, str]:
+    units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
+    work = Integers(whole, opened.data, units, compact=compact)
+    file = work.write(path)
+    found = beside(path, whole, opened.data, units)
+    left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items())
+    stayed = f"; in float32: {', '.join(left)}" if left else ""
+    same = f"; {100 * found['agreement']:.2f}% of the answers as in float32" if "agreement" in found else ""
+    return file, f"; on the test data {metrics}{same}{stayed}"

@@ -1,0 +1,74 @@
+"""What a run's report says of the small forms of its ONNX files, computed again from the files; `_verify.py` calls these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from svdcompress.export import check_parity
+from svdcompress.likelihoods import own_likelihood
+from svdcompress.pipeline._checks import MC_ONNX, MODEL, RELATIVE, Check, Material
+from svdcompress.pipeline._integers import beside
+from svdcompress.pipeline._onnx_model import open_session, run
+from svdcompress.pipeline._promised import sets_of
+from svdcompress.pipeline._small_files import COMPACT, FLOAT16, INT8, MC_COMPACT
+
+SAMPLES = 5
+
+
+def small_sizes(material: Material) -> Iterator[Check]:
+    """Bytes of the files."""
+    results = material.results
+    entries = (("sparse", "bytes_compact", COMPACT), ("int8", "bytes", INT8), ("float16", "bytes", FLOAT16))
+    entries += (("monte_carlo_file", "bytes", MC_ONNX), ("monte_carlo_file", "bytes_compact", MC_COMPACT))
+    for section, key, name in entries:
+        stored = (results.get(section) or {}).get(key)
+        path = material.opened.folder / name
+        if stored is not None:
+            parts = [part for part in (path, path.with_name(f"{name}.data")) if part.is_file()]
+            if not parts:  # gone: its digest tells
+                continue
+            found = sum(part.stat().st_size for part in parts)
+            yield Check("bytes", name, stored, found, stored == found)
+
+
+def compact_parity(material: Material) -> Iterator[Check]:
+    """The compact file beside the checkpoint."""
+    stored = (material.results.get("parity") or {}).get(COMPACT)
+    if stored is None:  # the run wrote none
+        return
+    path = material.path(COMPACT)
+    model, further = material.units.model(material.opened.model), None
+    if material.opened.recipe.export.sets:
+        own = own_likelihood(model, material.opened.recipe.task, material.opened.dim)
+        further = sets_of(material.results, "mean", own)
+    found = check_parity(path, model, material.inputs(path), further=further)  # raises beyond its tolerance
+    yield Check(f"difference from {MODEL}", COMPACT, stored, found)
+
+
+def compact_draws(material: Material) -> Iterator[Check]:
+    """The compact Monte-Carlo file beside the other, with the same noise."""
+    if MC_COMPACT not in (material.results.get("parity") or {}):
+        return
+    path, other = material.path(MC_COMPACT), material.path(MC_ONNX)
+    inputs = material.inputs(path)
+    more = {"samples": np.array(SAMPLES, np.int64), "seed": np.array(1, np.int64)}
+    ours, theirs = (run(open_session(each), inputs, each, **more) for each in (path, other))
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+    yield Check(f"difference from {MC_ONNX}, the same noise", MC_COMPACT, 0.0, gap, gap <= 1e-6)
+
+
+def small_errors(material: Material) -> Iterator[Check]:
+    """Error (or RMSE) and NLL of the files in fewer bits on the test data, in onnxruntime."""
+    for key, name in (("int8", INT8), ("float16", FLOAT16)):
+        stored = (material.results.get(key) or {}).get("metrics") or {}
+        if stored:
+            path = material.path(name)
+            found = beside(path, material.path("model.onnx"), material.opened.data, material.units)["metrics"]
+            for figure, value in found.items():
+                if stored.get(figure) is not None:
+                    one = 100 / len(material.opened.data.test)  # another processor may round one answer otherwise
+                    allowed = one if figure == "error" else RELATIVE * max(1.0, abs(stored[figure]))
+                    close = abs(value - stored[figure]) <= allowed + 1e-6
+                    yield Check(f"{figure} of the test data", name, stored[figure], value, close)

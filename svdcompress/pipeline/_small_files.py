@@ -1,0 +1,156 @@
+"""The small forms of a run's ONNX files: without zeros, in integers, in two bytes a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from svdcompress import cost
+from svdcompress.errors import ExportError, shortened
+from svdcompress.export import added_error, check_parity, suggested_bits, write_compact, write_half
+from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._integers import Integers, beside, slower
+from svdcompress.pipeline._onnx_model import open_session, run
+from svdcompress.recipe import Recipe
+from svdcompress.sources import Data, example_inputs
+
+COMPACT, MC_COMPACT, INT8, FLOAT16 = "model_compact.onnx", "model_mc_compact.onnx", "model_int8.onnx", "model_float16.onnx"
+
+HALF = 1e-3
+"""Largest difference of a Monte-Carlo file stored in float16 from the one in float32 with the same noise, relative to the
+largest output or to 1."""
+
+SAMPLES, ROWS = 20, 7
+"""Of the comparison of the two."""
+
+
+@dataclass
+class SmallFiles:
+    """Writes them beside model.onnx and model_mc.onnx in `out`, and what they are into `results`.
+
+    measured: the files whose latencies are to be measured beside those of the float files, by their key in the results.
+    """
+
+    recipe: Recipe
+    data: Data
+    inputs: Any
+    out: Path
+    results: dict[str, Any]
+    warn: Callable[[str], None]
+    units: Baked
+    measured: dict[str, Path] = field(default_factory=dict)
+
+    def compact(self, small: nn.Module, further: Any) -> None:
+        """model_compact.onnx, checked against the model. further: further outputs of model.onnx."""
+        path = self.out / COMPACT
+        try:
+            file = write_compact(self.out / "model.onnx", path)
+            parity = check_parity(path, self.units.model(small), self.units.inputs(self.inputs), further=further)
+        except ExportError as error:
+            path.unlink(missing_ok=True)
+            self.warn(f"{COMPACT} was not written: {error}")
+            return
+        self.results["sparse"]["bytes_compact"] = file.bytes
+        self.results["parity"][COMPACT] = parity
+
+    def monte_carlo(self) -> None:
+        """model_mc.onnx in two bytes a number, and its compact form, as far as the recipe asks for them."""
+        export, path = self.recipe.export, self.out / "model_mc.onnx"
+        if not path.is_file() or not (export.compact_monte_carlo or export.monte_carlo_dtype == "float16"):
+            return
+        found: dict[str, Any] = {"bytes": path.stat().st_size}
+        try:
+            if export.monte_carlo_dtype == "float16":
+                found |= self._halved(path)
+            if export.compact_monte_carlo:
+                file = write_compact(path, self.out / MC_COMPACT)
+                found["bytes_compact"] = file.bytes
+                self.results["parity"][MC_COMPACT] = self.results["parity"][path.name]
+        except ExportError as error:
+            self.warn(f"{MC_COMPACT} was not written: {error}")
+        self.results["monte_carlo_file"] = found
+
+    def _halved(self, path: Path) -> dict[str, Any]:
+        inputs = self.units.inputs(example_inputs(self.data.train, ROWS))
+        more = {"samples": np.array(SAMPLES, np.int64), "seed": np.array(1, np.int64)}
+        before, worst = run(open_session(path), inputs, path, **more), 0.0
+
+        def check(file: Path) -> None:
+            nonlocal worst
+            for ours, theirs in zip(run(open_session(file), inputs, file, **more), before, strict=True):
+                worst = max(worst, float(np.abs(ours - theirs).max()) / max(1.0, float(np.abs(theirs).max())))
+            if not worst <= HALF:
+                raise ExportError(f"its outputs would be off by {worst:.2g} of the largest (allowed: {HALF:g})")
+
+        size = path.stat().st_size
+        try:
+            file = write_half(path, path, compact=False, check=check)
+        except ExportError as error:
+            self.warn(f"model_mc.onnx stays in float32: {error}")
+            return {"dtype": "float32", "difference": worst}
+        return {"dtype": "float16", "difference": worst, "bytes": file.bytes, "bytes_float32": size}
+
+    def precision(self, small: nn.Module) -> None:
+        """model_int8.onnx or model_float16.onnx, as the recipe asks, and what bits each layer of the model deserves."""
+        asked = self.recipe.export.precision
+        if asked in ("int8", "auto"):
+            try:
+                self._integers()
+                self._bits(small)
+                return
+            except ExportError as error:
+                then = f"; {FLOAT16} is, in its place" if asked == "auto" else ""
+                self.warn(f"{INT8} was not written: {error}{then}")
+        if asked in ("float16", "auto"):
+            self._half()
+
+    def _integers(self) -> None:
+        search, before = self.recipe.search, self.results.get("dense", {}).get("validation") or {}
+        dense = before.get("error", before.get("rmse"))
+        more = {"max_drop": search.max_drop, "dense": dense, "compact": self.recipe.export.compact}
+        work = Integers(self.out / "model.onnx", self.data, self.units, **more)
+        path = self.out / INT8
+        work.write(path)
+        found = beside(path, self.out / "model.onnx", self.data, self.units)
+        self.results["int8"] = {**work.report, **found}
+        self.measured["int8"] = path
+        left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
+        if left:
+            self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: in integers too much validation error was lost")
+
+    def _bits(self, small: nn.Module) -> None:
+        """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""
+        kinds = self.results["int8"]["layers"]
+        rows = [row for row in suggested_bits(small) if row.weights]
+        used = {row.name: 8 if kinds.get(row.name, "int8") == "int8" else 32 for row in rows}
+        added = added_error(small, {name: bits for name, bits in used.items() if bits == 8})
+        self.results["bits"] = [
+            {"name": r.name, "weights": r.weights, "suggested": r.bits, "used": used[r.name], "added": added.get(r.name, 0.0)}
+            for r in rows
+        ]
+
+    def _half(self) -> None:
+        path = self.out / FLOAT16
+        try:
+            file = write_half(self.out / "model.onnx", path, compact=self.recipe.export.compact)
+        except ExportError as error:
+            self.warn(f"{FLOAT16} was not written: {error}")
+            return
+        found = beside(path, self.out / "model.onnx", self.data, self.units)
+        self.results["float16"] = {"file": path.name, "bytes": file.bytes, **found}
+        self.measured["float16"] = path
+
+    def latencies(self, times: dict[str, dict[str, float]], note: Callable[[str], None]) -> None:
+        """Keep what was measured of them beside the float file's. note: takes a line for the user."""
+        for name, path in self.measured.items():
+            found = self.results[name]
+            found["latency_ms"], float_ = times[name], times["sparse"]
+            found["faster"] = cost.quicker(times[name], float_)
+            words = slower(times[name], float_)
+            if words and name == "int8":
+                note(shortened(f"{path.name} is not faster than model.onnx on this machine: {words}", 400))

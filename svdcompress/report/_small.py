@@ -1,0 +1,44 @@
+"""What the small forms of a run's ONNX files are beside the float file, in a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from svdcompress.report._rows import metric, milliseconds, size, times
+
+WORDS = {"int8": "In integers", "float16": "In float16"}
+
+
+def small_files(results: Mapping[str, Any]) -> list[str]:
+    """Sentences on the compact file and on that in fewer bits; [] where there are none."""
+    lines = []
+    dense, sparse = results.get("dense") or {}, results.get("sparse") or {}
+    if compact := sparse.get("bytes_compact"):
+        ratio = f", {times(dense['bytes'] / compact)} smaller than the dense file" if dense.get("bytes") else ""
+        lines.append(f"Without its zeros (model_compact.onnx): {size(compact)}{ratio}.")
+    for key, words in WORDS.items():
+        if found := results.get(key):
+            lines.append(_precision(words, found, sparse, dense))
+    return lines
+
+
+def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
+    parts = []
+    for name in ("error", "rmse"):
+        value = (found.get("metrics") or {}).get(name)
+        if value is not None:
+            parts.append(f"{name} {metric(name, value)} ({metric(name, (sparse.get('metrics') or {}).get(name))} in float32)")
+    if found.get("agreement") is not None:
+        parts.append(f"{100 * found['agreement']:.2f}% of the answers are the same")
+    if found.get("bytes"):
+        ratio = f", {times(dense['bytes'] / found['bytes'])} smaller than the dense file" if dense.get("bytes") else ""
+        parts.append(f"{size(found['bytes'])}{ratio}")
+    for batch, value in (found.get("latency_ms") or {}).items():
+        other = (sparse.get("latency_ms") or {}).get(batch)
+        parts.append(f"{milliseconds(value)} at batch {batch.removeprefix('batch_')} ({milliseconds(other)} in float32)")
+    layers = found.get("layers") or {}
+    left = [name for name, kind in layers.items() if kind != "int8"]
+    if left:
+        parts.append(f"{len(left)} of {len(layers)} layers stay in float32")
+    return f"{words} ({found.get('file', '')}): {'; '.join(parts)}."

@@ -1,0 +1,206 @@
+"""Archives: exact or as rounded as asked, bounded, and refused where they are not ours."""
+
+from __future__ import annotations
+
+import json
+import lzma
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from safetensors.numpy import load, save
+
+from svdcompress.errors import CheckpointError, OutputError, UsageError
+from svdcompress.export import pack, unpack
+from svdcompress.export._pack import _steps
+
+
+def model_of(path, arrays):
+    """A file that gives each array back, times its input."""
+    nodes = [helper.make_node("Mul", [name, "x"], [f"{name}_out"]) for name in arrays]
+    outputs = [helper.make_tensor_value_info(f"{name}_out", 1, array.shape) for name, array in arrays.items()]
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [])], outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def arrays():
+    random = np.random.default_rng(0)
+    sparse = (random.normal(size=(60, 300)) * (random.random((60, 300)) < 0.05)).astype(np.float32) + 0  # no -0
+    far = np.zeros((300, 400), np.float32)
+    far[[0, 200, 299], [0, 7, 399]] = 1.5, -2.5, 3.25
+    kernel = (random.normal(size=(8, 4, 3, 3)) * np.geomspace(1e-6, 100, 8)[:, None, None, None]).astype(np.float32)
+    bias = random.normal(size=30).astype(np.float32)
+    return {
+        "sparse": sparse,
+        "far": far,
+        "kernel": kernel,
+        "bias": bias,
+        "none": np.zeros((30, 9), np.float32),
+        "few": bias[:3],
+    }
+
+
+def weights(path):
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(path)).graph.initializer}
+
+
+@pytest.fixture
+def src(tmp_path):
+    return model_of(tmp_path / "model.onnx", arrays())
+
+
+def test_exact_and_much_smaller(src, tmp_path):
+    packed = pack(src, tmp_path / "a.svdc")
+    assert packed.bytes == (tmp_path / "a.svdc").stat().st_size < 6500 and packed.largest == 0
+    assert packed.before == src.stat().st_size
+    written = unpack(packed.path, tmp_path / "back.onnx")
+    assert {name: array.tobytes() for name, array in weights(written.path).items()} == {
+        n: a.tobytes() for n, a in arrays().items()
+    }
+    assert written.path.read_bytes() == src.read_bytes()
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("int4", 4)])
+def test_integers_are_within_half_a_step_of_their_channel(src, tmp_path, precision, bits):
+    packed = pack(src, tmp_path / "a.svdc", precision)
+    unpack(packed.path, tmp_path / "back.onnx")
+    worst = 0.0
+    for name, found in weights(tmp_path / "back.onnx").items():
+        array = arrays()[name]
+        if array.ndim > 1:
+            step = np.abs(array).reshape(len(array), -1).max(1).reshape(-1, *[1] * (array.ndim - 1))
+            assert (np.abs(found - array) <= 0.505 * step / (2 ** (bits - 1) - 1)).all(), name
+            assert (found[array == 0] == 0).all()
+        worst = max(worst, float(np.abs(found - array).max() / max(np.abs(array).max(), 1e-9)))
+    assert packed.largest == pytest.approx(worst) and packed.bytes < 2600
+    kernel = weights(tmp_path / "back.onnx")["kernel"]
+    for ours, theirs in zip(kernel, arrays()["kernel"], strict=True):  # of whatever size
+        assert np.abs(ours - theirs).max() <= 0.505 * np.abs(theirs).max() / (2 ** (bits - 1) - 1)
+
+
+def test_each_weight_can_have_bits_of_its_own(src, tmp_path):
+    pack(src, tmp_path / "a.svdc", "int8", bits={"kernel": 3, "sparse": 12})
+    unpack(tmp_path / "a.svdc", tmp_path / "back.onnx")
+    found = weights(tmp_path / "back.onnx")
+    assert all(len(np.unique(channel)) <= 7 for channel in found["kernel"])
+    assert np.abs(found["sparse"] - arrays()["sparse"]).max() < 0.51 * np.abs(arrays()["sparse"]).max() / 2047
+
+
+@pytest.mark.parametrize("places", [[], [0], [254], [255], [256], [0, 1, 2], [510, 1020, 100_000]])
+def test_steps_can_be_walked(places):
+    place, found, first = 0, [], True
+    for byte in _steps(np.array(places, np.int64)):
+        place += byte
+        if byte != 255:
+            found.append(place)
+    assert found == places and first
+
+
+def test_unknown_names_are_refused(src, tmp_path):
+    with pytest.raises(UsageError, match="precision: 'int3' is unknown; one of float32"):
+        pack(src, tmp_path / "a", "int3")
+    with pytest.raises(UsageError, match="codec: 'rar' is unknown; one of xz, zstd"):
+        pack(src, tmp_path / "a", codec="rar")
+    pack(src, tmp_path / "a")
+    with pytest.raises(OutputError, match="is a folder"):
+        unpack(tmp_path / "a", tmp_path)
+
+
+def taken_apart(path):
+    """(tensors, metadata) of an archive."""
+    data = lzma.decompress(path.read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return dict(load(data)), header["__metadata__"]
+
+
+def put_together(path, tensors, metadata):
+    path.write_bytes(lzma.compress(save(tensors, metadata)))
+    return path
+
+
+def refused(path, tmp_path, reason, **more):
+    with pytest.raises(CheckpointError, match=reason):
+        unpack(path, tmp_path / "back.onnx", **more)
+    assert not (tmp_path / "back.onnx").exists()
+
+
+def test_what_is_no_archive_is_refused(src, tmp_path):
+    good = pack(src, tmp_path / "a.svdc").path.read_bytes()
+    bad = tmp_path / "bad.svdc"
+    for data, reason in (
+        (b"", "no archive of svdc"),
+        (b"PK\x03\x04 hello", "no archive of svdc"),
+        (good[: len(good) // 2], "cut short"),
+        (good[:300] + bytes([good[300] ^ 255]) + good[301:], "damaged|no archive"),
+        (lzma.compress(b"hello there, this is text"), "no archive of svdc|cut short"),
+        (lzma.compress(b""), "cut short"),
+    ):
+        bad.write_bytes(data)
+        refused(bad, tmp_path, reason)
+    refused(tmp_path / "none.svdc", tmp_path, "none.svdc: cannot be read")
+
+
+def test_a_bomb_is_refused_before_it_is_made(src, tmp_path):
+    path = pack(src, tmp_path / "a.svdc").path
+    refused(path, tmp_path, "are allowed", most=10_000)
+    tensors, metadata = taken_apart(path)
+    # a stream of zeros far larger than it says, and one that says so
+    data = lzma.decompress(path.read_bytes())
+    (tmp_path / "b.svdc").write_bytes(lzma.compress(data + bytes(50 * 2**20)))
+    refused(tmp_path / "b.svdc", tmp_path, "there is more in it than it says")
+    big = put_together(tmp_path / "c.svdc", {**tensors, "numbers": np.zeros(50 * 2**20, np.uint8)}, metadata)
+    assert big.stat().st_size < 20_000
+    refused(big, tmp_path, r"would come to 52,4\d\d,\d\d\d bytes", most=10**7)
+    # a graph whose weight has a petabyte of zeros
+    model = onnx.load_model_from_string(tensors["graph"].tobytes())
+    next(t for t in model.graph.initializer if t.name == "none").dims[:] = [2**25, 2**25]
+    graph = np.frombuffer(model.SerializeToString(), np.uint8)
+    refused(
+        put_together(tmp_path / "d.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "its weights would come to 4,503,"
+    )
+    model = onnx.load_model_from_string(tensors["graph"].tobytes())
+    next(t for t in model.graph.initializer if t.name == "none").dims[:] = [2**62, 4]
+    graph = np.frombuffer(model.SerializeToString(), np.uint8)
+    refused(put_together(tmp_path / "e.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "its weights would come to")
+
+
+def test_files_outside_are_refused(src, tmp_path):
+    tensors, metadata = taken_apart(pack(src, tmp_path / "a.svdc").path)
+    for location in ("../secret", "/etc/passwd", "weights.bin"):
+        model = onnx.load_model_from_string(tensors["graph"].tobytes())
+        few = next(t for t in model.graph.initializer if t.name == "few")
+        few.ClearField("raw_data")
+        few.external_data.add(key="location", value=location)
+        few.data_location = onnx.TensorProto.EXTERNAL
+        graph = np.frombuffer(model.SerializeToString(), np.uint8)
+        refused(
+            put_together(tmp_path / "b.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "names files of weights outside"
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda rows: [["other", *rows[0][1:]], *rows[1:]], "its weight 'other' is damaged"),
+        (lambda rows: [*rows, rows[0]], "twice"),
+        (lambda rows: [[rows[0][0], "pickle", *rows[0][2:]], *rows[1:]], "is damaged"),
+        (lambda rows: [[*rows[0][:2], rows[0][2] + 1, rows[0][3]], *rows[1:]], "damaged"),
+        (lambda rows: [[*rows[0][:2], -1, rows[0][3]], *rows[1:]], "damaged"),
+        (lambda rows: rows[:-1], "left over|onnx"),
+        (lambda rows: [[*rows[0][:3], 9], *rows[1:]], "damaged"),
+        (lambda rows: rows[::-1], "damaged"),
+        (lambda rows: 5, "its header is damaged"),
+    ],
+)
+def test_what_does_not_fit_is_refused(src, tmp_path, change, reason):
+    tensors, metadata = taken_apart(pack(src, tmp_path / "a.svdc", "int8").path)
+    rows = json.loads(metadata["weights"])
+    path = put_together(tmp_path / "b.svdc", tensors, {**metadata, "weights": json.dumps(change(rows))})
+    with pytest.raises(Exception, match=reason) as caught:
+        unpack(path, tmp_path / "back.onnx")
+    assert type(caught.value).__name__ in ("CheckpointError", "ExportError")
+    later = put_together(tmp_path / "c.svdc", tensors, {**metadata, "format": "7"})
+    refused(later, tmp_path, "format 7, of a newer svdcompress")

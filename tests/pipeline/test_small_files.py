@@ -1,0 +1,185 @@
+"""The small forms of a run's files: what they are, what the report says of them, and that `verify` sees a change."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+from typer.testing import CliRunner
+
+from svdcompress import report
+from svdcompress.cli._app import app
+from svdcompress.errors import ExportError
+from svdcompress.export import export_onnx, read_metadata
+from svdcompress.pipeline import open_run, run, verify_run
+from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._integers import Integers, beside, slower
+from svdcompress.recipe import load_recipe
+from svdcompress.report._small import small_files
+from svdcompress.sources import Data
+from svdcompress.sources._examples import InMemory
+
+SMALL = ["export.precision=int8", "export.compact_monte_carlo=true", "export.monte_carlo_dtype=float16"]
+
+
+@pytest.fixture(scope="module")
+def small_run(tiny_recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    recipe = tiny_recipe.model_copy(deep=True)
+    for setting in SMALL:
+        name, value = setting.removeprefix("export.").split("=")
+        setattr(recipe.export, name, value == "true" if value in ("true", "false") else value)
+    recipe.uncertainty.samples = 0
+    return folder, run(recipe, folder)
+
+
+def answers(path, x, **more):
+    return onnxruntime.InferenceSession(str(path)).run(None, {"input": x, **more})
+
+
+def test_a_run_writes_a_compact_file_that_is_the_other(tiny_run):
+    folder, results = tiny_run
+    path = folder / "model_compact.onnx"
+    assert results["sparse"]["bytes_compact"] == path.stat().st_size
+    assert results["parity"]["model_compact.onnx"] < 1e-5
+    x = np.random.default_rng(0).random((5, 1, 8, 8)).astype(np.float32)
+    assert np.allclose(answers(path, x)[0], answers(folder / "model.onnx", x)[0], atol=1e-6)
+    assert read_metadata(path) == read_metadata(folder / "model.onnx")
+    assert not {"int8", "float16", "bits", "monte_carlo_file"} & set(results)
+
+
+def test_the_small_forms_are_what_the_report_says(small_run):
+    folder, results = small_run
+    int8 = results["int8"]
+    assert int8["bytes"] == (folder / "model_int8.onnx").stat().st_size < (folder / "model.onnx").stat().st_size
+    assert set(int8["layers"].values()) <= {"int8", "float32"} and "int8" in int8["layers"].values()
+    assert int8["validation"]["int8"] <= int8["validation"]["limit"] + 1e-9
+    test = open_run(folder).data.test
+    x = torch.cat([inputs for inputs, _ in test.batches(100)]).numpy()
+    y = torch.cat([targets for _, targets in test.batches(100)]).numpy()
+    ours, floats = (answers(folder / name, x)[0].argmax(1) for name in ("model_int8.onnx", "model.onnx"))
+    assert int8["metrics"]["error"] == pytest.approx(100 * (ours != y).mean(), abs=1e-4)
+    assert int8["agreement"] == pytest.approx((ours == floats).mean())
+    assert set(int8["latency_ms"]) == set(results["sparse"]["latency_ms"]) and isinstance(int8["faster"], bool)
+    assert {row["name"] for row in results["bits"]} == {row["name"] for row in results["layers"] if row["weights"]}
+    assert all(2 <= row["suggested"] <= 16 and row["used"] in (8, 32) and row["added"] >= 0 for row in results["bits"])
+    text = " ".join(small_files(results))
+    assert "model_compact.onnx" in text and "In integers (model_int8.onnx)" in text
+    assert "In integers" in (folder / "report.html").read_text()
+    said = " ".join(results.get("notes") or [])
+    words = slower(int8["latency_ms"], results["sparse"]["latency_ms"])
+    assert ("is not faster than model.onnx on this machine" in said) == bool(words)
+
+
+def test_a_monte_carlo_file_in_two_bytes_draws_alike(small_run):
+    folder, results = small_run
+    found = results["monte_carlo_file"]
+    assert found["dtype"] == "float16" and 0 < found["difference"] <= 1e-3
+    assert found["bytes"] == (folder / "model_mc.onnx").stat().st_size < 0.8 * found["bytes_float32"]
+    assert found["bytes_compact"] == (folder / "model_mc_compact.onnx").stat().st_size <= found["bytes"]
+    x, more = np.random.default_rng(0).random((5, 1, 8, 8)).astype(np.float32), {"samples": np.array(9), "seed": np.array(4)}
+    both = [answers(folder / name, x, **more) for name in ("model_mc.onnx", "model_mc_compact.onnx")]
+    assert all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_verify_sees_each_of_them(small_run, tmp_path):
+    folder = shutil.copytree(small_run[0], tmp_path / "copy")
+    assert verify_run(folder).failed == []
+    for name in ("model_compact.onnx", "model_int8.onnx", "model_mc_compact.onnx"):
+        model = onnx.load(str(folder / name))
+        for tensor in model.graph.initializer:
+            if tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16) and np.prod(tensor.dims) > 4:
+                array = numpy_helper.to_array(tensor)
+                tensor.CopyFrom(numpy_helper.from_array((array * -1.5).astype(array.dtype), tensor.name))
+        onnx.save(model, str(folder / name))
+    results = json.loads((folder / "report.json").read_text())
+    report.write_json(folder / "report.json", report.stamped(results, folder))
+    wrong = {check.file for check in verify_run(folder).failed if check.name != "bytes"}
+    assert wrong == {"model_compact.onnx", "model_int8.onnx", "model_mc_compact.onnx"}
+
+
+def svdc(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def said(*arguments, code=0):
+    """Output in one line."""
+    return " ".join(svdc(*arguments, code=code).split())
+
+
+def test_export_once_more(small_run, tmp_path):
+    folder, results = small_run
+    text = said("export", folder, "--out", tmp_path / "a.onnx", "--precision", "int8", "--compact")
+    assert "of the answers as in float32" in text
+    assert (tmp_path / "a.onnx").stat().st_size == pytest.approx(results["int8"]["bytes"], rel=0.02)
+    svdc("export", folder, "--out", tmp_path / "b.onnx", "--compact")
+    assert (tmp_path / "b.onnx").stat().st_size == pytest.approx(results["sparse"]["bytes_compact"], rel=0.05)
+    svdc("export", folder, "--out", tmp_path / "c.onnx", "--precision", "float16", "--monte-carlo")
+    text = said("export", folder, "--out", tmp_path / "d.onnx", "--precision", "int8", "--monte-carlo", code=2)
+    assert "a Monte-Carlo file stays in floating point" in text
+    text = said("export", folder, "--out", tmp_path / "e.onnx", "--precision", "int4", code=2)
+    assert "'int4' is unknown; one of none, auto, int8, float16" in text
+
+
+def outlying(tmp_path, spread):
+    """A file whose second layer reads one huge input beside those that decide; its data; which layer integers spoil."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 2)
+    with torch.no_grad():
+        first.weight.copy_(torch.diag(torch.tensor([1.0, 1.0, 1.0, spread])))
+        first.bias.zero_()
+        second.weight.copy_(torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]))
+        second.bias.zero_()
+    model = nn.Sequential(first, nn.ReLU(), second, nn.Linear(2, 2))
+    with torch.no_grad():
+        model[3].weight.copy_(torch.eye(2))
+        model[3].bias.copy_(torch.tensor([0.0, 1.0]))
+    x = torch.rand(400, 4)
+    x[:, 0] = torch.where(x[:, 0] < 0.5, 0.8 * x[:, 0], 0.2 + 0.8 * x[:, 0])  # nothing near the border
+    y = (x[:, 0] * 2 < 1).long()
+    path = export_onnx(model.eval(), tmp_path / "model.onnx", x[:2]).path
+    examples = InMemory(x, y)
+    return path, Data(train=examples, validation=examples, test=examples, task="classification", outputs=2)
+
+
+def test_the_layers_that_lose_too_much_stay_in_float(tmp_path):
+    path, data = outlying(tmp_path, 1e5)
+    work = Integers(path, data, Baked(), compact=False)
+    work.write(tmp_path / "int8.onnx")
+    assert work.report["layers"] == {"0": "float32", "2": "float32", "3": "int8"}  # what lies between the two is huge
+    assert work.report["validation"]["int8"] <= work.limit == work.float_error + 100 / 400
+    found = beside(tmp_path / "int8.onnx", path, data, Baked())
+    assert found["agreement"] > 0.98
+    path, data = outlying(tmp_path, 1.0)
+    work = Integers(path, data, Baked(), compact=False, max_drop=5.0, dense=1.0)
+    work.write(tmp_path / "int8.onnx")
+    assert set(work.report["layers"].values()) == {"int8"} and work.limit == 6.0
+
+
+def test_where_nothing_can_be_in_integers_it_says_so(tmp_path, monkeypatch):
+    path, data = outlying(tmp_path, 1.0)
+    work = Integers(path, data, Baked(), max_drop=0.0, dense=0.0)
+    monkeypatch.setattr(Integers, "_tried", lambda *_, **__: 50.0)
+    with pytest.raises(ExportError, match=r"no layer can be in integers .* the error is 50, allowed are 0"):
+        work.write(tmp_path / "int8.onnx")
+
+
+def test_what_is_slower_is_told():
+    assert (
+        slower({"batch_1": 2.0, "batch_128": 1.0}, {"batch_1": 1.0, "batch_128": 2.0})
+        == "at batch 1 it takes 2.00 times as long"
+    )
+    assert slower({"batch_1": 1.0}, {"batch_1": 2.0}) == ""
+
+
+def test_a_recipe_names_the_forms():
+    assert load_recipe("digits", ["export.precision=auto"]).export.precision == "auto"
+    with pytest.raises(Exception, match=r"export\.precision"):
+        load_recipe("digits", ["export.precision=int3"])
