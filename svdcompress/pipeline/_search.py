@@ -198,7 +198,8 @@ class Search:
             factor = self.costs["latency"] / costs["dense"]["latency"]
             costs["small"]["latency"] *= factor
         verdict = self.budget.judge(self.judged, self._losses(small.model))
-        extra = {"pruning": small.pruning, "selection": _stored(selection)}
+        inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
+        extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a stopped search ends in the same bytes
         checkpoint.save(bare(small.model), self._model_file(number), extra=report.plain(extra))
         trial = Trial(
             number=number,
@@ -217,6 +218,7 @@ class Search:
             seconds=time.monotonic() - started,
         )
         self.kept.trials.append(trial)
+        self.kept.pruning[number] = small.pruning
         self.kept.epochs[number] = [*epochs, *(fit.history if fit is not None else [])]
         self._spend()
         shutil.rmtree(folder)
@@ -269,9 +271,8 @@ class Search:
         model, _ = self.path.cooled(best.pressure)
         file = self._model_file(best.number)
         stored = checkpoint.read_manifest(file)["extra"]
-        small = Small(
-            whole(checkpoint.load(file, make_model(context.recipe.model)), stored["pruning"]).eval(), stored["pruning"]
-        )
+        pruning = self.kept.pruning[best.number]
+        small = Small(whole(checkpoint.load(file, make_model(context.recipe.model)), pruning).eval(), pruning)
         target = stored["selection"]["target"]
         selection = masks_for(context, self.opened, self.dense, model, self.measure, target, self._points(self.allowed))
         context.history += [*self.path.history, *self.kept.epochs[best.number]]

@@ -15,11 +15,12 @@ from svdcompress.search import Trial
 
 @dataclass
 class Kept:
-    """file: where. epochs: of each trial, by its number. seconds: that the search has taken, over all sittings."""
+    """file: where. epochs, pruning: of each trial, by its number. seconds: that the search has taken, over all sittings."""
 
     file: Path
     trials: list[Trial] = field(default_factory=list)
     epochs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    pruning: dict[int, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def read(self) -> Kept:
@@ -29,6 +30,7 @@ class Kept:
                 stored = parse_json(self.file.read_bytes())
                 self.trials = [Trial.of(each) for each in stored["trials"]]
                 self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
+                self.pruning = {int(number): found for number, found in stored["pruning"].items()}
                 self.seconds = float(stored["seconds"])
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = shortened(f"{type(error).__name__}: {error}")
@@ -38,5 +40,10 @@ class Kept:
 
     def write(self) -> None:
         """As it stands now."""
-        stored = {"trials": [t.to_dict() for t in self.trials], "epochs": self.epochs, "seconds": self.seconds}
+        stored = {
+            "trials": [t.to_dict() for t in self.trials],
+            "epochs": self.epochs,
+            "pruning": self.pruning,
+            "seconds": self.seconds,
+        }
         write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))

@@ -6,9 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -21,42 +18,11 @@ from svdcompress.recipe._checks import (
     known_loss,
     known_share,
     known_threshold,
-    moment,
-    numbers_are_numbers,
-    opset_fits,
-    plain_values,
     taken_by,
     task_of,
 )
-
-
-class Section(BaseModel):
-    """Base of all sections: fields are checked, also on assignment, numbers are finite, and an unknown field is an error."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        return numbers_are_numbers(value, cls.model_fields[str(info.field_name)].annotation)
-
-
-Moment = Annotated[float | str, BeforeValidator(moment)]
-"""A point in training: a number of epochs, or a share of all of them such as "30%"."""
-
-
-Plain = Annotated[dict[str, Any], BeforeValidator(plain_values)]
-"""Settings that are handed on: what YAML and JSON both hold, so that the stored recipe says the same."""
-
-
-def in_epochs(moment: float | str, epochs: int) -> float:
-    """A `Moment` as a number of epochs."""
-    return epochs * float(moment.removesuffix("%")) / 100 if isinstance(moment, str) else float(moment)
-
-
-def _short(field: str) -> BeforeValidator:
-    """Let a section be written as one string, the value of its main field."""
-    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
+from svdcompress.recipe._outputs import ExperimentSection, ExportSection, ReportSection, UncertaintySection
+from svdcompress.recipe._section import Moment, Plain, Section, in_epochs, short
 
 
 class ModelSection(Section):
@@ -181,7 +147,7 @@ class Training(Section):
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)  # sgd
-    schedule: Annotated[LrSchedule, _short("name")] = LrSchedule()
+    schedule: Annotated[LrSchedule, short("name")] = LrSchedule()
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
     accumulate: int = Field(default=1, ge=1)  # batches per step
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -199,7 +165,7 @@ class TrainSection(Training):
 
     # None: as the means. auto: at least so much that log sigma2 alone can bring log alpha to the threshold in this many steps.
     lr_log_sigma2: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None
-    beta: Annotated[BetaSchedule, _short("name")] = BetaSchedule()
+    beta: Annotated[BetaSchedule, short("name")] = BetaSchedule()
     distill: Distillation = Distillation()
     shrink: Moment | None = None  # from then on dead units are removed after each epoch: faster, and they cannot come back
     compile: bool = False
@@ -210,7 +176,7 @@ class RecoverSection(Training):
 
     epochs: int = Field(default=5, ge=0)
     lr: float = Field(default=5e-4, gt=0)
-    schedule: Annotated[LrSchedule, _short("name")] = LrSchedule(start="0%")
+    schedule: Annotated[LrSchedule, short("name")] = LrSchedule(start="0%")
     noise: bool = True  # False: train the mean alone, without noise and KL
     beta: Beta = "auto"  # constant; auto: where the training's ended
     lr_log_sigma2: float | None = Field(default=None, gt=0)
@@ -321,62 +287,15 @@ class CalibrateSection(Section):
     answer_above: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
-class ExportSection(Section):
-    """What is written as ONNX."""
-
-    onnx: bool = True
-    monte_carlo: bool = True
-    opset: int = Field(default=20, ge=18, le=23)  # up to 21 with monte_carlo
-    compact: bool = True  # model_compact.onnx: without the zeros
-    compact_monte_carlo: bool = False  # model_mc_compact.onnx: the same of model_mc.onnx
-    # model_int8.onnx: in integers, as far as the validation error allows; model_float16.onnx: stored in two bytes a number,
-    # computed in float32. auto: integers, or float16 where no layer can be in integers within the tolerance.
-    precision: Literal["none", "auto", "int8", "float16"] = "none"
-    # In which means and variances of model_mc.onnx are stored; float16 only where its outputs stay as they are to 1/1000.
-    monte_carlo_dtype: Literal["float32", "float16"] = "float32"
-    sets: bool = False  # prediction sets or intervals as further outputs; calibrate.coverage says of what coverage
-
-    @field_validator("opset")
-    @classmethod
-    def _draws(cls, opset: int, info: ValidationInfo) -> int:
-        return opset_fits(opset, bool(info.data.get("onnx") and info.data.get("monte_carlo")))
-
-
-class UncertaintySection(Section):
-    """Samples for the figures of the predictive distribution; 0: none.
-
-    budget: seconds that they may take; beyond it they are of fewer test examples, then of fewer samples. auto: a fifth of
-    what training took, at least 30 s. none: as long as it takes.
-    """
-
-    samples: int = Field(default=100, ge=0, le=1_000_000)
-    budget: Annotated[float, Field(gt=0)] | Literal["auto", "none"] = "auto"
-
-
-class ReportSection(Section):
-    """What the report holds beyond the table."""
-
-    html: bool = True
-    latency: bool = True
-    tensorboard: bool = False
-
-
-class ExperimentSection(Section):
-    """An experiment in place of the usual run: its name, and its own settings (see `svdcompress.experiments`)."""
-
-    name: Literal["bayes-linear", "co2", "flow", "leak", "rotated-digit", "vae"]
-    settings: Plain = {}
-
-
 class Recipe(Section):
     """A whole run."""
 
     description: str = ""
-    experiment: Annotated[ExperimentSection, _short("name")] | None = None
-    model: Annotated[ModelSection, _short("name")] = ModelSection()
-    weights: Annotated[WeightsSection, _short("file")] = WeightsSection()
-    data: Annotated[DataSection, _short("name")] = DataSection()
-    loss: Annotated[LossSection, _short("name")] = LossSection()
+    experiment: Annotated[ExperimentSection, short("name")] | None = None
+    model: Annotated[ModelSection, short("name")] = ModelSection()
+    weights: Annotated[WeightsSection, short("file")] = WeightsSection()
+    data: Annotated[DataSection, short("name")] = DataSection()
+    loss: Annotated[LossSection, short("name")] = LossSection()
     dense: DenseSection = DenseSection()
     convert: ConvertSection = ConvertSection()
     train: TrainSection = TrainSection()
