@@ -12,7 +12,8 @@ from svdcompress.likelihoods import score
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._measure import Measure
-from svdcompress.prune import prune
+from svdcompress.pipeline._select import whole
+from svdcompress.prune import count_means, prune
 from svdcompress.relevance import Masks
 from svdcompress.selection import Ranking, Rule, Selection, choose, limits_of, look_at, rule
 
@@ -55,7 +56,7 @@ def masks_for(
 def _of_size(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
     """Masks of which a size comes: single weights go by one threshold on all shares, units by their rank (see `Ranking`)."""
     own = rule(model, context.recipe.relevance, opened.inputs)
-    others = sum(p.numel() for p in model.parameters()) - 2 * _weights(model)
+    others = count_means(model) - _weights(model)
     asked = context.recipe.relevance.threshold
     if measure.name == "nonzero":
         natural = float(own(asked).kept + others)
@@ -88,14 +89,19 @@ def _units_for(
     natural = float(getattr(ranking.at({follows: 1.0}), follows))
     if measure.name == follows:
         return ranking.at({follows: max(target, 1.5)}).masks, natural  # up to 1 it would be a share
-    now = measure.of(small=prune(model, opened.inputs, masks=masks, time_budget=settings.time_budget, **asked))["small"]
+
+    def cost_of(chosen: Masks) -> dict[str, float]:
+        small: Any = prune(model, opened.inputs, masks=chosen, time_budget=settings.time_budget, **asked)
+        return measure.of(small=whole(small, small.pruning.to_dict()).eval())["small"]
+
+    now = cost_of(masks)
     count = now[follows]
     for _ in range(2):
         if now[measure.name] <= target:
             break
         count = max(count * target / now[measure.name], 1.5)
         masks = ranking.at({follows: count}).masks
-        now = measure.of(small=prune(model, opened.inputs, masks=masks, time_budget=settings.time_budget, **asked))["small"]
+        now = cost_of(masks)
     return masks, natural
 
 

@@ -18,11 +18,16 @@ BATCH = 500
 def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str) -> None:
     """Put a trained model's answers in the place of the targets of all splits, in place.
 
-    classification: the class of the largest output. binary: whether the logit is above 0. regression, gaussian: the mean.
-    Raises ModelError for a model that is yet to be trained, DataError for data that is not in memory.
+    classification: the class of the largest output. binary: whether the logit is above 0.
+    Raises ModelError for a model that is yet to be trained, DataError for data that is not in memory, and for a regression.
     """
     if not trained:
         raise ModelError("data.unlabelled: there is nothing to learn from but the dense model's answers; name its --weights")
+    if not likelihood_for(data.task).probabilities:
+        raise DataError(
+            f"data.unlabelled: works for classification and binary, not for {data.task}: the dense model has no error of its "
+            "own there that a budget or the noise could be measured by. Save its answers, and give them as the targets"
+        )
     model.eval()
     output, dim = torch.empty(0), 0
     for name in ("train", "validation", "test"):

@@ -13,6 +13,7 @@ from svdcompress.likelihoods import score
 from svdcompress.objective import Constant, LinearWarmup, Schedule
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
+from svdcompress.prune import count_means
 from svdcompress.recipe import LrSchedule, TrainSection
 from svdcompress.relevance import Masks
 from svdcompress.selection import look_at, rule
@@ -67,6 +68,10 @@ class Climb:
         self.rows.append(row)
         return row
 
+    def known(self, level: int) -> bool:
+        """Whether a level was climbed before."""
+        return self._file(level).exists()
+
     def masks(self, model: nn.Module) -> Masks:
         """What stays by the recipe's threshold, or each layer's own."""
         settings = self.context.recipe.relevance
@@ -108,8 +113,7 @@ class Climb:
         )
 
     def _nonzero(self, model: nn.Module, masks: Masks) -> int:
-        variances = sum(mask.numel() for mask in masks.values())
-        return sum(p.numel() for p in model.parameters()) - 2 * variances + masks.kept
+        return count_means(model) - masks.total + masks.kept
 
 
 def _epochs(train: TrainSection, share: float) -> int:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, report
+from svdcompress.errors import PruneError, RecipeError
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import FOLLOWS, masks_for
 from svdcompress.pipeline._context import Context
@@ -25,7 +26,7 @@ from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import error_of, outcome, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
-from svdcompress.recipe import Goal, parse_goal
+from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.search import (
     LOWEST,
     Budget,
@@ -37,7 +38,7 @@ from svdcompress.search import (
     smallest,
     start_ratio,
 )
-from svdcompress.selection import Selection
+from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
 
 HOPELESS = 10.0
@@ -78,7 +79,6 @@ class Search:
         self.goal: Goal | None = None if settings.goal is None else parse_goal(settings.goal)
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.kept = Kept(self.folder / "trials.json").read()
         total = sum(prod(shape) for shape in variational.shapes.values())
         self.path = Climb(context, opened, dense, variational, self.folder, total)
@@ -91,9 +91,12 @@ class Search:
     # In order
 
     def run(self) -> Found:
-        """The whole search. Raises RecipeError for a budget that the dense model itself misses."""
+        """The whole search. Raises RecipeError for a budget that the dense model itself misses, and under several processes."""
+        if self.context.place.world > 1:
+            raise RecipeError("search: works in one process only; start it without `accelerate launch`")
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)
+        self.folder.mkdir(parents=True, exist_ok=True)  # from here on something was made
         self._climb()
         if self.goal is not None:
             self._for_size(self._target)
@@ -118,7 +121,8 @@ class Search:
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
-            if lost or small_enough or self._over():
+            known = self.path.known(level + 1)  # of a search that was stopped later than this
+            if lost or small_enough or (self._late() and not known):
                 break
 
     def _small_enough(self, row: dict[str, float]) -> bool:
@@ -179,6 +183,11 @@ class Search:
         started = time.monotonic()
         model, epochs = self.path.cooled(pressure)
         selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, self._points(self.allowed))
+        try:
+            check_some_left(model, selection.masks, self.opened.data.validation)
+        except PruneError:
+            self._nothing_left(number, pressure, target, started, epochs)
+            return
         folder = self.folder / f"trial-{number}"
         folder.mkdir(exist_ok=True)
         small = prune_stage(self.context, self.opened, model, selection.masks, folder / "pruned.safetensors")
@@ -224,6 +233,23 @@ class Search:
         shutil.rmtree(folder)
         self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
 
+    def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:
+        """A trial whose size leaves one answer to all inputs: it is as large as the dense model, and always wrong."""
+        lost = {
+            "error": self.judged.error + 100,
+            "drop": 100.0,
+            "upper": 100.0,
+            "allowed": min(self.allowed, 1e9),
+            "met": False,
+            "metrics": {"error": self.judged.error + 100, "nll": 1e9},
+        }
+        where = {"number": number, "pressure": pressure, "beta": self.path.beta(pressure)}
+        sizes: dict[str, Any] = {"ratio": math.log2(self._dense_size / target), "natural": 1.0, "costs": dict(self.costs)}
+        self.kept.trials.append(Trial(**where, **sizes, **lost, threshold=None, seconds=time.monotonic() - started))
+        self.kept.epochs[number] = epochs
+        self._spend()
+        self._say(f"trial {number}: nothing but one answer is left at {target:,.4g} {MEASURES[self.measure.name]}")
+
     @property
     def _target(self) -> float:
         """The size of the goal; infinite without one."""
@@ -268,6 +294,11 @@ class Search:
 
     def _found(self, best: Trial) -> Found:
         context = self.context
+        if best.number not in self.kept.pruning:
+            raise PruneError(
+                "search: every trial left a model of one answer to all inputs. Ask for less, or train longer: more "
+                "train.epochs and recover.epochs"
+            )
         model, _ = self.path.cooled(best.pressure)
         file = self._model_file(best.number)
         stored = checkpoint.read_manifest(file)["extra"]
@@ -299,8 +330,12 @@ class Search:
 
     def _over(self) -> bool:
         """Whether the time is up; one trial there is always."""
+        return bool(self.kept.trials) and self._late()
+
+    def _late(self) -> bool:
+        """Whether the time is up, trials or none."""
         limit = self.settings.max_minutes
-        return limit is not None and bool(self.kept.trials) and self.kept.seconds > 60 * limit
+        return limit is not None and self.kept.seconds > 60 * limit
 
     def _spend(self) -> None:
         self.kept.seconds = self.before + time.monotonic() - self.started

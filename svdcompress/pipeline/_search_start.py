@@ -74,8 +74,9 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
     count, needed = len(found.parts), budget.needed(found)
     if budget.given and count < needed:
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
+        about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
         lines.append(
-            f"{count:,} validation examples cannot tell a drop of {drop} from chance: about {needed:,} would. The drop that is "
+            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. The drop that is "
             "measured decides, in whole examples; set data.validation, or allow more"
         )
     if (line := _seen(context, opened.data, dense.model, found)) is not None:

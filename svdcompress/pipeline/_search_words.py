@@ -48,8 +48,7 @@ def outcome(
         return lines
     small = [trial for trial in trials if trial.costs[measure] <= target]
     if budget and best.met and small:
-        least = min(trial.drop for trial in small)
-        why = f"it would lose {least:.2f} {'points' if judged.probabilities else '% of RMSE'}"
+        why = f"it would lose {drop_of(min(small, key=lambda trial: trial.drop), judged)}"
         lines.append(f"the goal {goal.text} breaks the budget ({why}): the smallest that keeps it is taken")
     else:
         lines.append(

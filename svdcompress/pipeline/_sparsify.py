@@ -17,6 +17,15 @@ from svdcompress.pipeline._run import run
 from svdcompress.recipe import WITHOUT_RECIPE, Recipe, dump_recipe, load_recipe, parse_recipe, parse_yaml
 from svdcompress.sources.given import given
 
+NOT_THEIRS: dict[str, Any] = {
+    "model.args": {},
+    "weights.file": None,
+    **{f"data.{name}": None for name in ("root", "target", "features", "test", "image_size")},
+    **{f"data.{name}": [] for name in ("transform", "augment")},
+    "data.args": {},
+}
+"""Fields of a recipe that belong to its own model and data, not to those that are given."""
+
 
 @dataclass(frozen=True, repr=False)
 class Sparsified:
@@ -86,7 +95,8 @@ def sparsify(
     folder = Path(out) if out is not None else Path(mkdtemp(prefix="svdcompress-")) / "run"
     own_loss = loss if callable(loss) else None
     with given(model=model, data=data, loss=own_loss) as names:
-        fields: dict[str, Any] = {"model": names["model"], "data": names["data"], "loss": names.get("loss", loss)}
+        fields: dict[str, Any] = {} if recipe is None else dict(NOT_THEIRS)
+        fields |= {"model": names["model"], "data": names["data"], "loss": names.get("loss", loss)}
         fields |= {"weights.trained": trained, **(WITHOUT_RECIPE if recipe is None else {})}
         asked = {"max_drop": max_drop, "max_error": max_error, "goal": goal}
         fields |= {f"search.{name}": value for name, value in asked.items() if value is not None}

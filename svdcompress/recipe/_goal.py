@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -55,12 +56,12 @@ def parse_goal(text: str) -> Goal:
         close = nearest(measure, MEASURES)
         hint = f"did you mean {close}?" if close else f"there are {', '.join(MEASURES)}"
         raise ValueError(f"{text!r} is not MEASURE=SIZE, as in latency=2x; {hint}")
-    found = re.fullmatch(r"(\d+(?:[.,_]?\d+)*(?:e[+-]?\d+)?)\s*([a-z%]*)", amount.lower())
+    found = re.fullmatch(r"(\d+(?:_\d+)*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z%]*)", amount.lower())
     how = _HOW.format(_SIZES[measure])
     if not found:
         raise ValueError(f"{text!r}: {amount!r} is no size; {how}")
-    number, unit = float(found[1].replace("_", "").replace(",", ".")), found[2]
-    if number <= 0:
+    number, unit = float(found[1].replace("_", "")), found[2]
+    if number <= 0 or math.isinf(number):
         raise ValueError(f"{text!r}: a size is above 0; {how}")
     if unit == "x":
         return Goal(text, measure, factor=_smaller(number, text))

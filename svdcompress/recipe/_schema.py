@@ -21,6 +21,7 @@ from svdcompress.recipe._checks import (
     taken_by,
     task_of,
 )
+from svdcompress.recipe._goal import parse_goal
 from svdcompress.recipe._outputs import ExperimentSection, ExportSection, ReportSection, UncertaintySection
 from svdcompress.recipe._section import Moment, Plain, Section, in_epochs, short
 
@@ -255,6 +256,12 @@ class SearchSection(Section):
     max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
     levels: int = Field(default=6, ge=1, le=20)  # of rising pressure: beta doubles from each to the next
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> SearchSection:
+        if self.goal is not None and self.objective not in ("auto", parse_goal(self.goal).measure):
+            raise ValueError(f"goal {self.goal} and objective {self.objective} contradict each other; leave the objective out")
+        return self
 
     @property
     def wanted(self) -> bool:

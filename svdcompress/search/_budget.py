@@ -82,8 +82,10 @@ class Budget:
         so that the mean of the differences has a variance of that share over N; for squares, of theirs.
         """
         allowed = self.allowed(dense.error, dense.probabilities)
-        if not math.isfinite(allowed) or allowed <= 0:
+        if not math.isfinite(allowed):
             return 2
+        if allowed <= 0:
+            return 10**9  # no number of examples shows that nothing at all is lost
         z = NormalDist().inv_cdf(self.confidence)
         if dense.probabilities:
             share = max(dense.error / 100, 1 / len(dense.parts))

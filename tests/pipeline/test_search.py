@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import svdcompress as svdc
-from svdcompress.errors import ExportError, Interrupted, RecipeError
+from svdcompress.errors import ExportError, Interrupted, PruneError, RecipeError
 from svdcompress.pipeline import open_run, run
 from svdcompress.pipeline._measure import asked
 from svdcompress.pipeline._search_start import for_objective, objective_of
@@ -137,7 +137,9 @@ def test_what_is_made_small_follows_the_shares():
     assert objective_of(load_recipe(None)) == "nonzero"
     assert objective_of(load_recipe(None, ["convert.share={weight: 0.8, input: 0.2}"])) == "macs"
     assert objective_of(load_recipe(None, ["search.objective=bytes"])) == "bytes"
-    assert objective_of(load_recipe(None, ["search.objective=bytes", "search.goal='latency=2x'"])) == "latency"
+    assert objective_of(load_recipe(None, ["search.goal='latency=2x'"])) == "latency"
+    with pytest.raises(RecipeError, match="contradict each other"):
+        load_recipe(None, ["search.objective=bytes", "search.goal='latency=2x'"])
 
 
 # The latency of another machine
@@ -223,3 +225,26 @@ def test_an_estimate_counts_the_search(tiny_recipe):
     assert "search" in found and "train" not in found and {"train", "recover"} <= set(plain)
     many = estimate(searching(tiny_recipe, "search.max_drop=1", "search.trials=500")).seconds
     assert many["search"] > 5 * found["search"]  # the times of steps differ from call to call
+
+
+def test_a_size_that_leaves_one_answer_is_not_reached_by_it(tiny_recipe, tmp_path):
+    """Below the biases alone: no weight could stay."""
+    with pytest.raises(PruneError, match="every trial left a model of one answer to all inputs"):
+        run(searching(tiny_recipe, "search.goal='nonzero=20'", "search.trials=2"), tmp_path / "run")
+
+
+def test_a_loss_of_ones_own_and_another_recipes_settings(tmp_path):
+    """Nothing of the recipe's own model and data is taken over."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 5)
+    y = (x[:, 0] > 0).long()
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    quick = {"train.epochs": 2, "recover.epochs": 1, "uncertainty.samples": 0, "report.latency": False, "export.onnx": False}
+    own = torch.nn.CrossEntropyLoss()
+    found = svdc.sparsify(model, (x, y), recipe="digits", loss=own, settings={**quick, "loss.task": "classification"})
+    assert found.model(x).shape == (200, 2)
+
+
+def test_max_drop_of_nothing_is_judged_in_whole_examples(tiny_recipe, tmp_path):
+    results = run(searching(tiny_recipe, "search.max_drop=0", "search.trials=1"), tmp_path / "run")
+    assert any("no number of them could" in line for line in results["warnings"])

@@ -75,7 +75,8 @@ def test_how_many_examples_it_takes():
     z = 1.2815515655446004
     assert budget.needed(dense) == math.ceil(0.02 / (0.005 / z) ** 2)
     assert Budget(max_drop=0.25).needed(dense) == pytest.approx(4 * budget.needed(dense), rel=0.01)
-    assert Budget(max_drop=0.0).needed(dense) == 2
+    assert Budget(max_drop=0.0).needed(dense) == 10**9 and Budget().needed(dense) == 2
+    assert Budget(max_drop=0.0).judge(dense, dense).met  # as good as the dense model, example by example
 
 
 def test_regression_is_by_the_relative_rmse():
