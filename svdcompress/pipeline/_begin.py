@@ -56,9 +56,8 @@ class Variational:
 
 
 def open_stage(context: Context) -> Opened:
-    """The run's folder gets its recipe, the data is opened."""
+    """The data is opened, and held against what a stopped run has seen of it."""
     recipe = context.recipe
-    context.state.write_recipe(recipe)  # before anything that takes long: from here on it can be resumed
     if recipe.report.tensorboard:
         check_tensorboard()
     data = open_data(recipe.data, recipe.task)

@@ -25,6 +25,7 @@ from svdcompress.train import wait
 
 def run_stages(context: Context) -> dict[str, Any]:
     """All stages; returns the results (on the first process; {} on others)."""
+    context.state.write_recipe(context.recipe)  # before the first chance to be stopped: from here on it can be resumed
     with context.stage("data"):
         opened = open_stage(context)
     with context.stage("dense"):

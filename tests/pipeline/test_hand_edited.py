@@ -307,3 +307,18 @@ def test_the_lock_is_given_back_when_a_run_ends(tiny_run, tmp_path):
     with pytest.raises(OutputError, match="is finished"):
         run(open_run(tiny_run[0]).recipe, tiny_run[0], resume=True)
     assert time.monotonic() - started < 60 and not (tiny_run[0] / "state").exists()
+
+
+def test_a_run_that_is_stopped_before_its_first_stage_can_be_resumed(tmp_path, monkeypatch):
+    from svdcompress.pipeline import _run
+
+    def stopped(context, run_stages=_run.run_stages):
+        context.stop.signal = "SIGINT"
+        return run_stages(context)
+
+    recipe, out = user_run(tmp_path, monkeypatch, "def make():\n    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "run_stages", stopped)
+        with pytest.raises(Interrupted, match=r"before the stage data.*--resume --out"):
+            run(recipe, out)
+    assert "metrics" in run(recipe, out, resume=True)["sparse"]
