@@ -71,13 +71,15 @@ def sweep(
         recipe = settings.resolved(seed=seed, device=device) if not text else _with(settings, text, seed, device)
         folder = out / s.safe_name("_".join(text))
         folders.append(folder)
-        if (folder / "report.json").is_file() and not (folder / "state").exists():
+        resume = (folder / "recipe.yaml").is_file()
+        if resume and load_recipe(folder / "recipe.yaml").model_copy(update={"out": None}) != recipe.model_copy(
+            update={"out": None}
+        ):
+            raise UsageError(f"--out: {folder} holds a run with other settings than these; choose another --out")
+        if resume and (folder / "report.json").is_file() and not (folder / "state").exists():
             console.print(f"{folder}: finished already", highlight=False)
             continue
         console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
-        resume = (folder / "recipe.yaml").is_file()
-        if resume:
-            recipe = load_recipe(folder / "recipe.yaml")
         pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
     _show([report.load(folder) for folder in folders], folders, picture, measure, json)
 

@@ -200,8 +200,9 @@ def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None
     if len(found) == 1 and (curve := search_curve(found[0])) is not None and measure in (None, curve.measure):
         curves = [curve]
     else:
+        wanted = {(results.get("search") or {}).get("objective") for results in found}
+        name = measure or (wanted.pop() if len(wanted) == 1 else None) or "nonzero"  # one axis for all
         for results in found:
-            name = measure or (results.get("search") or {}).get("objective") or "nonzero"
             if (pair := run_point(results, name)) is not None:
                 what = "test RMSE" if results.get("task") in ("regression", "gaussian") else "test error (%)"
                 curves.append(Curve(pair[0].name, name, what, pair[1], [pair[0]]))

@@ -1,0 +1,56 @@
+"""Several runs in one table and one picture; a grid of settings."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from svdcompress.cli import app
+from svdcompress.cli._compare import _values
+from svdcompress.errors import OutputError, UsageError
+
+
+def svdc(*args):
+    return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "160"})
+
+
+def test_runs_are_put_side_by_side(tiny_run, tmp_path):
+    folder, results = tiny_run
+    found = json.loads(svdc("compare", folder, folder, "--json").stdout)
+    assert len(found) == 2 and found[0] == found[1]
+    assert found[0]["sparse"] == pytest.approx(results["sparse"]["metrics"]["error"])
+    assert found[0]["nonzero"] == pytest.approx(results["compression"]["nonzero"])
+    shown = svdc("compare", folder, "--picture", tmp_path / "c.png")
+    assert shown.exit_code == 0 and (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+    assert "error in % on test data" in shown.stdout
+    assert svdc("compare", tmp_path).exit_code == OutputError.exit_code
+    assert svdc("compare", folder, "--measure", "size").exit_code == UsageError.exit_code
+
+
+def test_values_of_a_grid():
+    assert _values("train.beta.final=0.1,0.3") == ("train.beta.final", ["0.1", "0.3"])
+    assert _values("convert.share={weight: 0.8, input: 0.2},weight") == (
+        "convert.share",
+        ["{weight: 0.8, input: 0.2}", "weight"],
+    )
+    for wrong in ("train.epochs", "=3", "train.epochs=1,,2"):
+        with pytest.raises(UsageError, match="FIELD=A,B"):
+            _values(wrong)
+
+
+def test_a_sweep_runs_all_combinations_once(tiny_recipe, tmp_path):
+    from svdcompress.recipe import dump_recipe
+
+    (tmp_path / "tiny.yaml").write_text(dump_recipe(tiny_recipe))
+    quick = ["--set", "uncertainty.samples=0", "--set", "report={html: false, latency: false}", "--set", "export.onnx=false"]
+    command = ["sweep", tmp_path / "tiny.yaml", "--grid", "train.epochs=1,2", "--out", tmp_path / "grid", *quick]
+    first = svdc(*command)
+    assert first.exit_code == 0, first.output
+    folders = sorted(path.name for path in (tmp_path / "grid").iterdir())
+    assert folders == ["train.epochs-1", "train.epochs-2"]
+    times = [(tmp_path / "grid" / name / "report.json").stat().st_mtime_ns for name in folders]
+    again = svdc(*command)
+    assert again.exit_code == 0 and "finished already" in again.output
+    assert times == [(tmp_path / "grid" / name / "report.json").stat().st_mtime_ns for name in folders]
+    other = svdc(*command, "--seed", 7)
+    assert other.exit_code == UsageError.exit_code and "other settings than these" in other.output
