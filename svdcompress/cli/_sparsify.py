@@ -146,9 +146,9 @@ def sparsify(
     options |= {"search__max_drop": max_drop, "search__max_error": max_error, "search__goal": goal}
     options |= {"search__trials": trials, "search__max_minutes": max_minutes, "search__latency_command": latency_command}
     options["search__objective"] = objective
-    if (objective or latency_command) and not made_of_a_search(max_drop, max_error, goal) and not (resume or recipe):
-        raise UsageError("--objective and --latency-command go with --max-drop, --max-error or --goal")
     made = settings.resolved(source, **options)
+    if (objective or latency_command) and not made.search.wanted:
+        raise UsageError("--objective and --latency-command go with --max-drop, --max-error or --goal")
     from svdcompress import pipeline  # after the recipe: a misspelled name should not wait for torch
 
     if resume and recipe is None and out is not None:
@@ -192,11 +192,6 @@ def next_steps(made: Recipe, folder: Path) -> str:
         f"      svdc evaluate {run}  (uncertainty, compared)\n"
         f"      svdc predict {run} --input FILE"
     )
-
-
-def made_of_a_search(*settings: Any) -> bool:
-    """Whether any of the settings that make a run search is given."""
-    return any(each is not None for each in settings)
 
 
 def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:

@@ -1,4 +1,4 @@
-"""A trial's masks: by thresholds that cost little on validation data, or for a size that is asked for."""
+"""A trial's masks, for the size that is asked for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.layers import variational_layers
-from svdcompress.likelihoods import score
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._select import whole
 from svdcompress.prune import count_means, prune
 from svdcompress.relevance import Masks
-from svdcompress.selection import Ranking, Rule, Selection, choose, limits_of, look_at, rule
-
-LOWER = (3.0, 2.0, 1.0)
-"""Thresholds that a trial looks at, where all layers have the usual one."""
+from svdcompress.selection import Ranking, Rule, Selection, limits_of, look_at, rule
 
 STEPS = 24
 """Bisections of a threshold: beyond them, two thresholds differ by less than any two weights."""
@@ -29,40 +24,20 @@ FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameter
 """By what a size is known without a file."""
 
 
-def masks_for(
-    context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float | None, allowed: float
-) -> Selection:
-    """What stays of a cooled posterior.
+def masks_for(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
+    """Masks of a cooled posterior of which a size comes: single weights go by one threshold on all shares, units by their rank.
 
-    target: the size that `measure` is to have (None: what the model itself finds irrelevant). Without one, of the usual
-    thresholds the sparsest is taken that loses, before recovery, at most half of `allowed` (in the units of the error) against
-    the best of them.
+    target: the size that `measure` is to have. See `Ranking` for the rank.
     """
-    recipe, inputs = context.recipe, opened.inputs
-    settings = recipe.relevance
-    if target is not None:
-        return _of_size(context, opened, dense, model, measure, target)
-    own = [layer.threshold[share] for _, layer in variational_layers(model) for share in layer.share]
-    if settings.threshold is None and not settings.candidates and set(own) == {LOWER[0]}:
-        judged = rule(model, settings, inputs)
-        looked = [(limit, masks, look_at(model, masks, dense.trainer.validate)) for limit in LOWER for masks in [judged(limit)]]
-        bound = min(score(metrics)[0] for _, _, metrics in looked) + 0.5 * min(allowed, 1e9)
-        limit, masks, _ = min((one for one in looked if score(one[2])[0] <= bound + 1e-9), key=lambda one: one[1].kept)
-        curve = [{"threshold": limit, **metrics, "nonzero": float(masks.kept)} for limit, masks, metrics in looked]
-        return Selection(masks, limit, limits_of(model, limit), curve)
-    return choose(model, recipe, dense.trainer.validate, inputs)
-
-
-def _of_size(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
-    """Masks of which a size comes: single weights go by one threshold on all shares, units by their rank (see `Ranking`)."""
     own = rule(model, context.recipe.relevance, opened.inputs)
-    others = count_means(model) - _weights(model)
     asked = context.recipe.relevance.threshold
+    found = own(asked)
+    others = count_means(model) - found.total
     if measure.name == "nonzero":
-        natural = float(own(asked).kept + others)
+        natural = float(found.kept + others)
         asked, masks = _threshold_for(own, target - others)
     else:
-        masks, natural = _units_for(context, opened, model, own(asked), measure, target)
+        masks, natural = _units_for(context, opened, model, found, measure, target)
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + others)}] if isinstance(asked, float) else []
     return replace(Selection(masks, asked, limits_of(model, asked), curve), target=target, natural=natural)
@@ -103,7 +78,3 @@ def _units_for(
         masks = ranking.at({follows: count}).masks
         now = cost_of(masks)
     return masks, natural
-
-
-def _weights(model: nn.Module) -> int:
-    return sum(layer.weight.numel() for _, layer in variational_layers(model))

@@ -182,7 +182,7 @@ class Search:
         number = len(self.kept.trials) + 1
         started = time.monotonic()
         model, epochs = self.path.cooled(pressure)
-        selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, self._points(self.allowed))
+        selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target)
         try:
             check_some_left(model, selection.masks, self.opened.data.validation)
         except PruneError:
@@ -305,7 +305,7 @@ class Search:
         pruning = self.kept.pruning[best.number]
         small = Small(whole(checkpoint.load(file, make_model(context.recipe.model)), pruning).eval(), pruning)
         target = stored["selection"]["target"]
-        selection = masks_for(context, self.opened, self.dense, model, self.measure, target, self._points(self.allowed))
+        selection = masks_for(context, self.opened, self.dense, model, self.measure, target)
         context.history += [*self.path.history, *self.kept.epochs[best.number]]
         return Found(replace(self.variational, model=model), selection, small)
 

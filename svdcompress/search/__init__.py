@@ -2,7 +2,7 @@
 
 from svdcompress.search._budget import Budget, Losses, Verdict
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
-from svdcompress.search._trial import Trial, front
+from svdcompress.search._trial import Trial
 
 __all__ = [
     "LOWEST",
@@ -11,7 +11,6 @@ __all__ = [
     "Trial",
     "Verdict",
     "better_pressure",
-    "front",
     "next_ratio",
     "pressure_of_size",
     "smallest",

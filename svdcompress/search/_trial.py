@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,12 +39,3 @@ class Trial:
     def of(stored: Mapping[str, Any]) -> Trial:
         """From what `to_dict` gave."""
         return Trial(**stored)
-
-
-def front(trials: Sequence[Trial], measure: str) -> list[Trial]:
-    """The trials that no other one beats in both error and size, from large to small (equal ones: the first)."""
-    found: list[Trial] = []
-    for trial in sorted(trials, key=lambda one: (one.costs[measure], one.error, one.number)):
-        if not found or trial.error < found[-1].error:
-            found.append(trial)
-    return found[::-1]

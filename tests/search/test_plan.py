@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from svdcompress.search import Trial, better_pressure, front, next_ratio, pressure_of_size, smallest, start_ratio
+from svdcompress.search import Trial, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 
 
 def trial(number, pressure, drop, size, allowed=0.5, error=None, ratio=None):
@@ -82,11 +82,6 @@ def test_of_trials_within_the_budget_the_smallest_and_of_equal_ones_the_better()
     trials = [trial(1, 1, 0.1, 90), trial(2, 2, 0.4, 50), trial(3, 3, 0.3, 50), trial(4, 4, 0.9, 20)]
     found = smallest(trials, "nonzero")
     assert found is not None and found.number == 3
-
-
-def test_the_front_has_what_nothing_beats():
-    trials = [trial(1, 1, 0.1, 90), trial(2, 2, 0.4, 50), trial(3, 3, 0.6, 60), trial(4, 4, 0.9, 20), trial(5, 4, 0.9, 20)]
-    assert [t.number for t in front(trials, "nonzero")] == [1, 2, 4]
 
 
 def test_a_trial_is_stored_and_read():
