@@ -277,7 +277,7 @@ class Search:
         lines = outcome(best, self.kept.trials, measure, self.goal, target, self.judged, self.budget.given, epochs)
         for line in lines:
             self.context.warn(line)
-        results["search"] = {
+        results.search = {
             "objective": measure,
             **{name: getattr(settings, name) for name in ("goal", "max_drop", "max_error", "confidence")},
             "dense": {"error": self.judged.error, "costs": self.costs},

@@ -47,11 +47,11 @@ def tell_selection(context: Context, variational: Variational, chosen: Selection
     results = context.results
 
     def histograms() -> None:
-        results["log_alpha"] = report.log_alpha_histograms(variational.model, chosen.asked)
+        results.log_alpha = report.log_alpha_histograms(variational.model, chosen.asked)
 
     context.attempt("log alpha", histograms)
-    results["threshold"] = chosen.threshold
-    results["threshold_curve"] = chosen.curve
+    results.threshold = chosen.threshold
+    results.threshold_curve = chosen.curve
 
 
 def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks, file: Path) -> Small:

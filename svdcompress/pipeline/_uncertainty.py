@@ -34,7 +34,7 @@ MOST_NUMBERS = 2 * 10**7
 
 def uncertainty(
     dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int, budget: float | None = None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """`uncertainty`, `calibration` and `uncertainty_of` of the report; both models are on the same device.
 
     budget: seconds that they may take, roughly; None: any. All rows are of the same examples, so that they can be compared.
@@ -69,7 +69,7 @@ def uncertainty(
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
-    return {"uncertainty": figures, "calibration": diagrams, "uncertainty_of": {**of, "text": _text(of)}}
+    return figures, diagrams, {**of, "text": _text(of)}
 
 
 def _text(of: dict[str, int]) -> str:
