@@ -58,13 +58,13 @@ def measure(model: nn.Module, example_inputs: Any) -> Cost:
     register_loaded()
     variational = (VariationalLayer, *VARIATIONAL_CLASSES)
     weights = {id(m.weight) for m in model.modules() if isinstance(m, variational) and isinstance(m.weight, Tensor)}
-    alive = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}
+    masks = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}
     variances = {id(own) for own in variance_parameters(model)}
     sizes, nonzero = {}, {}
     for parameter in model.parameters():
         key = id(parameter)
         if key not in variances:
-            value = parameter.detach() if key not in alive else parameter.detach() * alive[key]
+            value = parameter.detach() if key not in masks else parameter.detach() * masks[key]
             sizes[key], nonzero[key] = value.numel(), int(torch.count_nonzero(value))
     return Cost(
         parameters=sum(sizes.values()),

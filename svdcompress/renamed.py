@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,3 +31,19 @@ def renamed_arguments(**names: str) -> Callable[[Function], Function]:
         return with_former_names  # type: ignore[return-value]
 
     return decorate
+
+
+def former_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module some of whose names have changed; a former name warns. names: {former: present}.
+
+    Example:
+        >>> __getattr__ = former_names(__name__, {"draw": "plot"})
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is now {names[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], names[name])
+
+    return find

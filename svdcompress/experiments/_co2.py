@@ -151,7 +151,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     figures["sparsity"] = sparsity(sparse)
     figures["delta"] = delta
     figures["nets"] = {name: judge(prediction, series) for name, prediction in predictions.items()}
-    return {**figures, "pictures": [_draw(predictions, series, figures, context)]}
+    return {**figures, "pictures": [_plot(predictions, series, figures, context)]}
 
 
 def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
@@ -260,7 +260,7 @@ def _sampled(model: nn.Module, x: Tensor, settings: Settings, context: Context) 
     return mc_predict(model, x, settings.samples, task="regression", generator=generator, members=True)
 
 
-def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> dict[str, str]:
+def _plot(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> dict[str, str]:
     drawing, axes = figure(3, 3, (15, 8), sharex=True, sharey=True)
     everywhere = torch.cat([series.t, series.beyond])
     years, count = series.years(everywhere), len(series.t)

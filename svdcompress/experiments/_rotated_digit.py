@@ -88,7 +88,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         "calibration": calibration,
         "widened": {"factor": factor, "nll": {str(tried): nll for tried, nll in curve.items()}},
         "sparsity": sparsity(sparse),
-        "pictures": [_draw(turned, degrees, tracks, figures, calibration, context)],
+        "pictures": [_plot(turned, degrees, tracks, figures, calibration, context)],
     }
 
 
@@ -204,7 +204,7 @@ def _images(examples: Any) -> tuple[Tensor, Tensor]:
     return examples.inputs.reshape(-1, 1, 28, 28).float(), examples.targets
 
 
-def _draw(
+def _plot(
     turned: Tensor, degrees: Tensor, tracks: dict[str, Any], figures: dict[str, Any], calibration: dict, context: Context
 ) -> dict[str, str]:
     drawing, axes = figure(3, 2, (11, 9))

@@ -150,13 +150,13 @@ def report_stage(context: Context, opened: Opened) -> dict[str, Any]:
     results = {**context.results.to_dict(), **about, **stamp}
     report.write_json(out / "report.json", results)
 
-    def draw() -> None:
+    def pictures() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fonts and the like are not the user's business
             report.write(out, results)
 
     if recipe.report.html:
-        context.attempt("report.html", draw)
+        context.attempt("report.html", pictures)
         results = {**context.results.to_dict(), **about, **stamp}
         report.write_json(out / "report.json", results)  # with what the drawing had to say
     return results

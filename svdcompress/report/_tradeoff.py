@@ -69,7 +69,7 @@ def search_curve(results: Mapping[str, Any]) -> Curve | None:
 def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] | None:
     """A finished run by its test error, and the dense model's; None where either is missing."""
     sides = [(results.get(side) or {}) for side in ("dense", "sparse")]
-    errors = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
+    errors: list[Any] = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
     ratio = (results.get("compression") or {}).get(measure)
     if isinstance(ratio, Mapping):
         ratio = next(iter(ratio.values()), None)

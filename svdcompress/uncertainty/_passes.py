@@ -25,7 +25,7 @@ Run = Callable[[Any], Any]
 """A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
 
 
-class Draws:
+class DrawRunner:
     """Draws of a model's output for slices of a batch.
 
     run: the model. sampler: on whose noise it draws. antithetic: draws come in pairs of opposite noise. rowwise: the draws of
