@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from svdcompress import uncertainty
-from svdcompress.layers import ARD, LogUniform, RankOne, variational_layers
+from svdcompress.layers import ARD, LogUniform, RankOne, Sampler, variational_layers
 from svdcompress.renamed import renamed_arguments
 
 
@@ -32,6 +32,12 @@ def test_pictures_of_a_comparison_by_their_former_name(tmp_path):
         assert uncertainty.draw({"contenders": [], "task": "regression"}, tmp_path) == []
     with pytest.raises(AttributeError, match="no attribute 'no_such'"):
         uncertainty.no_such  # noqa: B018
+
+
+def test_the_noise_that_members_keep():
+    sampler = Sampler()
+    with pytest.warns(DeprecationWarning, match="Sampler.draws is now Sampler.noises"):
+        assert sampler.draws is sampler.noises
 
 
 def test_present_names_say_nothing(recwarn):

@@ -114,7 +114,7 @@ def _scaled(sparse: nn.Module, factor: float) -> nn.Module:
     hold(model, relevance(model))
     with torch.no_grad():
         for _, layer in variational_layers(model):
-            layer.log_sigma2 += math.log(factor)
+            layer.log_sigma2.add_(math.log(factor))
     return model
 
 

@@ -102,13 +102,13 @@ class DrawRunner:
         """Draw weights and run; what was drawn leaves vmap as a result, so that other slices can be given it."""
         self.sampler.resample()
         output = self.run(inputs)
-        leaves, self._form = tree_flatten(list(self.sampler.draws.values()))
-        self._keys = list(self.sampler.draws)
+        leaves, self._form = tree_flatten(list(self.sampler.noises.values()))
+        self._keys = list(self.sampler.noises)
         self.sampler.resample()
         return output, leaves
 
     def _again(self, inputs: Any, noises: list[Tensor]) -> Any:
-        self.sampler.draws = dict(zip(self._keys, tree_unflatten(noises, self._form), strict=True))
+        self.sampler.noises = dict(zip(self._keys, tree_unflatten(noises, self._form), strict=True))
         output = self.run(inputs)
         self.sampler.resample()
         return output
@@ -128,7 +128,7 @@ class DrawRunner:
             generator.set_state(self._state)
             self.sampler.sign = -torch.ones((), device=generator.device)
         if self.weights:
-            self.sampler.draws = self._kept.setdefault(index, {})
+            self.sampler.noises = self._kept.setdefault(index, {})
         return self.run(inputs)
 
 
