@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import re
 import subprocess
 import sys
 import warnings
@@ -257,45 +256,6 @@ def test_what_the_api_returns_is_read_at_a_glance(tmp_path):
         assert repr(value).startswith(f"{name}(") and len(repr(value)) < 160, repr(value)
     assert "3 units removed" in repr(found[1]) and "mean of shape (5, 3)" in repr(found[2])
     assert issubclass(svdcompress.errors.UsageError, svdcompress.SvdcError)
-
-
-MASKS = {"keep", "kept", "stays", "held", "alive"}
-"""What a mask was called: these are plain words now, a number or a verb."""
-
-
-def misnamed(file: Path) -> list[str]:
-    """Names of a file that the glossary has another word for: tensors that are masks, functions that plot."""
-    found = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        named = None
-        if isinstance(node, ast.arg):
-            named = node.arg
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            named = node.target.id
-        annotation = getattr(node, "annotation", None)
-        if named in MASKS and annotation is not None and {"Tensor", "Masks"} & set(re.findall(r"\w+", ast.unparse(annotation))):
-            found.append(f"{named} is a mask")
-        drawn = isinstance(node, ast.FunctionDef) and node.name.strip("_") == "draw"
-        if drawn and {"folder", "path", "context", "ax"} & {one.arg for one in node.args.args}:  # type: ignore[attr-defined]
-            found.append(f"{node.name} plots")  # type: ignore[attr-defined]
-    return found
-
-
-def test_names_follow_the_glossary(tmp_path):
-    """A mask is called one, a draw is random, and the ideas of the glossary have one class each."""
-    assert {str(file.relative_to(ROOT)): misnamed(file) for file in FILES if misnamed(file)} == {}
-    (tmp_path / "a.py").write_text(
-        "class A:\n    kept: Tensor | None\n    alive: int\n\n\ndef draw(x, folder): ...\n\n\n"
-        "def f(keep: Mapping[str, Tensor], held: list[int], kept: Masks): ...\n"
-    )
-    assert sorted(misnamed(tmp_path / "a.py")) == ["draw plots", "keep is a mask", "kept is a mask", "kept is a mask"]
-    classes = [
-        (node.name.strip("_"), str(file.relative_to(PACKAGE)))
-        for file in FILES
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name.strip("_") in ("Draw", "Draws", "Noise")
-    ]
-    assert len({name for name, _ in classes}) == len(classes), classes
 
 
 def test_no_two_test_files_have_one_name():

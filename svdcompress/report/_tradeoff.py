@@ -80,7 +80,7 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
     return Point(float(ratio), float(errors[1]), upper, str(results.get("name") or "")), float(errors[0])
 
 
-def draw(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
+def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
     """Each curve in a colour of its own: trials with the most that their error may be, the best at each size joined."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -125,7 +125,7 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
     from svdcompress.report._draw import QUIET, Drawing, series
 
     with Drawing(5.2, 2.6) as drawing:
-        draw(drawing.ax, [curve], series, QUIET)
+        plot_curves(drawing.ax, [curve], series, QUIET)
     found = results["search"]
     asked = ", ".join(
         text
@@ -210,5 +210,5 @@ def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None
         raise UsageError("plot_tradeoff: no run with a report that has errors and sizes was given")
     if ax is None:
         ax = Figure(figsize=(5.6, 3.4), layout="constrained").subplots()
-    draw(ax, curves, lambda k: f"C{k}", "0.5")
+    plot_curves(ax, curves, lambda k: f"C{k}", "0.5")
     return ax.figure  # type: ignore[return-value]
