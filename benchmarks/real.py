@@ -328,7 +328,7 @@ def table(results: dict[str, Any]) -> str:
     """Markdown: a part for each network."""
     lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
     lines.append(
-        "Accuracy on test images that chose nothing (half of CIFAR-10's where the weights are public), with Wilson's 95% interval;"
+        "Accuracy on test images that chose nothing (half of them where the weights are public), with Wilson's 95% interval;"
     )
     lines.append(
         "chosen: on those that chose; all 10,000: on both. Change: the error of our network less that of the row, in points,"
