@@ -224,6 +224,7 @@ class Search:
             upper=verdict.upper,
             allowed=min(self.allowed, 1e9),
             met=verdict.met,
+            estimate=verdict.estimate,
             seconds=time.monotonic() - started,
         )
         self.kept.trials.append(trial)
@@ -264,11 +265,11 @@ class Search:
         target = self._target * (1 + CLOSE)
         there_ = [trial for trial in self.kept.trials if trial.costs[self.measure.name] <= target]
         if there_:
-            return min(there_, key=lambda one: (one.error, one.metrics["nll"], one.number))
+            return min(there_, key=lambda one: (one.lost, one.metrics["nll"], one.number))
         return min(self.kept.trials, key=lambda one: one.costs[self.measure.name])
 
     def _closest(self) -> Trial:
-        return min(self.kept.trials, key=lambda one: (one.drop, one.number))
+        return min(self.kept.trials, key=lambda one: (one.lost, one.number))
 
     def _report(self, best: Trial) -> None:
         results, settings, measure = self.context.results, self.settings, self.measure.name

@@ -144,6 +144,7 @@ class Tried(_Part):
     upper: float
     met: bool
     seconds: float
+    estimate: Number = None
 
 
 class DenseCost(_Part):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from svdcompress.search import Budget, Losses
+from svdcompress.search import Budget, Losses, estimated
 
 
 def answers(wrong):
@@ -66,6 +66,39 @@ def test_few_examples_are_judged_by_the_drop_itself_in_whole_ones():
     assert budget.judge(answers(dense), answers(small)).met  # one more is the least that there is
     small[:5] = 1
     assert not budget.judge(answers(dense), answers(small)).met
+
+
+def with_nll(wrong, nll):
+    wrong = torch.as_tensor(wrong, dtype=torch.float64)
+    return Losses(wrong, torch.ones_like(wrong), True, torch.as_tensor(nll, dtype=torch.float64))
+
+
+def test_few_examples_with_an_nll_are_judged_by_its_rise():
+    """By hand: 4 errors for 15 nats (one for three added to the dense model's own), and a rise of 6 nats over 144 examples."""
+    dense = with_nll([1, 1, 1] + [0] * 141, [4.0, 3.0, 3.0] + [2 / 141] * 141)
+    worse = with_nll([1, 1, 1] + [0] * 141, [6.0, 5.0, 5.0] + [2 / 141] * 141)  # as many errors, of half as much again
+    verdict = Budget(max_drop=0.5).judge(dense, worse)
+    assert verdict.drop == 0 and verdict.estimate == pytest.approx(100 * (4 / 15) * 6 / 144) and not verdict.met
+    assert Budget(max_drop=1.2).judge(dense, worse).met
+
+
+def test_an_nll_that_did_not_rise_does_not_excuse_errors_that_surely_did():
+    dense = with_nll([1, 1] + [0] * 98, [0.05] * 100)
+    small = with_nll([1] * 20 + [0] * 80, [0.05] * 100)
+    verdict = Budget(max_drop=0.5).judge(dense, small)
+    assert verdict.estimate == pytest.approx(0.0) and not verdict.met
+
+
+def test_an_nll_is_not_asked_where_errors_tell():
+    wrong = torch.arange(20_000) < 400
+    dense, small = with_nll(wrong, [0.05] * 20_000), with_nll(wrong, [0.5] * 20_000)
+    verdict = Budget(max_drop=0.5).judge(dense, small)
+    assert verdict.estimate is None and verdict.met
+
+
+def test_a_dense_model_without_an_error_says_something_all_the_same():
+    dense, small = with_nll([0] * 50, [0.01] * 50), with_nll([0] * 50, [0.02] * 50)
+    assert 0 < Budget(max_drop=0.5).judge(dense, small).estimate < 1
 
 
 def test_how_many_examples_it_takes():
