@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from svdcompress.cli._common import (
+    MOST_SAMPLES,
     Debug,
     Device,
-    MOST_SAMPLES,
     Json,
     ModelAgain,
     Run,
-    Samples,
     TrustCode,
     check_file,
     err_console,
@@ -123,7 +122,7 @@ def predict(
     input_: Annotated[Path, typer.Option("--input", help="npy, npz, csv, parquet, an image, or a folder of images.")],
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_SAMPLES, help="Draws for each input (100; none where validation data say that the mean is as good)."),
+        typer.Option(min=1, max=MOST_SAMPLES, help="Draws for each input (100, or none if the run found the mean as good)."),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Use model_mc.onnx in onnxruntime instead of PyTorch.")] = False,
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,

@@ -22,8 +22,10 @@ def add_promises(
 ) -> dict[str, np.ndarray]:
     """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
 
-    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised; its "by" says what predicted ("samples" or "mean"). Raises CheckpointError for a
-    run that kept nothing of its validation data, UsageError and DataError for what cannot be promised.
+    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised; its "by" says what predicted
+        ("samples" or "mean").
+    Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what cannot be
+    promised.
     """
     settings = opened.recipe.calibrate
     answer_above, asked = settings.answer_above if answer_above is None else answer_above, answer_above is not None

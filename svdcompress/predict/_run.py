@@ -78,7 +78,8 @@ def predict_run(
     run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training.
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
     samples: draws for each input; None: 100, or none where the run's validation data say that they are no better than the mean
-        (PyTorch only: model_mc.onnx draws). The mean knows no epistemic part: its mutual information is 0. onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
+        (PyTorch only: model_mc.onnx draws). The mean knows no epistemic part: its mutual information is 0.
+    onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
     seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
     answer_above: accuracy wanted on what is answered; `answered` then says of each input whether its confidence is enough for
         it, by the run's validation data. coverage: of `set` (1 for each class in it), or of `lower` to `upper`.

@@ -12,9 +12,9 @@ from torch import Tensor
 from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
 
 BEFOREHAND = (1.0, 3.0)
-"""Errors, and nats of NLL, that are added to the dense model's own before their ratio is taken: of calibrated networks about one
-answer is wrong for every three nats (benchmarks/results/evaluate.md has 0.28 to 0.36 for each), and a dense model without an
-error on a few examples says nothing of its own."""
+"""Errors, and nats of NLL, that are added to the dense model's own before their ratio is taken: calibrated networks have about
+one error for every three nats (benchmarks/results/evaluate.md has 0.28 to 0.36 for one), and a dense model without an error on
+a few examples says nothing of its own."""
 
 TOLD = 0.5
 """Points of error, or per cent of RMSE, that must be told from chance where no budget says which."""
@@ -23,8 +23,8 @@ TOLD = 0.5
 @dataclass(frozen=True)
 class Losses:
     """What each validation example adds to a model's error, (N,) each: wrong answers (a share of its positions, where it has
-    several) or squares, and how many numbers it has; probabilities: whether the former. nll: (N,) what each adds to the negative
-    log likelihood, in nats, of probabilities with their best temperature; None where it was not looked at."""
+    several) or squares, and how many numbers it has; probabilities: whether the former. nll: (N,) what each adds to the
+    negative log likelihood, in nats, of probabilities with their best temperature; None where it was not looked at."""
 
     parts: Tensor
     numbers: Tensor
@@ -108,7 +108,7 @@ class Budget:
         return math.ceil((0.5 * relative * 100 * z / allowed) ** 2)  # RMSE: half the relative change of the mean square
 
     def few(self, dense: Losses) -> bool:
-        """Whether the examples are too few for errors to tell models apart: by the drop allowed, or half a point without one."""
+        """Whether the examples are too few for errors to tell models apart: by the drop allowed, or TOLD without one."""
         asked = self if math.isfinite(self.allowed(dense.error, dense.probabilities)) else Budget(max_drop=TOLD)
         return len(dense.parts) < asked.needed(dense)
 

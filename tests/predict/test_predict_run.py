@@ -316,7 +316,9 @@ def test_a_mask_has_a_row_for_each_pixel_and_a_large_one_no_table():
 # Draws or the mean, where nothing is asked
 
 
-@pytest.mark.parametrize(("report", "by"), [({"better": "mean"}, "mean"), ({"better": "samples"}, "samples"), (None, "samples")])
+@pytest.mark.parametrize(
+    ("report", "by"), [({"better": "mean"}, "mean"), ({"better": "samples"}, "samples"), (None, "samples")]
+)
 def test_without_a_number_of_samples_the_validation_data_decide(images, tmp_path, report, by):
     arrays = pictures(tmp_path / "pictures")
     np.save(tmp_path / "x.npy", arrays[:, None])

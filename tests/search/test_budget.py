@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from svdcompress.search import Budget, Losses, estimated
+from svdcompress.search import Budget, Losses
 
 
 def answers(wrong):
