@@ -47,10 +47,6 @@ HOPELESS = 10.0
 FURTHER = 0.85
 """The next size to try at a pressure that kept the budget."""
 
-RECOVERY = 0.05
-"""Of a trial's beta, what its recovery goes on with where the recipe says auto. With the masks held all that is left is needed,
-and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
-
 SHIFT = 0.8
 """By so many levels a posterior becomes sparser while it cools, until a trial tells."""
 
@@ -196,7 +192,7 @@ class Search:
             self.dense,
             self.variational,
             small,
-            ended=RECOVERY * self.path.beta(pressure),
+            ended=self.path.beta(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
         )

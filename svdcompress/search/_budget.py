@@ -13,8 +13,8 @@ from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
 
 BEFOREHAND = (1.0, 3.0)
 """Errors, and nats of NLL, that are added to the dense model's own before their ratio is taken: calibrated networks have about
-one error for every three nats (benchmarks/results/evaluate.md has 0.28 to 0.36 for one), and a dense model without an error on
-a few examples says nothing of its own."""
+one error for every three nats (the dense ones of benchmarks/results/evaluate.md 0.29 to 0.37 for one), and a dense model
+without an error on a few examples says nothing of its own."""
 
 TOLD = 0.5
 """Points of error, or per cent of RMSE, that must be told from chance where no budget says which."""
