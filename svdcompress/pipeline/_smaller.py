@@ -91,8 +91,8 @@ def recover_stage(
 ) -> Fit | None:
     """Train the small model on, in place, with its masks held; None where the recipe has no epochs for it.
 
-    ended: where the beta of training ended (None: where the recipe says); auto is RECOVERY times that. stage, state: the name that its noise and order are
-    drawn by, and the file of its state, as `Trainer.fit` has them.
+    ended: where the beta of training ended (None: where the recipe says); auto is RECOVERY times that. stage, state: the name
+    that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them.
     """
     recover = context.recipe.recover
     if not recover.epochs:
