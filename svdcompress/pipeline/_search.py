@@ -221,6 +221,7 @@ class Search:
             allowed=min(self.allowed, 1e9),
             met=verdict.met,
             estimate=verdict.estimate,
+            at_most=verdict.at_most,
             seconds=time.monotonic() - started,
         )
         self.kept.trials.append(trial)

@@ -25,7 +25,9 @@ def drop_of(trial: Trial, judged: Losses) -> str:
     """A drop in its unit, and what it is not more than at the confidence of the budget."""
     unit = "points" if judged.probabilities else "%"
     measured = f"{trial.drop:+.2f} {unit} (at most {trial.upper:+.2f})"
-    return measured if trial.estimate is None else f"{measured}, {trial.estimate:+.2f} by the NLL"
+    if trial.estimate is None or trial.at_most is None:
+        return measured
+    return f"{trial.drop:+.2f} {unit} measured, {trial.estimate:+.2f} by the NLL (at most {trial.at_most:+.2f})"
 
 
 def outcome(

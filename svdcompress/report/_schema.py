@@ -145,6 +145,7 @@ class Tried(_Part):
     met: bool
     seconds: float
     estimate: Number = None
+    at_most: Number = None
 
 
 class DenseCost(_Part):

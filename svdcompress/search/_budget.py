@@ -44,7 +44,8 @@ class Verdict:
 
     error: per cent, or RMSE. drop: what was lost, in points of error, or per cent of the dense RMSE; upper: what is not
     exceeded at the budget's confidence, by the paired differences of the validation examples. met: within the budget.
-    estimate: the drop that the NLL speaks for, where the examples are too few for their errors to tell; else None.
+    estimate: the drop that the NLL speaks for, where the examples are too few for their errors to tell; else None. at_most:
+    what that does not exceed at the same confidence.
     """
 
     error: float
@@ -52,6 +53,7 @@ class Verdict:
     upper: float
     met: bool
     estimate: float | None = None
+    at_most: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -64,8 +66,8 @@ class Budget:
 
     max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
     RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided. Where the
-    validation data are too few for that (see `needed`), what `estimated` makes of the NLL has to, and the errors may not say
-    otherwise; without an NLL, the drop itself has to, in whole examples (at least one).
+    validation data are too few for that (see `needed`), the bound on what `estimated` makes of the NLL has to, and the errors
+    may not say otherwise; without an NLL, the drop itself has to, in whole examples (at least one).
 
     >>> Budget(max_drop=0.5).allowed(2.0)
     0.5
@@ -124,36 +126,39 @@ class Budget:
             weight = dense.numbers / dense.numbers.mean()
             high = paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)[1]
             upper = 100 * high / dense.error
-        estimate = estimated(dense, small) if self.few(dense) else None
+        estimate, at_most = estimated(dense, small, z) if self.few(dense) else (None, None)
         if len(dense.parts) >= self.needed(dense):
-            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9, estimate)
-        if estimate is not None:
+            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9, estimate, at_most)
+        if at_most is not None:
             surely = 100 * _share_edges(dense, small, z)[0]  # what is lost at least
-            return Verdict(small.error, drop, upper, max(estimate, surely) <= allowed + 1e-9, estimate)
+            return Verdict(small.error, drop, upper, max(at_most, surely) <= allowed + 1e-9, estimate, at_most)
         if dense.probabilities:  # less than one example is nothing that could be seen
             each = 100 / float(dense.numbers.sum())
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
         return Verdict(small.error, drop, upper, drop <= allowed + 1e-9)
 
 
-def estimated(dense: Losses, small: Losses) -> float | None:
-    """Points of error that a rise of the NLL speaks for: the rise times the dense model's errors per nat.
+def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | None, float | None]:
+    """Points of error that a rise of the NLL speaks for, the rise times the dense model's errors per nat, and the upper edge of
+    its interval by the paired differences of the examples (z: the normal quantile of the edge).
 
     A count of errors on N examples moves in steps of 1/N and hangs on the few that are close; the NLL moves with each example,
-    and both rise alike as a network is compressed (docs/search.md). None for values, whose squares are smooth themselves, and
+    and both rise alike as a network is compressed (docs/search.md). None twice for values, whose squares are smooth, and
     where the NLL was not looked at.
 
     >>> import torch
     >>> one = torch.ones(100)
     >>> dense = Losses(torch.arange(100) < 2, one, True, nll=0.06 * one)
-    >>> round(estimated(dense, Losses(torch.arange(100) < 3, one, True, nll=0.08 * one)), 2)
+    >>> round(estimated(dense, Losses(torch.arange(100) < 3, one, True, nll=0.08 * one))[0], 2)
     0.67
     """
     if not dense.probabilities or dense.nll is None or small.nll is None:
-        return None
+        return None, None
     errors, nats = (float(part.sum()) for part in (dense.parts, dense.nll))
     per_nat = (errors + BEFOREHAND[0]) / (nats + BEFOREHAND[1])
-    return 100 * per_nat * float((small.nll - dense.nll).sum() / dense.numbers.sum())
+    rises = (small.nll - dense.nll).double() / dense.numbers.double().mean()
+    points = 100 * per_nat
+    return points * float(rises.mean()), points * paired_means(rises, z)[1]
 
 
 def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
