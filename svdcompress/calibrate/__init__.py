@@ -17,7 +17,7 @@ from svdcompress.calibrate._kron import kronecker
 from svdcompress.calibrate._posterior import Joint, LowRank, joint_draws, low_rank, with_variances
 from svdcompress.calibrate._promise import Promises, from_dict, load_promises, measured, promises_of, save_promises
 from svdcompress.calibrate._refit import refit
-from svdcompress.calibrate._tempering import Tempered, fit_tempering, nll_rows
+from svdcompress.calibrate._tempering import Tempered, fit_tempering, nll_rows, tempered_rows
 
 __all__ = [
     "POSTERIORS",
@@ -58,6 +58,7 @@ __all__ = [
     "promises_of",
     "refit",
     "save_promises",
+    "tempered_rows",
     "with_scales",
     "with_variances",
 ]

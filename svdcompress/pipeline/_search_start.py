@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from svdcompress.calibrate import draws_of, tempered_rows
 from svdcompress.errors import RecipeError
-from svdcompress.likelihoods import likelihood_for
+from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
@@ -18,6 +19,9 @@ from svdcompress.train import losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
 """Shares of a search for shapes where the recipe asks single weights alone."""
+
+TEMPERED = 20_000
+"""Targets up to which a temperature is fitted to each trial; beyond, their errors tell enough."""
 
 
 def objective_of(recipe: Recipe) -> str:
@@ -53,10 +57,21 @@ def _asks_units(recipe: Recipe) -> bool:
 def judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:
     """What a model, where it is, gets wrong on examples."""
     likelihood = likelihood_for(data.task, data.dim)
-    first, _, numbers = losses(model, examples, likelihood, device=device)
+    first, second, numbers = losses(model, examples, likelihood, device=device)
     some = numbers > 0
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
-    return Losses(first[some] * scale, numbers[some], likelihood.probabilities)
+    nll = None
+    if likelihood.probabilities:
+        few = float(numbers.sum()) <= TEMPERED
+        nll = _tempered(model, examples, likelihood, device) if few and likelihood.name in TASKS else second
+    return Losses(first[some] * scale, numbers[some], likelihood.probabilities, None if nll is None else nll[some])
+
+
+def _tempered(model: nn.Module, examples: Any, likelihood: Likelihood, device: Any) -> Tensor:
+    """(N,) what each example adds to the NLL, with the temperature that fits these examples best: a run fits one in the end."""
+    draws = draws_of(model, examples, likelihood, device=device)
+    rows = tempered_rows(likelihood.plain(), draws)
+    return torch.zeros(len(examples), dtype=rows.dtype).index_add_(0, draws.owner, rows)
 
 
 def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:
@@ -75,9 +90,11 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
     if budget.given and count < needed:
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
+        by_nll = "What is lost is estimated from the NLL, which each example moves, and is no more than a good guess"
+        decides = "The drop that is measured decides" if found.nll is None else by_nll
         lines.append(
-            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. The drop that is "
-            "measured decides, in whole examples; set data.validation, or allow more"
+            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. "
+            f"{decides}; set data.validation, or allow more"
         )
     if (line := _seen(context, opened.data, dense.model, found)) is not None:
         lines.append(line)

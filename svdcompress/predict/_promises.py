@@ -20,10 +20,12 @@ def add_promises(
     coverage: float | None,
     told: dict[str, Any],
 ) -> dict[str, np.ndarray]:
-    """Further arrays of predictions by draws: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
+    """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
 
-    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised. Raises CheckpointError for a
-    run that kept nothing of its validation data, UsageError and DataError for what cannot be promised.
+    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised; its "by" says what predicted
+        ("samples" or "mean").
+    Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what cannot be
+    promised.
     """
     settings = opened.recipe.calibrate
     answer_above, asked = settings.answer_above if answer_above is None else answer_above, answer_above is not None
@@ -31,7 +33,7 @@ def add_promises(
     path = opened.folder / KEPT
     if (answer_above is None and coverage is None) or (not asked and not path.is_file()):
         return {}
-    promises, likelihood = load_promises(path, "samples"), likelihood_for(opened.recipe.task, opened.dim)
+    promises, likelihood = load_promises(path, told.get("by", "samples")), likelihood_for(opened.recipe.task, opened.dim)
     mean = torch.from_numpy(arrays["mean"])
     found: dict[str, np.ndarray] = {}
     if answer_above is not None:

@@ -179,7 +179,7 @@ class RecoverSection(Training):
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[LrSchedule, short("name")] = LrSchedule(start="0%")
     noise: bool = True  # False: train the mean alone, without noise and KL
-    beta: Beta = "auto"  # constant; auto: where the training's ended
+    beta: Beta = "auto"  # constant; auto: a twentieth of where the training's ended
     lr_log_sigma2: float | None = Field(default=None, gt=0)
     distill: Distillation = Distillation()
 

@@ -1,6 +1,6 @@
 """The smallest model within a budget of error, and the best one of a size: what decides, apart from what trains."""
 
-from svdcompress.search._budget import Budget, Losses, Verdict
+from svdcompress.search._budget import Budget, Losses, Verdict, estimated
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._trial import Trial
 
@@ -11,6 +11,7 @@ __all__ = [
     "Trial",
     "Verdict",
     "better_pressure",
+    "estimated",
     "next_ratio",
     "pressure_of_size",
     "smallest",

@@ -311,3 +311,39 @@ def test_a_mask_has_a_row_for_each_pixel_and_a_large_one_no_table():
     large = np.zeros((3, 1, 1000, 1000), dtype=np.float32)
     with pytest.raises(UsageError, match=r"1,000,000 positions of 3 inputs are too many for a table; write them as \.npz"):
         columns({"mean": large, "variance": large}, ["a", "b", "c"], "regression")
+
+
+# Draws or the mean, where nothing is asked
+
+
+@pytest.mark.parametrize(
+    ("report", "by"), [({"better": "mean"}, "mean"), ({"better": "samples"}, "samples"), (None, "samples")]
+)
+def test_without_a_number_of_samples_the_validation_data_decide(images, tmp_path, report, by):
+    arrays = pictures(tmp_path / "pictures")
+    np.save(tmp_path / "x.npy", arrays[:, None])
+    images.results = {"calibrate": report}
+    told = {}
+    out, _ = predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", told=told)
+    found = np.load(out)
+    assert told["by"] == by and bool((found["mutual_information"] > 0).all()) is (by == "samples")
+    x = preprocess(torch.from_numpy(arrays[:, None]), images.preprocessing)
+    wanted = torch.softmax(images.model(x), 1) if by == "mean" else expected(images, arrays[:, None], 100).mean
+    assert np.allclose(found["mean"], wanted.detach().numpy(), atol=1e-6)
+    drawn, _ = predict_run("run", tmp_path / "x.npy", tmp_path / "q.npz", samples=100, told=told)
+    assert told["by"] == "samples" and np.allclose(np.load(drawn)["mean"], expected(images, arrays[:, None], 100).mean.numpy())
+
+
+def test_a_report_that_cannot_be_read_leaves_draws(images, tmp_path):
+    class Damaged(SimpleNamespace):
+        @property
+        def results(self):
+            raise OutputError("report.json: damaged")
+
+    np.save(tmp_path / "x.npy", pictures(tmp_path / "pictures")[:, None])
+    facts = {name: value for name, value in vars(images).items() if name != "results"}
+    told = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "open_run", lambda folder: Damaged(**facts))
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", told=told)
+    assert told["by"] == "samples"
