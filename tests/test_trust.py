@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -144,3 +145,16 @@ def test_what_the_package_knows_needs_no_word(foreign):
         assert code_in(load_recipe(recipe)) == {}
     with_manifest(foreign, lambda m: m["extra"]["preprocessing"].update(transform=[{"torch:clamp": {"min": 0.1}}]))
     svdc(*PREDICT)
+
+
+def test_no_command_asks_for_the_network(foreign, asked):
+    """Neither does a run from start to end: the fixture's."""
+    svdc(*PREDICT)
+    svdc(*PREDICT, "--onnx", "--out", "p.csv")
+    svdc("verify", "run")
+    svdc("report", "run")
+    svdc("export", "run", "--out", "again.onnx")
+    assert asked == []
+    with pytest.raises(OSError, match="no network"):
+        socket.create_connection(("example.org", 80))
+    assert asked == ["example.org"]

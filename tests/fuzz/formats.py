@@ -1,4 +1,4 @@
-"""The formats that are read, each with small good files and a reading that looks at what comes of it."""
+"""The formats that are read, each with small good files and a reading that checks its result."""
 
 from __future__ import annotations
 
