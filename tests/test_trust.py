@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from svdcompress.cli import app
+from svdcompress.cli._sparsify import _check_code
 from svdcompress.errors import TrustError
 from svdcompress.pipeline import open_run
+from svdcompress.pipeline._folder import resume_command
 from svdcompress.predict import predict_run
 from svdcompress.recipe import load_recipe, shipped_recipes
 from svdcompress.sources import code_in, preprocess
@@ -137,6 +139,26 @@ def test_resuming_a_folder_runs_no_code_of_its_own(foreign):
     with_recipe(foreign, model__name="mlp", data__transform=["evil:step"])
     said = svdc("sparsify", "--resume", "--out", "run", "--data", "digits", code=12).output  # is no word for the transform
     assert "evil:step (data.transform.0)" in said and not (foreign.parent / "mark").exists()
+
+
+def test_resuming_a_search_runs_no_command_of_the_folder(foreign):
+    (foreign / "state").mkdir()
+    (foreign / "state" / "run.json").write_text("{}")
+    with_recipe(foreign, search__max_drop=1.0, search__objective="latency", search__latency_command="touch mark")
+    said = svdc("sparsify", "--resume", "--out", "run", code=12).output
+    assert "touch mark (search.latency_command)" in said and not (foreign.parent / "mark").exists()
+    assert resume_command(foreign, open_run(foreign).recipe).endswith("--trust-code")
+    svdc(*PREDICT)  # which asks for no latency
+    with pytest.raises(TrustError, match="touch mark"):
+        _check_code(open_run(foreign).recipe, foreign, ["search.max_drop"], trust_code=False)
+    _check_code(open_run(foreign).recipe, foreign, ["search.latency_command"], trust_code=False)
+    _check_code(open_run(foreign).recipe, foreign, [], trust_code=True)
+
+
+def test_members_of_an_ensemble_are_trained_by_no_loss_of_the_folder(foreign):
+    with_recipe(foreign, loss__name="./evil.py:step", loss__task="classification")
+    said = svdc("evaluate", "run", "--samples", 2, "--members", 2, code=12).output
+    assert "./evil.py:step (loss.name)" in said and not (foreign.parent / "mark").exists()
 
 
 def test_what_the_package_knows_needs_no_word(foreign):

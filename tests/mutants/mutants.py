@@ -41,10 +41,13 @@ ROOMS = ("layers", "objective", "relevance", "prune", "export", "uncertainty", "
 KEPT, PAGE = RESULTS / "mutants.json", RESULTS / "mutants.md"
 REASONS = Path(__file__).with_name("reasons.yaml")
 
-SECONDS = 45
+SECONDS = 30
 """Of the processor's time, that tests run against a mutant; and so many of them at most:"""
 
 MOST_TESTS = 60
+
+BYTES = 12 * 2**30
+"""Addresses that they may have: a mutant may have lost the check that kept a file's promises from being allocated."""
 
 ENOUGH = 99
 """Pytest's exit status where the time was up."""
@@ -164,6 +167,7 @@ def forked(place: Path, tests: list[str], seconds: float = SECONDS, first: bool 
     if not pid:
         try:
             resource.setrlimit(resource.RLIMIT_CPU, (most, most))  # a fork's time begins at zero
+            resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
             _inside(place, tests, writing, seconds, first)
         finally:
             os._exit(3)
