@@ -145,6 +145,7 @@ def test_a_loss_of_any_arguments_and_a_model_that_stays_outside():
 
 def test_wrong_use_is_an_error_that_says_what_to_do():
     model = variational()
+    svdc.ELBO(model, nn.MSELoss(), num_examples=1)
     with pytest.raises(UsageError, match="num_examples: 0 is not a number of training examples"):
         svdc.ELBO(model, nn.MSELoss(), 0)
     with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
