@@ -75,18 +75,20 @@ def encode(reactions: list[str], vocabulary: str | Path, length: int) -> dict[st
     return {"input_ids": tokens, "attention_mask": (tokens != ids["[PAD]"]).long()}
 
 
-def suzuki(folder: str, vocabulary: str, split: int = 0, product: bool = True, validation: int = 403) -> tuple[Split, ...]:
+def suzuki(
+    folder: str, vocabulary: str, split: int = 0, product: bool = True, validation: int = 403, train: int | None = None
+) -> tuple[Split, ...]:
     """Training, validation and test examples of one of the random splits; yields from 0 to 1, (N, 1).
 
     product: False leaves out the product, which all Suzuki reactions here share: a sixth of the tokens that says nothing.
-    validation: the last so many of the training rows, which are in random order.
+    validation: the last so many of the training rows, which are in random order. train: of the others the first so many; None: all.
     """
     with gzip.open(Path(folder) / f"suzuki_split_{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     reactions = [row["rxn"] if product else row["rxn"].partition(">>")[0] for row in rows]
     inputs = encode(reactions, vocabulary, SUZUKI_LENGTH if product else REACTANTS_LENGTH)
     targets = torch.tensor([[float(row["y"])] for row in rows])
-    cuts = (0, SUZUKI_TRAIN - validation), (SUZUKI_TRAIN - validation, SUZUKI_TRAIN), (SUZUKI_TRAIN, len(rows))
+    cuts = (0, train or SUZUKI_TRAIN - validation), (SUZUKI_TRAIN - validation, SUZUKI_TRAIN), (SUZUKI_TRAIN, len(rows))
     return tuple(_part(inputs, targets, slice(*cut)) for cut in cuts)
 
 
