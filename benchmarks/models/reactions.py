@@ -81,20 +81,18 @@ def encode(reactions: list[str], vocabulary: str | Path, length: int) -> dict[st
     return {"input_ids": tokens, "attention_mask": (tokens != ids["[PAD]"]).long()}
 
 
-def suzuki(
-    folder: str, vocabulary: str, split: int = 0, product: bool = True, validation: int = 403, train: int | None = None
-) -> tuple[Split, ...]:
+def suzuki(folder: str, vocabulary: str, split: int = 0, product: bool = True, validation: int = 403) -> tuple[Split, ...]:
     """Training, validation and test examples of one of the random splits; yields from 0 to 1, (N, 1).
 
     product: False leaves out the product, which all Suzuki reactions here share: a sixth of the tokens that says nothing.
-    validation: the last so many of the training rows, which are in random order. train: of the others the first so many; None: all.
+    validation: the last so many of the training rows, which are in random order.
     """
     with gzip.open(Path(folder) / f"suzuki_split_{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     reactions = [row["rxn"] if product else row["rxn"].partition(">>")[0] for row in rows]
     inputs = encode(reactions, vocabulary, SUZUKI_LENGTH if product else REACTANTS_LENGTH)
     targets = torch.tensor([[float(row["y"])] for row in rows])
-    cuts = (0, train or SUZUKI_TRAIN - validation), (SUZUKI_TRAIN - validation, SUZUKI_TRAIN), (SUZUKI_TRAIN, len(rows))
+    cuts = (0, SUZUKI_TRAIN - validation), (SUZUKI_TRAIN - validation, SUZUKI_TRAIN), (SUZUKI_TRAIN, len(rows))
     return tuple(_part(inputs, targets, slice(*cut)) for cut in cuts)
 
 
@@ -102,11 +100,11 @@ def _part(inputs: dict[str, Tensor], targets: Tensor, where: slice | Tensor) -> 
     return {name: tensor[where] for name, tensor in inputs.items()}, targets[where]
 
 
-def buchwald(folder: str, vocabulary: str, sheet: str = "Test1", validation: int = 300, train: int | None = None) -> tuple[Split, ...]:
+def buchwald(folder: str, vocabulary: str, sheet: str = "Test1", validation: int = 300) -> tuple[Split, ...]:
     """Training, validation and test examples of an out-of-sample test; yields from 0 to 1, (N, 1).
 
     The sheet's 44 molecules are put into rxnfp's form by `buchwald.tsv`: canonical SMILES by RDKit 2026.9.1, and the product of each
-    halide with toluidine by the reaction template of rxn_yields. validation, train: as in `suzuki`.
+    halide with toluidine by the reaction template of rxn_yields. validation: drawn from the training rows.
     """
     with (Path(__file__).parent / "buchwald.tsv").open(encoding="utf-8") as file:
         known = {row["sheet"]: row for row in csv.DictReader(file, delimiter="\t")}
@@ -120,7 +118,7 @@ def buchwald(folder: str, vocabulary: str, sheet: str = "Test1", validation: int
     targets = torch.tensor([[float(row["Output"]) / 100] for row in rows])
     end = SHEETS[sheet]
     order = torch.randperm(end, generator=torch.Generator().manual_seed(0))
-    cuts = order[validation:][:train], order[:validation], torch.arange(end, len(rows))
+    cuts = order[validation:], order[:validation], torch.arange(end, len(rows))
     return tuple(_part(inputs, targets, cut) for cut in cuts)
 
 
