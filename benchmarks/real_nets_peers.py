@@ -24,6 +24,11 @@ TAYLOR_BATCHES = 4
 """Batches whose gradients torch-pruning's Taylor scores are made of, before each step of pruning."""
 
 
+STEPS_OF_HEADS = 36
+"""Steps of torch-pruning where it drops attention heads: of 48 a little more than one a step, as it fails (1.6.1, an
+UnboundLocalError) at a step too small for one."""
+
+
 class Slice:
     """The time that is left; `Over` is raised where it ends."""
 
@@ -91,11 +96,12 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
         importance=score,
         global_pruning=True,
         pruning_ratio=0.99,
-        iterative_steps=400,
+        iterative_steps=STEPS_OF_HEADS if heads else 400,
         ignored_layers=[list(layers.values())[-1]],
         num_heads=heads,
         prune_num_heads=bool(heads),
-        head_pruning_ratio=0.75,
+        prune_head_dims=False,
+        head_pruning_ratio=0.9,
         output_transform=main_output,
     )
     start = macs(model, example)
@@ -112,6 +118,10 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
                     if index < TAYLOR_BATCHES:
                         loss(model, x, y).backward()
             pruner.step()
+            for layer in model.modules():  # as in torch-pruning's own example for BERT
+                if hasattr(layer, "attention_head_size") and hasattr(layer, "query"):
+                    layer.num_attention_heads = pruner.num_heads[layer.query]
+                    layer.attention_head_size = layer.query.out_features // layer.num_attention_heads
             changed = True
         return changed
 
