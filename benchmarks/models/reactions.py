@@ -1,7 +1,7 @@
 """A BERT of chemical reactions that predicts their yields, and the two sets of measured yields it is tried on.
 
-The encoder is rxnfp's (Schwaller et al. 2021, MIT): 12 blocks of width 256, pretrained on reactions as SMILES. Its files are in a wheel
-on PyPI; neither is part of this repository:
+The encoder is rxnfp's (Schwaller et al. 2021, MIT): 12 blocks of width 256, pretrained on reactions as SMILES. Its files are
+in a wheel on PyPI, and no part of this repository:
 
     pip download --no-deps rxnfp==0.1.0 && unzip rxnfp-0.1.0-py3-none-any.whl -d rxnfp
     ... --weights rxnfp/rxnfp/models/transformers/bert_pretrained/pytorch_model.bin --set weights.trained=false
@@ -103,8 +103,8 @@ def _part(inputs: dict[str, Tensor], targets: Tensor, where: slice | Tensor) -> 
 def buchwald(folder: str, vocabulary: str, sheet: str = "Test1", validation: int = 300) -> tuple[Split, ...]:
     """Training, validation and test examples of an out-of-sample test; yields from 0 to 1, (N, 1).
 
-    The sheet's 44 molecules are put into rxnfp's form by `buchwald.tsv`: canonical SMILES by RDKit 2026.9.1, and the product of each
-    halide with toluidine by the reaction template of rxn_yields. validation: drawn from the training rows.
+    The sheet's 44 molecules are put into rxnfp's form by `buchwald.tsv`: canonical SMILES by RDKit 2026.9.1, and the product
+    of each halide with toluidine by the reaction template of rxn_yields. validation: drawn from the training rows.
     """
     with (Path(__file__).parent / "buchwald.tsv").open(encoding="utf-8") as file:
         known = {row["sheet"]: row for row in csv.DictReader(file, delimiter="\t")}

@@ -14,7 +14,16 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import planned
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.recipe import Recipe
-from svdcompress.sources import Data, arrives_trained, check_labels, class_dim, load_weights, make_model, outputs_hint, start_from
+from svdcompress.sources import (
+    Data,
+    arrives_trained,
+    check_labels,
+    class_dim,
+    load_weights,
+    make_model,
+    outputs_hint,
+    start_from,
+)
 from svdcompress.train import seed_everything
 
 

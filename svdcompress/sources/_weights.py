@@ -54,9 +54,9 @@ def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = 
 def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> list[str]:
     """Load what fits of a checkpoint into a model that is to be trained, in place: a pretrained encoder under a new head.
 
-    Names that the file lacks stay as they were drawn, names that the model lacks are left out; returns a line on each. The rest
-    is as in `load_weights`; raises CheckpointError, too, where less than half of the model's numbers are in the file, or a shape
-    differs.
+    Names that the file lacks stay as they were drawn, names that the model lacks are left out; returns a line on each. The
+    rest is as in `load_weights`; raises CheckpointError, too, where less than half of the model's numbers are in the file,
+    or a shape differs.
     """
     path = Path(path)
     state = _nested(_read(path), path)
