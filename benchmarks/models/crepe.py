@@ -87,7 +87,8 @@ def tones(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Frames of synthetic tones (count, 1024), and their pitch at the middle of the frame in cents above 10 Hz (count,).
 
     Pitches of 50 to 1,600 Hz, evenly in cents, with vibrato; up to 30 harmonics that fall off or rise by chance, some missing
-    (the lowest, too, as long as those left have no other pitch); reverberation of up to a second (which smears the vibrato); white and low noise from 25 to -5 dB.
+    (the lowest, too, as long as those left have no other pitch); reverberation of up to a second, which smears the vibrato;
+    white and low noise from 25 to -5 dB.
     """
     rng = np.random.default_rng(seed)
     before = RATE // 2  # what reverberates into the frame

@@ -234,6 +234,8 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
             if names:
                 more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
                 lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
+        if loaded and missing and not wrong:
+            lines.append("  Weights to start training from, such as an encoder under a new head? Add --untrained")
         raise CheckpointError("\n".join(lines))
     for name, tensor in state.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or not _same_kind(tensor.dtype, own[name].dtype):
