@@ -73,7 +73,7 @@ def open_stage(context: Context) -> Opened:
 def dense_stage(context: Context, opened: Opened) -> Dense:
     """The dense model, loaded or trained, tried on the data before and judged after."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
-    model, trained = dense_model(recipe)
+    model, trained = dense_model(recipe, data.notes)
     if recipe.data.unlabelled:
         label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")

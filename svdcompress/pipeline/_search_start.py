@@ -104,7 +104,7 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
 def _seen(context: Context, data: Any, model: nn.Module, found: Losses) -> str | None:
     """A warning where weights that were trained elsewhere know the validation examples by heart, as it seems."""
     recipe, device = context.recipe, context.place.device
-    known = recipe.weights.file or recipe.weights.trained
+    known = recipe.weights.trained is not False and (recipe.weights.file or recipe.weights.trained)
     if not known or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or not found.probabilities:
         return None
     some = torch.arange(min(len(data.train), len(data.validation)))

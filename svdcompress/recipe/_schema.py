@@ -37,6 +37,8 @@ class WeightsSection(Section):
     """A checkpoint of the dense model to start from; without one the dense model is trained first.
 
     trained: the model comes from its factory with trained weights; None: as it is known of `hf:` and pretrained models.
+    False, with a file: these are weights to start from, such as a pretrained encoder's; names may be missing (a new head) or
+    left over, which is said, and the dense model is trained first.
     """
 
     file: str | None = None
