@@ -19,7 +19,6 @@ from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import nothing_smaller
-from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
 from svdcompress.pipeline._verify import self_check, set_aside
@@ -67,7 +66,7 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
         context.attempt(f"the {name} model on the test data", partial(metrics, name, model))
         context.attempt(f"the {name} model's size", partial(count, name, model))
     context.attempt("the intervals of the changes", compared)
-    rows = partial(_figures.layer_rows, variational.shapes, models.masks, bare(small))
+    rows = partial(_figures.layer_rows, variational.shapes, models.masks, dense, small, opened.inputs)
     context.attempt("layers", partial(keep, "layers", rows))
     held = partial(hold, variational.model, models.masks)
     context.attempt("filters", partial(keep, "filters", lambda: report.first_filters(dense, held())))
