@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from typing import Any
 import torch
 from controls import Magnitude, change
 from mnist import machine, read, write
+from real_table import table
 from torch import Tensor, nn
 
 from svdcompress import cost
@@ -80,7 +80,7 @@ class Slice:
     """The time that is left; `Over` is raised where it ends."""
 
     class Over(Exception):
-        """The slice has ended; what was done so far is kept."""
+        """The slice has ended."""
 
     def __init__(self, minutes: float | None) -> None:
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -112,10 +112,9 @@ def ours(name: str, options: argparse.Namespace, slot: Slice) -> bool:
         if case.weights is not None:
             command += ["--weights", str(next(options.resnet.glob(case.weights)))]
         command += ["--data-arg", f"folder={options.cifar}", "--data-arg", f"cache={options.runs / 'cifar.npz'}"]
-        settings = (
-            [] if options.epochs is None else [f"train.epochs={options.epochs[0]}", f"recover.epochs={options.epochs[1]}"]
-        )
-        for setting in [*settings, *options.set]:
+        for name, epochs in zip(("train", "recover"), options.epochs or (), strict=False):
+            command += ["--set", f"{name}.epochs={epochs}"]
+        for setting in options.set:
             command += ["--set", setting]
     process = subprocess.Popen(command, cwd=HERE.parent)
     try:
@@ -322,46 +321,6 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         found, other = figures(model, opened)
         nets[peer] = {**found, "change": change(other, missed), "seconds": time.monotonic() - begun}
         store(known)
-
-
-def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each network."""
-    lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
-    lines.append(
-        "Accuracy on test images that chose nothing (half of them where the weights are public), with Wilson's 95% interval;"
-    )
-    lines.append(
-        "chosen: on those that chose; all 10,000: on both. Change: the error of our network less that of the row, in points,"
-    )
-    lines += ["paired, 95%; below 0 ours is better.", ""]
-    head = ("net", "MACs", "parameters", "non-zeros", "accuracy %", "chosen", "all 10,000", "change", "wall-clock")
-    for name, one in results.items():
-        made, base = one["setting"], one["nets"]["dense start"]
-        facts = [
-            f"`--goal {one['goal']}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
-            f"{made['recover']}, {made['levels']} levels)",
-            f"Adam at {made['lr']:g}",
-            f"precision {made['precision']}",
-            f"distillation {made['distill']:g} (ours alone)",
-            f"augmentation {json.dumps(made['augment'])}",
-            f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
-        ]
-        lines += [f"## {name}", "", f"Anchor: {one['anchor']}.", "", *(f"- {fact}" for fact in facts), ""]
-        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-        for label, net in one["nets"].items():
-            accuracy, (low, high) = net["accuracy"], net["interval"]
-            moved = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*net["change"]) if "change" in net else ""
-            cells = [label, f"{base['macs'] / net['macs']:.2f}x", f"{base['parameters'] / net['parameters']:.2f}x"]
-            cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})"]
-            cells += [
-                f"{accuracy['chosen']:.2f}",
-                f"{accuracy['all']:.2f}" if "all" in accuracy else "",
-                moved,
-                f"{net['seconds'] / 60:.0f} min" if "seconds" in net else "",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def main() -> None:

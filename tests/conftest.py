@@ -61,3 +61,22 @@ def tiny_run(tiny_recipe, tmp_path_factory):
         results = run(tiny_recipe, folder)
     assert asked == []
     return folder, results
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium, driven by playwright; skips, with the reason, where there is none."""
+    import os
+    import shutil
+    from pathlib import Path
+
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
+    names = (os.environ.get("SVDC_BROWSER", ""), "chromium", "chromium-browser", "google-chrome", "chrome")
+    with sync_api.sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+        found = next((path for name in names if name and (path := shutil.which(name))), own if Path(own).is_file() else None)
+        if found is None:
+            pytest.skip("no Chromium was found: install one, or name it in SVDC_BROWSER")
+        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()

@@ -16,21 +16,26 @@ from svdcompress.errors import UsageError
 from svdcompress.recipe import MEASURES
 
 Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot of error vs. size: .png, .svg or .pdf.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with all of it.")]
 Measure = Annotated[str, typer.Option(metavar="MEASURE", help=f"Size in the plot: {', '.join(MEASURES)}. The table has all.")]
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     picture: Picture = None,
+    html: Html = None,
     measure: Measure = "nonzero",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare finished runs in one table: test error of the dense and the sparse model, and how much smaller it is."""
+    """Compare finished runs in one table: test error of the dense and the sparse model, and how much smaller it is.
+
+    Example: svdc compare runs/a runs/b --html compare.html
+    """
     from svdcompress import report
 
     _check_measure(measure)
-    _show([report.load(run) for run in runs], runs, picture, measure, json)
+    _show([report.load(run) for run in runs], runs, picture, html, measure, json)
 
 
 @s.with_settings
@@ -44,6 +49,7 @@ def sweep(
     seed: Annotated[int | None, typer.Option(help="Random seed (0).")] = None,
     device: Device = None,
     picture: Picture = None,
+    html: Html = None,
     measure: Measure = "nonzero",
     json: Json = False,
     debug: Debug = False,
@@ -81,7 +87,7 @@ def sweep(
             continue
         console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
         pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
-    _show([report.load(folder) for folder in folders], folders, picture, measure, json)
+    _show([report.load(folder) for folder in folders], folders, picture, html, measure, json)
 
 
 def _with(settings: s.Settings, text: list[str], seed: int | None, device: str | None) -> Any:
@@ -110,12 +116,23 @@ def _check_measure(measure: str) -> None:
         raise UsageError(f"--measure: {measure!r} is none of {', '.join(MEASURES)}")
 
 
-def _show(found: Sequence[dict[str, Any]], folders: Sequence[Path], picture: Path | None, measure: str, json: bool) -> None:
+def _show(
+    found: Sequence[dict[str, Any]],
+    folders: Sequence[Path],
+    picture: Path | None,
+    html: Path | None,
+    measure: str,
+    json: bool,
+) -> None:
     rows = [_row(results, folder) for results, folder in zip(found, folders, strict=True)]
     if picture is not None:
         from svdcompress import report
 
         report.plot_tradeoff(*found, measure=measure).savefig(picture, dpi=150)
+    if html is not None:
+        from svdcompress import report
+
+        report.write_text(html, report.render_comparison(list(zip(_names(folders), found, strict=True)), measure))
     if json:
         print_json(rows)
         return
@@ -132,8 +149,15 @@ def _show(found: Sequence[dict[str, Any]], folders: Sequence[Path], picture: Pat
         f"\n{' and '.join(sorted(unit))} on test data; sizes and latencies are factors relative to the dense model",
         highlight=False,
     )
-    if picture is not None:
-        console.print(f"picture: {picture}", highlight=False)
+    for what, file in (("picture", picture), ("page", html)):
+        if file is not None:
+            console.print(f"{what}: {file}", highlight=False)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """A name for each run: its folder's, or as it was given where several have the same one."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 CELLS = ("dense", "sparse", "change", "nonzero", "parameters", "macs", "bytes", "batch_1", "batch_128")

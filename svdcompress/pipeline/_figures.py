@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from svdcompress import cost
 from svdcompress.batch import map_tensors
 from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.pipeline._select import Select, bare
 from svdcompress.relevance import Masks
 from svdcompress.sources import Data, example_inputs
 from svdcompress.train import evaluate
@@ -63,8 +65,15 @@ def test_metrics(model: nn.Module, data: Data) -> dict[str, float]:
     return evaluate(model, data.test, own, device=_device(model), tau=tau, scale=data.target_scale, dim=data.dim)
 
 
-def layer_rows(before: dict[str, tuple[int, ...]], masks: Masks, small: nn.Module) -> list[dict[str, Any]]:
-    """`layers` of the report: shapes, the share of the first shape's weights that are gone, and units with a weight left."""
+def layer_rows(
+    before: dict[str, tuple[int, ...]], masks: Masks, dense: nn.Module, small: nn.Module, inputs: Any
+) -> list[dict[str, Any]]:
+    """`layers` of the report: shapes, the share of the first shape's weights that are gone, units with a weight left, MACs."""
+    before_by, after_by = (cost.by_layer(model, inputs) for model in (dense, small))
+    if isinstance(small, Select):  # which is a model around the model
+        after_by = {name.removeprefix("model."): found for name, found in after_by.items()}
+    small = bare(small)
+    types = {name: type(module).__name__ for name, module in dense.named_modules()}
     after = {name: tuple(p.shape) for name, p in small.named_parameters()}
     left = {name: int(layer.relevant().sum()) for name, layer in _variational(small).items()}
     units = {layer.name: layer for layer in masks.layers}
@@ -75,11 +84,16 @@ def layer_rows(before: dict[str, tuple[int, ...]], masks: Masks, small: nn.Modul
         rows.append(
             {
                 "name": name,
+                "type": types.get(name),
                 "shape_before": list(shape),
                 "shape_after": list(after.get(f"{name}.weight", ())) or None,
                 "sparsity": 1 - left.get(name, 0) / total,
                 "weights_before": total,
                 "weights": left.get(name, 0),
+                "parameters_before": before_by[name].parameters if name in before_by else None,
+                "parameters": after_by[name].parameters if name in after_by else None,
+                "macs_before": before_by[name].macs if name in before_by else None,
+                "macs": after_by[name].macs if name in after_by else None,
                 "inputs_before": _inputs(small, name, shape),
                 "inputs": count.inputs,
                 "outputs_before": shape[0],

@@ -19,7 +19,6 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.pipeline._results import Side
-from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
 from svdcompress.pipeline._verify import self_check, set_aside
@@ -55,7 +54,7 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
             results.changes = changes(dense, small, data, device)
 
     def layers() -> None:
-        results.layers = _figures.layer_rows(variational.shapes, models.masks, bare(small))
+        results.layers = _figures.layer_rows(variational.shapes, models.masks, dense, small, opened.inputs)
 
     def filters() -> None:
         results.filters = report.first_filters(dense, hold(variational.model, models.masks))
@@ -90,7 +89,7 @@ def figures_stage(context: Context, opened: Opened, models: Finished) -> None:
             budget = seconds_for(settings.budget, trained)
             found = uncertainty(dense, small, opened.data, settings.samples, context.recipe.seed, budget)
         results = context.results
-        results.uncertainty, results.calibration, results.uncertainty_of = found
+        results.uncertainty, results.calibration, results.uncertainty_of, results.doubts = found
 
     context.attempt("uncertainty", work)
 

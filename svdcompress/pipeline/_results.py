@@ -67,6 +67,7 @@ class RunResults:
     uncertainty: dict[str, Figures] | None = None
     calibration: dict[str, dict[str, Any]] | None = None
     uncertainty_of: dict[str, Any] | None = None
+    doubts: list[dict[str, Any]] | None = None
     compression: dict[str, Any] | None = None
     threads: int | None = None
     warnings: list[str] = field(default_factory=list)

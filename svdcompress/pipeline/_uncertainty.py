@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.pipeline._doubts import doubts
 from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, quality, regression_quality, reliability
 
@@ -34,8 +35,8 @@ MOST_NUMBERS = 2 * 10**7
 
 def uncertainty(
     dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int, budget: float | None = None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """`uncertainty`, `calibration` and `uncertainty_of` of the report; both models are on the same device.
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """`uncertainty`, `calibration`, `uncertainty_of` and `doubts` of the report; both models are on the same device.
 
     budget: seconds that they may take, roughly; None: any. All rows are of the same examples, so that they can be compared.
     """
@@ -53,7 +54,7 @@ def uncertainty(
             "sparse, mean": partial(mean_predict, small, task=own),
             f"sparse, {samples} samples": partial(mc_predict, small, samples=samples, generator=generator, task=own),
         }
-        figures, diagrams = {}, {}
+        figures, diagrams, unsure = {}, {}, []
         for name, predict in contenders.items():
             found = gather(predict, lambda: test.batches(CHUNK, device=device), likelihood)
             if likelihood.probabilities:
@@ -61,6 +62,7 @@ def uncertainty(
                 spread = {} if known_of_weights is None else {"mutual_information": float(known_of_weights.mean())}
                 figures[name] = {**quality(found.mean, found.targets), **spread}
                 diagrams[name] = {**reliability(found.mean, found.targets), "ece": figures[name]["ece"]}
+                unsure = doubts(found, test, data, likelihood)  # in the end those of the last contender, by samples
                 continue
             variance = found.variance
             if likelihood.constant_noise:
@@ -69,7 +71,7 @@ def uncertainty(
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
-    return figures, diagrams, {**of, "text": _text(of)}
+    return figures, diagrams, {**of, "text": _text(of)}, unsure
 
 
 def _text(of: dict[str, int]) -> str:

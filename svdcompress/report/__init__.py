@@ -16,13 +16,16 @@ it knows these keys, all optional:
         torch_threads (PyTorch's, from the first training on), warnings: [text]
     notes: [text], what the run did unasked; failed: {figures that could not be made: why}
     threshold: the limit on log alpha that was used
-    layers: [{name, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs}] (units that are left)
+    layers: [{name, type, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs (units that are
+        left), parameters_before, parameters, macs_before, macs}]
     parity: {file: largest absolute difference from PyTorch}
     history: [{stage, epoch, loss, nll, kl, beta, sparsity, val_error, lr}], in the order of training
     log_alpha: {layer: {edges, counts, threshold}}
     threshold_curve: [{threshold, error | rmse, nll, nonzero}]
     calibration: {model: {confidence, accuracy, count, ece}}, one number for each bin
     uncertainty: {model: {figure: number}}; uncertainty_of: {examples, test, samples, asked, text}, what they are of
+    doubts: [{example, truth, guess, confidence, entropy, mutual_information, picture}], the test examples that the small model
+        is least sure of; picture: whole numbers from 0 to 255, (height, width[, 3])
     pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
         round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
         parameters_unrounded, notes}
@@ -43,7 +46,7 @@ from svdcompress.report._rows import Row, rows
 from svdcompress.report._schema import Results
 from svdcompress.report._terminal import table
 from svdcompress.report._tradeoff import Curve, plot_tradeoff, run_point, search_curve
-from svdcompress.report._write import render, write
+from svdcompress.report._write import render, render_comparison, write
 
 __all__ = [
     "FORMAT",
@@ -57,6 +60,7 @@ __all__ = [
     "plain",
     "plot_tradeoff",
     "render",
+    "render_comparison",
     "rows",
     "run_point",
     "search_curve",

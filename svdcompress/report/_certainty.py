@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report._sections import _paragraph, _right, _table, _titled
+from svdcompress.report import _html as html
 
 WHO = {"mean": "mean (model.onnx)", "samples": "samples (model_mc.onnx)"}
 
@@ -27,13 +27,13 @@ def _fitted(found: Mapping[str, Any]) -> str:
         if not isinstance(one, Mapping):
             continue
         value = f"{one['value']:.4g}" if one.get("taken") else "unchanged"
-        rows.append([escape(name), _right(value), _right(f"{one['before']:.4f}"), _right(f"{one['after']:.4f}")])
+        rows.append([escape(name), html.right(value), html.right(f"{one['before']:.4f}"), html.right(f"{one['after']:.4f}")])
     if not rows:
         return ""
     what = "noise precision" if "tau" in (found.get("likelihood") or {}) else "temperature"
-    notes = _paragraph(" ".join(f"{note}." for note in found.get("notes") or ()))
-    table = _table(["", f">{what}", ">validation NLL before", ">after, on held-out examples"], rows)
-    return _titled(f"Fitted on validation data; posterior: {escape(str(found.get('posterior', '')))}", table + notes)
+    notes = html.paragraph(" ".join(f"{note}." for note in found.get("notes") or ()))
+    table = html.table(["", f">{what}", ">validation NLL before", ">after, on held-out examples"], rows)
+    return html.titled(f"Fitted on validation data; posterior: {escape(str(found.get('posterior', '')))}", table + notes)
 
 
 def _posteriors(found: Mapping[str, Any]) -> str:
@@ -41,10 +41,10 @@ def _posteriors(found: Mapping[str, Any]) -> str:
     if len(tried) < 2:
         return ""
     body = [
-        [escape(str(one["name"])), _right("–" if one.get("nll") is None else f"{one['nll']:.4f}"), escape(str(one["note"]))]
+        [escape(str(one["name"])), html.right("–" if one.get("nll") is None else f"{one['nll']:.4f}"), escape(str(one["note"]))]
         for one in tried
     ]
-    return _titled("Posteriors", _table(["", ">held-out validation NLL", ""], body))
+    return html.titled("Posteriors", html.table(["", ">held-out validation NLL", ""], body))
 
 
 def _coverage(found: Mapping[str, Any]) -> str:
@@ -55,16 +55,16 @@ def _coverage(found: Mapping[str, Any]) -> str:
         rows.append(
             [
                 escape(WHO.get(who, who)),
-                _right(_percent(one["coverage"])),
-                _right(_percent(test.get("coverage"))),
-                _right("–" if size is None else f"{size:.3g} {'classes' if one.get('kind') == 'sets' else 'deviations'}"),
-                _right(f"{one['examples']:,}"),
+                html.right(_percent(one["coverage"])),
+                html.right(_percent(test.get("coverage"))),
+                html.right("–" if size is None else f"{size:.3g} {'classes' if one.get('kind') == 'sets' else 'deviations'}"),
+                html.right(f"{one['examples']:,}"),
             ]
         )
     if not rows:
         return ""
     headings = ["", ">promised", ">on the test data", ">mean size", ">validation targets"]
-    return _titled("Prediction sets and intervals (split conformal)", _table(headings, rows))
+    return html.titled("Prediction sets and intervals (split conformal)", html.table(headings, rows))
 
 
 def _answers(found: Mapping[str, Any]) -> str:
@@ -74,17 +74,17 @@ def _answers(found: Mapping[str, Any]) -> str:
         rows.append(
             [
                 escape(WHO.get(who, who)),
-                _right(_percent(one["accuracy"])),
-                _right(f"{one['threshold']:.4g}"),
-                _right(_percent(one["answered"])),
-                _right(_percent(test.get("answered"))),
-                _right(_percent(test.get("accuracy"))),
+                html.right(_percent(one["accuracy"])),
+                html.right(f"{one['threshold']:.4g}"),
+                html.right(_percent(one["answered"])),
+                html.right(_percent(test.get("answered"))),
+                html.right(_percent(test.get("accuracy"))),
             ]
         )
     if not rows:
         return ""
     headings = ["", ">accuracy wanted", ">minimum confidence", ">answered, validation", ">answered, test", ">right, test"]
-    return _titled("When to answer", _table(headings, rows))
+    return html.titled("When to answer", html.table(headings, rows))
 
 
 def _percent(share: Any) -> str:

@@ -1,17 +1,21 @@
 """Matplotlib figures as SVG that follows the page: its colours are CSS variables, its text is text.
 
 A figure is drawn with marker colours that mean "ink", "quiet", "page" or "series k"; in the SVG they become `var(--ink)` and
-so on, which the page's style sheet gives for light and for dark.
+so on, which the page's style sheet gives for light and for dark. Points that are to have a tooltip are told by `Drawing.points`
+and end up, in the SVG's own coordinates, in its `data-points`; series that a legend hides are marked by `mark`.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -71,6 +75,23 @@ def series(k: int) -> str:
     return SERIES[k % len(SERIES)]
 
 
+def mark(artists: Artist | Iterable[Artist], k: int) -> None:
+    """Name artists as parts of series k, which the page's legend shows and hides."""
+    for artist in [artists] if isinstance(artists, Artist) else artists:
+        artist.set_gid(f"series-{k}")
+
+
+def steady(ax: Axes, least: float) -> None:
+    """Widen a linear y axis to a span of `least`, so that smaller differences, which may be chance, look small."""
+    low, high = ax.get_ylim()
+    if ax.get_yscale() == "linear" and 0 < high - low < least:
+        middle = (low + high) / 2
+        bottom = middle - least / 2
+        if low >= 0 > bottom:  # of what is never negative
+            bottom = 0.0
+        ax.set_ylim(bottom, bottom + least)
+
+
 class Drawing:
     """A figure in the page's style, used as a context; `svg` is there once the context is left.
 
@@ -80,6 +101,7 @@ class Drawing:
     def __init__(self, width: float = 3.9, height: float = 2.3, rows: int = 1, columns: int = 1, **kwargs: Any) -> None:
         self._rc = matplotlib.rc_context(_RC)
         self._size, self._grid, self._kwargs = (width, height), (rows, columns), kwargs
+        self._points: list[tuple[Axes, float, float, str, int]] = []
         self.svg = ""
 
     def __enter__(self) -> Drawing:
@@ -91,7 +113,7 @@ class Drawing:
     def __exit__(self, *failure: Any) -> None:
         try:
             if failure[0] is None:
-                self.svg = _to_svg(self.figure)
+                self.svg = _with_points(_to_svg(self.figure), self.figure, self._points)
         finally:
             self._rc.__exit__(*failure)
 
@@ -99,6 +121,26 @@ class Drawing:
     def ax(self) -> Axes:
         """The first (often the only) axes."""
         return self.axes[0]
+
+    def points(self, ax: Axes, at: Iterable[tuple[float, float]], texts: Iterable[str], series: int = 0) -> None:
+        """Give points of a plot a tooltip each. at: in the data's coordinates. series: whose points they are, as in `mark`."""
+        self._points += [(ax, float(x), float(y), text, series) for (x, y), text in zip(at, texts, strict=True)]
+
+
+def _with_points(svg: str, figure: Figure, points: Sequence[tuple[Axes, float, float, str, int]]) -> str:
+    """The drawing with its points, in its own units (72 an inch, y down)."""
+    unit, height = 72 / figure.dpi, 72 * figure.get_figheight()
+    found = []
+    for ax, x, y, text, k in points:
+        across, up = ax.transData.transform((x, y))
+        spot = round(float(across) * unit, 1), round(height - float(up) * unit, 1)
+        box = ax.get_window_extent()
+        if box.x0 - 2 <= across <= box.x1 + 2 and box.y0 - 2 <= up <= box.y1 + 2:  # what the axes cut off has none
+            found.append([*spot, text, k])
+    if not found:
+        return svg
+    data = escape(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+    return svg.replace("<svg ", f'<svg data-points="{data}" ', 1)
 
 
 _drawn = 0
@@ -122,6 +164,7 @@ def _to_svg(figure: Figure) -> str:
         "",
         text,
     )
+    text = re.sub(r' id="series-(\d+)"', r' data-series="\1"', text)
     for colour, name in _VARIABLES.items():
         text = text.replace(colour, f"var({name})")
     return text.strip()

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report import _certainty, _evaluation, _sections, _tradeoff
+from svdcompress.report import _certainty, _doubts, _evaluation, _sections, _summary, _tradeoff, _use
 
 Section = Callable[[Mapping[str, Any], "Path | None"], str]
 
 SECTIONS: dict[str, tuple[str, Section]] = {
-    "summary": ("Dense vs. sparse", _sections.summary),
+    "summary": ("Dense vs. sparse", _summary.summary),
     "search": ("Trials", _tradeoff.search),
     "pictures": ("Plots of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
+    "doubts": ("Least sure of", _doubts.doubts),
     "evaluation": ("Compared with other methods", _evaluation.evaluation),
     "calibration": ("Calibration", _sections.calibration),
     "certainty": ("How sure it is", _certainty.certainty),
@@ -27,6 +30,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "relevance": ("Relevance", _sections.relevance),
     "filters": ("First layer", _sections.filters),
     "latency": ("Latency", _sections.latency),
+    "use": ("Use this model", _use.use),
     "run": ("This run", _sections.run),
     "recipe": ("Recipe", _sections.recipe),
 }
@@ -37,31 +41,46 @@ def page(results: Mapping[str, Any], folder: Path | None) -> str:
     """The whole page as one HTML text that refers to nothing outside itself."""
     title = str(results.get("name") or "svdcompress run")
     parts = {anchor: content(results, folder) for anchor, (_, content) in SECTIONS.items()}
-    present = [anchor for anchor, part in parts.items() if part]
-    style = files("svdcompress.report").joinpath("style.css").read_text(encoding="utf-8")
+    sections = {anchor: (SECTIONS[anchor][0], part) for anchor, part in parts.items() if part}
+    return whole(title, _sections.subtitle(results), sections)
+
+
+def whole(title: str, subtitle: str, sections: Mapping[str, tuple[str, str]]) -> str:
+    """A page of sections, {anchor: (heading, HTML)}. Its policy runs no script but the page's own, and loads nothing."""
+    folder = files("svdcompress.report")
+    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en">',
+            "<head>",
             '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)} – svdcompress</title>",
+            '<link rel="icon" href="data:,">',
             f"<style>\n{style}</style>",
+            "</head>",
+            "<body>",
             "<header>",
             f"<h1>{escape(title)}</h1>",
-            _sections.subtitle(results),
-            _nav(present),
+            subtitle,
+            _nav(sections),
             "</header>",
             "<main>",
-            *(f'<section id="{anchor}">\n<h2>{SECTIONS[anchor][0]}</h2>\n{parts[anchor]}\n</section>' for anchor in present),
+            *(f'<section id="{anchor}">\n<h2>{head}</h2>\n{part}\n</section>' for anchor, (head, part) in sections.items()),
             "</main>",
+            f"<script>\n{script}</script>",
+            "</body>",
             "</html>",
             "",
         ]
     )
 
 
-def _nav(anchors: Iterable[str]) -> str:
-    links = "".join(f'<a href="#{anchor}">{SECTIONS[anchor][0]}</a>' for anchor in anchors)
-    return f"<nav>{links}</nav>"
+def _nav(sections: Mapping[str, tuple[str, str]]) -> str:
+    links = "".join(f'<a href="#{anchor}">{heading}</a>' for anchor, (heading, _) in sections.items())
+    return f'<nav aria-label="Sections">{links}</nav>' if links else ""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from svdcompress.report._draw import INK, LINE, PAGE, QUIET, Drawing, make_log, series
+from svdcompress.report._draw import INK, LINE, PAGE, QUIET, Drawing, make_log, mark, series, short, steady
 from svdcompress.report._rows import milliseconds
 
 CURVES = {
@@ -24,6 +24,12 @@ CURVES = {
 }
 """Columns of the history that are drawn, in this order."""
 
+DASHES: Any = ("-", (0, (4, 2)), (0, (1, 1.5)))
+"""Lines of series beyond the sixth, whose colours come round again."""
+
+CSS_DASHES = ("solid", "dashed", "dotted")
+"""The same in a legend."""
+
 FEW = 10
 """Examples below which a bin of the reliability diagram is a pale dot: its accuracy is mostly chance."""
 
@@ -33,8 +39,28 @@ def stages(history: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(str(entry.get("stage", "training")) for entry in history))
 
 
-def training_curve(history: Sequence[Mapping[str, Any]], name: str) -> str | None:
-    """One column of the history over all epochs, a colour for each stage; None where nothing was recorded."""
+STILL = 0.05
+"""The least span of an axis, relative to its values: less is not worth a look."""
+
+
+def chance_error(error: float, examples: int | None) -> float:
+    """Four standard errors of an error in percent that was counted on so many examples; 0 where their number isn't known."""
+    share = min(max(error / 100, 1 / examples), 1) if examples else 0.0
+    return 400 * math.sqrt(share * (1 - share) / examples) if examples else 0.0
+
+
+def _least(values: Sequence[float], name: str, examples: int | None) -> float:
+    """The least span of an axis with these values."""
+    middle = float(np.median(np.abs(values)))
+    noise = chance_error(middle, examples) if name in ("error", "val_error") else 0.0
+    return max(STILL * middle, noise)
+
+
+def training_curve(history: Sequence[Mapping[str, Any]], name: str, examples: int | None = None) -> str | None:
+    """One column of the history over all epochs, a colour for each stage; None where nothing was recorded.
+
+    examples: of the validation data, so that the axis of their error shows no less than chance would.
+    """
     values = [_number(entry.get(name)) for entry in history]
     if all(math.isnan(value) for value in values):
         return None
@@ -45,12 +71,18 @@ def training_curve(history: Sequence[Mapping[str, Any]], name: str) -> str | Non
             at = [i for i, entry in enumerate(history) if str(entry.get("stage", "training")) == stage]
             points = [(i + 1, values[i] * scale) for i in at if not math.isnan(values[i])]
             if points:
-                drawing.ax.plot(*zip(*points, strict=True), color=series(k), marker="o" if len(points) < 3 else None, ms=3)
+                line = drawing.ax.plot(
+                    *zip(*points, strict=True), color=series(k), marker="o" if len(points) < 3 else None, ms=3
+                )
+                mark(line, k)
+                texts = [f"{stage}, epoch {x}: {CURVES[name]} {short4(y)}" for x, y in points]
+                drawing.points(drawing.ax, points, texts, k)
         finite = [value for value in values if not math.isnan(value)]
         if name in ("nll", "kl") and min(finite) > 0 and max(finite) / min(finite) > 30:
             make_log(drawing.ax)
         if name == "sparsity":
             drawing.ax.set_ylim(0, 100)
+        steady(drawing.ax, _least(finite, name, examples))
         drawing.ax.set_xlabel("epoch")
         drawing.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return drawing.svg
@@ -73,6 +105,9 @@ def log_alpha(histogram: Mapping[str, Any], threshold: float | None) -> str:
             drawing.ax.set_ylim(positive.min() / 2, positive.max() * 2)
             make_log(drawing.ax)
         drawing.ax.set_xlabel("log alpha")
+        bins = list(zip(edges, edges[1:], counts, strict=False))
+        texts = [f"log alpha {a:.1f} to {b:.1f}: {short(n)}{' dropped' if a >= limit else ''}" for a, b, n in bins]
+        drawing.points(drawing.ax, [((a + b) / 2, n) for a, b, n in bins], texts)
     return drawing.svg
 
 
@@ -105,8 +140,8 @@ def _rebin(histogram: Mapping[str, Any], edges: np.ndarray) -> np.ndarray:
     return np.histogram((own[:-1] + own[1:]) / 2, edges, weights=counts)[0]
 
 
-def threshold_curve(points: Sequence[Mapping[str, Any]], chosen: float | None) -> str | None:
-    """Error (or RMSE), NLL and non-zeros against the threshold, one panel each."""
+def threshold_curve(points: Sequence[Mapping[str, Any]], chosen: float | None, examples: int | None = None) -> str | None:
+    """Error (or RMSE), NLL and non-zeros against the threshold, one panel each. examples: of the validation data."""
     names = {"error": "error (%)", "rmse": "RMSE", "nll": "NLL", "nonzero": "non-zeros"}
     shown = [name for name in names if any(point.get(name) is not None for point in points)]
     points = sorted(points, key=lambda point: point["threshold"])
@@ -117,6 +152,9 @@ def threshold_curve(points: Sequence[Mapping[str, Any]], chosen: float | None) -
             at = [(point["threshold"], point[name]) for point in points if point.get(name) is not None]
             ax.plot(*zip(*at, strict=True), color=series(0), marker="o", ms=2.5)
             ax.set_ylabel(names[name])
+            texts = [f"threshold {x:g}: {names[name].removesuffix(' (%)')} {short4(y)}{'%' * (name == 'error')}" for x, y in at]
+            drawing.points(ax, at, texts)
+            steady(ax, _least([y for _, y in at], name, examples))
             if name == "nonzero":
                 make_log(ax)
             if chosen is not None:
@@ -135,15 +173,16 @@ def reliability(calibration: Mapping[str, Mapping[str, Any]]) -> str:
             every = list(zip(bins["confidence"], bins["accuracy"], counts, strict=True))
             points = [(c, a) for c, a, n in every if n >= FEW and a is not None]
             few = [(c, a) for c, a, n in every if 0 < n < FEW and a is not None]
-            ece = bins.get("ece")
-            label = name if ece is None else f"{name} (ECE {ece:.4f})"
             if few:
-                pale: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3, "alpha": 0.4, "label": None if points else label}
-                ax.plot(*zip(*few, strict=True), color=series(k), **pale)
+                pale: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3, "alpha": 0.4}
+                mark(ax.plot(*zip(*few, strict=True), color=series(k), **pale), k)
             if points:
-                ax.plot(*zip(*points, strict=True), color=series(k), marker="o", ms=3.5, mfc=PAGE, label=label)
+                style: dict[str, Any] = {"color": series(k), "ls": DASHES[k // 6 % 3]}
+                mark(ax.plot(*zip(*points, strict=True), marker="o", ms=3.5, mfc=PAGE, **style), k)
+            full = [(c, a, n) for c, a, n in every if n and a is not None]
+            texts = [f"{name}: confidence {c:.3f}, accuracy {a:.3f}, {n:,} examples" for c, a, n in full]
+            drawing.points(ax, [(c, a) for c, a, _ in full], texts, k)
         ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
-        ax.legend(loc="best")
     return drawing.svg
 
 
@@ -202,6 +241,11 @@ def _tiles(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
         top, left = k // columns * (height + 1), k % columns * (width + 1)
         sheet[top : top + height, left : left + width] = picture
     return sheet
+
+
+def short4(value: float) -> str:
+    """A figure in a tooltip."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _number(value: Any) -> float:

@@ -59,6 +59,11 @@ class Layer(_Part):
     inputs: Count | None = None
     outputs_before: Count | None = None
     outputs: Count | None = None
+    type: str | None = None
+    parameters_before: Count | None = None
+    parameters: Count | None = None
+    macs_before: Count | None = None
+    macs: Count | None = None
 
 
 class Group(_Part):
@@ -123,6 +128,18 @@ class Filters(_Part):
 
     before: list[Any]
     after: list[Any]
+
+
+class Doubt(_Part):
+    """One of `doubts`."""
+
+    example: Count
+    truth: str
+    guess: str
+    confidence: float
+    entropy: float
+    mutual_information: Number = None
+    picture: list[Any] | None = None
 
 
 class Digest(_Part):
@@ -279,6 +296,7 @@ class Results(_Part):
     calibrate: Calibrate | None = None
     promises: Promises | None = None
     calibration: dict[str, dict[str, Any] | None] | None = None
+    doubts: list[Doubt] | None = None
     pruning: Pruning | None = None
     search: Search | None = None
     filters: dict[str, Filters] | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from svdcompress.report import _html as html
 from svdcompress.report import _plots
-from svdcompress.report._rows import chance, count, duration, rounding, rows, times
-from svdcompress.report._small import small_files
+from svdcompress.report._rows import count, duration, rounding
 
 SINGLE_HISTOGRAMS = 9
 """Up to so many layers have a histogram each; more of them share one map."""
@@ -27,35 +27,8 @@ def subtitle(results: Mapping[str, Any]) -> str:
         parts.append(duration(sum(results["seconds"].values())))
     warnings = "".join(f'<p class="warning">{escape(str(text))}</p>' for text in results.get("warnings") or ())
     notes = "".join(f'<p class="quiet">{escape(str(text))}</p>' for text in results.get("notes") or ())
-    described = _tag("p", escape(str(results["description"]))) if results.get("description") else ""
+    described = html.tag("p", escape(str(results["description"]))) if results.get("description") else ""
     return f'<p class="quiet">{escape(" · ".join(parts))}</p>{described}{warnings}{notes}'
-
-
-def summary(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Tiles with the main ratios, then the table."""
-    lines = rows(results)
-    if not lines:
-        return ""
-    tiles = "".join(f'<div class="tile"><b>{escape(value)}</b>{escape(label)}</div>' for value, label in _tiles(results))
-    body = []
-    for row in lines:
-        kind = {True: "good", False: "poor", None: ""}[row.better]
-        body.append([row.label, _right(row.dense), _right(f"<b>{row.sparse}</b>"), _tag("td", escape(row.change), kind)])
-    table = _table(["", ">dense", ">sparse", "change"], body, "narrow")
-    small = "".join(map(_paragraph, small_files(results)))
-    return f'<div class="tiles">{tiles}</div>{table}{_paragraph(chance(results))}{small}'
-
-
-def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    ratios = results.get("compression") or {}
-    tiles = []
-    for key, label in (("nonzero", "fewer non-zeros"), ("bytes", "smaller ONNX file"), ("macs", "fewer MACs")):
-        if ratios.get(key):
-            tiles.append((times(ratios[key]), label))
-    latency = ratios.get("latency")
-    for batch, ratio in latency.items() if isinstance(latency, Mapping) else ():
-        tiles.append((times(ratio), f"the speed at batch {batch.removeprefix('batch_')}"))
-    return tiles
 
 
 def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -68,14 +41,14 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
         kind = "svg+xml" if path.suffix == ".svg" else path.suffix.lstrip(".").replace("jpg", "jpeg")
         source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
         title = escape(str(picture.get("title", path.stem)))
-        shown.append(_figure(f'<img src="{source}" alt="{title}">', title, escape(str(picture.get("caption") or ""))))
-    return _figures(shown, "drawn")
+        shown.append(html.figure(f'<img src="{source}" alt="{title}">', title, escape(str(picture.get("caption") or ""))))
+    return html.figures(shown, "drawn")
 
 
 def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:
     """One row for each model or method, one column for each figure that any of them has."""
     table = _numbers(results.get("uncertainty"))
-    return _paragraph(str((results.get("uncertainty_of") or {}).get("text") or "")) + table if table else ""
+    return html.paragraph(str((results.get("uncertainty_of") or {}).get("text") or "")) + table if table else ""
 
 
 def figures(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -83,10 +56,10 @@ def figures(results: Mapping[str, Any], folder: Path | None) -> str:
     if not results.get("experiment"):
         return ""
     found = {key: _numbers(value) for key, value in results.items() if key not in ("uncertainty", "latency")}
-    shown = [_titled(escape(_words(key)), table) for key, table in found.items() if table]
+    shown = [html.titled(escape(html.words(key)), table) for key, table in found.items() if table]
     sparsity = results.get("sparsity") or {}
     note = f"The sparse model keeps {sparsity['kept']:,} of {sparsity['weights']:,} weights." if sparsity.get("weights") else ""
-    return _paragraph(note) + "".join(shown)
+    return html.paragraph(note) + "".join(shown)
 
 
 def _numbers(rows_: Any) -> str:
@@ -94,11 +67,13 @@ def _numbers(rows_: Any) -> str:
     if not isinstance(rows_, Mapping):
         return ""
     table = {name: row for name, row in rows_.items() if isinstance(row, Mapping)}
-    columns = list(dict.fromkeys(key for row in table.values() for key, value in row.items() if _is_number(value)))
+    columns = list(dict.fromkeys(key for row in table.values() for key, value in row.items() if html.is_number(value)))
     if not columns:
         return ""
-    body = [[_name(name), *(_right(_figure_text(key, row.get(key))) for key in columns)] for name, row in table.items()]
-    return _table(["", *(f">{_words(key)}" for key in columns)], body)
+    body = [
+        [html.name_cell(name), *(html.right(html.number(key, row.get(key))) for key in columns)] for name, row in table.items()
+    ]
+    return html.table(["", *(f">{html.words(key)}" for key in columns)], body)
 
 
 def calibration(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -111,27 +86,40 @@ def calibration(results: Mapping[str, Any], folder: Path | None) -> str:
         "Accuracy against confidence on the test set, in bins; pale dots are bins of fewer than ten examples. "
         "Below the dashed line a model is overconfident."
     )
-    return _figures([_figure(_plots.reliability(models), "", caption)], "two")
+    label = "Reliability diagram: accuracy against confidence of " + ", ".join(models)
+    drawing = html.figures([html.figure(_plots.reliability(models), "", caption, label)], "two")
+    names = [f"{name} (ECE {one['ece']:.4f})" if html.is_number(one.get("ece")) else name for name, one in models.items()]
+    return html.filtered(names, drawing, _plots.CSS_DASHES)
 
 
 def layers(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Shapes, sparsity and units left, one row for each layer."""
+    """Shapes, sparsity, units left and costs, one row for each layer."""
     entries = results.get("layers") or ()
     if not entries:
         return ""
+    types, costs = (any(entry.get(key) is not None for entry in entries) for key in ("type", "parameters"))
     body = []
     for entry in entries:
         sparsity = entry.get("sparsity")
         body.append(
             [
-                _name(entry["name"]),
-                _right("–" if sparsity is None else f"{100 * sparsity:.1f} %{_bar(sparsity)}"),
-                _right(_units(entry)),
-                _right(_shape(entry.get("shape_before"))),
-                _right(_shape(entry.get("shape_after"))),
+                html.name_cell(entry["name"]),
+                *([escape(str(entry.get("type") or "–"))] if types else []),
+                html.right("–" if sparsity is None else f"{100 * sparsity:.1f} %{html.bar(sparsity)}"),
+                html.right(_units(entry)),
+                html.right(html.shape(entry.get("shape_before"))),
+                html.right(html.shape(entry.get("shape_after"))),
+                *([html.right(_from_to(entry, key)) for key in ("parameters", "macs")] if costs else []),
             ]
         )
-    return _table(["layer", ">sparsity", ">units left", ">shape", ">pruned to"], body)
+    heads = ["layer", *(["type"] if types else []), ">sparsity", ">units left", ">shape", ">pruned to"]
+    return html.table([*heads, *([">parameters", ">MACs"] if costs else [])], body)
+
+
+def _from_to(entry: Mapping[str, Any], key: str) -> str:
+    """A count before and after."""
+    before, after = entry.get(f"{key}_before"), entry.get(key)
+    return "–" if before is None or after is None else f"{count(before)} → {count(after)}"
 
 
 def _units(entry: Mapping[str, Any]) -> str:
@@ -142,7 +130,7 @@ def _units(entry: Mapping[str, Any]) -> str:
         before, after = shapes[0][0], shapes[1][0]
     if not before or after is None:
         return "–"
-    return f"{after:,} of {before:,}{_bar(after / before, 'units')}"
+    return f"{after:,} of {before:,}{html.bar(after / before, 'units')}"
 
 
 def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -165,19 +153,19 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
     facts += [f"{str(note)[:1].upper()}{str(note)[1:]}." for note in report.get("notes") or ()]
     body = [
         [
-            _name(group["name"]),
-            _right(count(_length(group.get("removed")))),
-            _right(count(_length(group.get("kept")))),
-            *([_right(count(_length(group.get("kept_unrounded"))))] if rounded else []),
+            html.name_cell(group["name"]),
+            html.right(count(html.length(group.get("removed")))),
+            html.right(count(html.length(group.get("kept")))),
+            *([html.right(count(html.length(group.get("kept_unrounded"))))] if rounded else []),
             escape(str(group.get("reason") or "")),
         ]
         for group in groups
     ]
     heads = ["units of", ">removed", ">kept", *([">kept without rounding"] if rounded else []), "why units stay"]
-    table = _table(heads, body)
+    table = html.table(heads, body)
     if len(body) > 12:
         table = f"<details><summary>{len(body)} groups</summary>{table}</details>"
-    return _paragraph(" ".join(facts)) + table
+    return html.paragraph(" ".join(facts)) + table
 
 
 def curves(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -186,19 +174,29 @@ def curves(results: Mapping[str, Any], folder: Path | None) -> str:
     if not history:
         return ""
     shown = []
+    examples = (results.get("examples") or {}).get("validation")
     for name, label in _plots.CURVES.items():
-        svg = _plots.training_curve(history, name)
+        svg = _plots.training_curve(history, name, examples)
         if svg is not None:
-            shown.append(_figure(svg, label))
-    stages = enumerate(_plots.stages(history))
-    items = "".join(f'<li><i style="background:var(--c{k % 6 + 1})"></i>{escape(stage)}</li>' for k, stage in stages)
-    return f'<ul class="legend">{items}</ul>{_figures(shown)}'
+            shown.append(
+                html.figure(svg, label, _by_chance(history, examples) if name == "val_error" else "", f"{label} by epoch")
+            )
+    return html.filtered(_plots.stages(history), html.figures(shown))
+
+
+def _by_chance(history: Sequence[Mapping[str, Any]], examples: int | None) -> str:
+    """How far errors on the validation data may differ by chance."""
+    errors = [entry["val_error"] for entry in history if entry.get("val_error") is not None]
+    if not errors or not examples:
+        return ""
+    either = _plots.chance_error(errors[-1], examples) / 2
+    return f"Counted on {examples:,} examples: {either:.2g} points either way may be chance."
 
 
 def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
     """Log alpha by layer with the threshold, and what other thresholds would have given."""
     histograms, threshold = results.get("log_alpha") or {}, results.get("threshold")
-    threshold = threshold if _is_number(threshold) else None
+    threshold = threshold if html.is_number(threshold) else None
     shown = []
     note = ""
     if histograms:
@@ -207,14 +205,24 @@ def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
             "support the weight, and it is dropped."
         )
         if len(histograms) <= SINGLE_HISTOGRAMS:
-            shown = [_figure(_plots.log_alpha(h, threshold), escape(name)) for name, h in histograms.items()]
+            shown = [
+                html.figure(_plots.log_alpha(h, threshold), escape(name), "", f"Histogram of log alpha in {name}")
+                for name, h in histograms.items()
+            ]
     single = ""
     if len(histograms) > SINGLE_HISTOGRAMS:
-        single = f'<div class="wide"><div class="one">{_figure(_plots.log_alpha_map(histograms, threshold), "")}</div></div>'
-    curve = _plots.threshold_curve(results.get("threshold_curve") or (), threshold)
+        single = f'<div class="wide"><div class="one">{_map(histograms, threshold)}</div></div>'
+    points = results.get("threshold_curve") or ()
+    curve = _plots.threshold_curve(points, threshold, (results.get("examples") or {}).get("validation"))
     if curve is not None:
-        shown.append(_figure(curve, "Other thresholds", "On validation data."))
-    return _paragraph(note) + single + _figures(shown) if histograms or shown else ""
+        what = "error or RMSE, NLL and non-zeros against the threshold on log alpha"
+        caption = "On validation data; non-zeros with the masks alone, before pruning."
+        shown.append(html.figure(curve, "Other thresholds", caption, f"Other thresholds: {what}"))
+    return html.paragraph(note) + single + html.figures(shown) if histograms or shown else ""
+
+
+def _map(histograms: Mapping[str, Any], threshold: float | None) -> str:
+    return html.figure(_plots.log_alpha_map(histograms, threshold), "", "", "Histograms of log alpha, a row for each layer")
 
 
 def filters(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -224,13 +232,14 @@ def filters(results: Mapping[str, Any], folder: Path | None) -> str:
         svg = _plots.filters(pair["before"], pair["after"])
         if svg is not None:
             shown.append(
-                _figure(
+                html.figure(
                     svg,
                     escape(name),
                     "Red is above 0, blue below, white 0; same scale for both. The largest filters after pruning.",
+                    f"Weights of the first layer, {name}, before and after pruning",
                 )
             )
-    return _figures(shown, "two")
+    return html.figures(shown, "two")
 
 
 def latency(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -241,22 +250,23 @@ def latency(results: Mapping[str, Any], folder: Path | None) -> str:
         return ""
     threads = results.get("threads")
     caption = "Medians in onnxruntime on the CPU" + (f", {threads} thread{'s' * (threads != 1)}" if threads else "") + "."
-    return _figures([_figure(_plots.latency_bars(dense, sparse), "", caption)], "two")
+    label = "Latency of the dense and the sparse file by batch size"
+    return html.figures([html.figure(_plots.latency_bars(dense, sparse), "", caption, label)], "two")
 
 
 def run(results: Mapping[str, Any], folder: Path | None) -> str:
     """Time by stage, parity of the exported files, versions."""
     blocks = []
     if results.get("seconds"):
-        body = [[escape(_words(stage)), _right(duration(value))] for stage, value in results["seconds"].items()]
-        blocks.append(_titled("Time", _table(["stage", ">time"], body)))
+        body = [[escape(html.words(stage)), html.right(duration(value))] for stage, value in results["seconds"].items()]
+        blocks.append(html.titled("Time", html.table(["stage", ">time"], body)))
     if results.get("parity"):
-        body = [[escape(name), _right("–" if v is None else f"{v:.1e}")] for name, v in results["parity"].items()]
-        blocks.append(_titled("Largest difference from PyTorch", _table(["file", ">difference"], body)))
+        body = [[escape(name), html.right("–" if v is None else f"{v:.1e}")] for name, v in results["parity"].items()]
+        blocks.append(html.titled("Largest difference from PyTorch", html.table(["file", ">difference"], body)))
     if results.get("versions"):
-        body = [[escape(name), _right(escape(str(value)))] for name, value in results["versions"].items()]
-        blocks.append(_titled("Versions", _table(["package", ">version"], body)))
-    return _figures(blocks)
+        body = [[escape(name), html.right(escape(str(value)))] for name, value in results["versions"].items()]
+        blocks.append(html.titled("Versions", html.table(["package", ">version"], body)))
+    return html.figures(blocks)
 
 
 def recipe(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -265,75 +275,3 @@ def recipe(results: Mapping[str, Any], folder: Path | None) -> str:
     if not text:
         return ""
     return f"<details><summary>every setting of this run</summary><pre>{escape(str(text))}</pre></details>"
-
-
-# Pieces of HTML
-
-
-def _tag(name: str, content: str, kind: str = "") -> str:
-    return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
-
-
-def _name(name: Any) -> str:
-    """A cell with a dotted name, which may break after its dots."""
-    return _tag("td", escape(str(name)).replace(".", ".<wbr>"), "name")
-
-
-def _right(content: str) -> str:
-    return _tag("td", content, "number")
-
-
-def _table(headings: Iterable[str], body: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table; headings that begin with ">" stand right. Cells that are not tags become cells."""
-    head = "".join(_tag("th", escape(h.removeprefix(">")), "number" if h.startswith(">") else "") for h in headings)
-    lines = ("".join(cell if cell.startswith("<td") else _tag("td", cell) for cell in row) for row in body)
-    return f'<div class="wide {kind}"><table><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
-
-
-def _figure(svg: str, title: str, caption: str = "") -> str:
-    return f"<figure>{_tag('h3', title) if title else ''}{svg}{_tag('figcaption', caption) if caption else ''}</figure>"
-
-
-def _figures(shown: Sequence[str], kind: str = "") -> str:
-    return f'<div class="figures {kind}">{"".join(shown)}</div>' if shown else ""
-
-
-def _titled(title: str, content: str) -> str:
-    return f"<div><h3>{title}</h3>{content}</div>"
-
-
-def _paragraph(text: str) -> str:
-    return _tag("p", escape(text), "quiet") if text else ""
-
-
-def _bar(share: float, kind: str = "") -> str:
-    return f'<span class="bar {kind}"><i style="width:{100 * min(max(share, 0), 1):.1f}%"></i></span>'
-
-
-def _shape(shape: Sequence[int] | None) -> str:
-    return "–" if not shape else " × ".join(f"{n:,}" for n in shape)
-
-
-def _length(value: Any) -> float | None:
-    return len(value) if isinstance(value, list) else value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _figure_text(key: str, value: Any) -> str:
-    if not _is_number(value):
-        return "–"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if 1e-12 < abs(value) < 1e-4:
-        return f"{value:.1e}"
-    return f"{value:,.{2 if key == 'error' or abs(value) >= 100 else 4}f}"
-
-
-def _words(name: str) -> str:
-    """A key as a heading: `mutual_information` -> mutual information; short names such as nll are abbreviations."""
-    if name in ("nll", "ece", "rmse", "mae", "mi"):
-        return name.upper()
-    return {"brier": "Brier", "error": "error %"}.get(name, name.replace("_", " "))

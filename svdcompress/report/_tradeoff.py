@@ -12,6 +12,7 @@ from rich.table import Table
 
 from svdcompress.errors import UsageError
 from svdcompress.recipe import MEASURES
+from svdcompress.report import _html as html
 from svdcompress.report._files import load
 
 if TYPE_CHECKING:  # matplotlib only when something is drawn
@@ -126,6 +127,8 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
 
     with Drawing(5.2, 2.6) as drawing:
         plot_curves(drawing.ax, [curve], series, QUIET)
+        texts = [f"trial {p.name}: {p.ratio:.3g}x, {curve.what} {p.error:.3g}" for p in curve.points]
+        drawing.points(drawing.ax, [(p.ratio, p.error) for p in curve.points], texts)
     found = results["search"]
     asked = ", ".join(
         text
@@ -141,7 +144,8 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
         f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was chosen."
     )
-    figure = f'<figure class="one">{drawing.svg}<figcaption>{caption}</figcaption></figure>'
+    label = f"{curve.what} of each trial by how many times fewer {MEASURES[curve.measure]} it has"
+    figure = html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
     lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or ())
     return f'{lines}<div class="figures">{figure}</div>{_table(found, curve)}'
 
@@ -153,14 +157,15 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
         numbers = (f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}")
         cells = [
             f"<td>{trial['number']}{' (chosen)' if point.chosen else ''}</td>",
-            *(f'<td class="r">{text}</td>' for text in numbers),
-            f'<td>{kept}</td><td class="r">{trial["beta"]:.3g}</td><td class="r">{trial["seconds"]:.0f} s</td>',
+            *(f'<td class="number">{text}</td>' for text in numbers),
+            f'<td>{kept}</td><td class="number">{trial["beta"]:.3g}</td><td class="number">{trial["seconds"]:.0f} s</td>',
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     fewer = f"fewer {MEASURES[curve.measure]}"
     names = ("trial", fewer, curve.what, "lost", "at most", "within budget", "beta", "time")
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    numbers = names[1:5] + names[6:]
+    head = "".join(f'<th scope="col"{" class=number" * (name in numbers)}>{escape(name)}</th>' for name in names)
+    return html.scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>", ", ".join(names))
 
 
 def trials_table(results: Mapping[str, Any], width: int = 14) -> Table | None:

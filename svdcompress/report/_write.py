@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,16 @@ def write(out_dir: str | Path, results: Mapping[str, Any]) -> tuple[Path, Path]:
     folder = Path(out_dir)
     json_path = write_json(folder / "report.json", results)
     return json_path, write_text(folder / "report.html", render(results, folder))
+
+
+def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str = "nonzero") -> str:
+    """Several runs on one self-contained HTML page.
+
+    runs: a name and the results of each. measure: the size in the drawing, as for `svdc compare --measure`.
+    """
+    from svdcompress.report._compared import compared
+
+    return compared([(name, plain(results)) for name, results in runs], measure)
 
 
 def render(results: Mapping[str, Any], folder: str | Path | None = None) -> str:

@@ -20,6 +20,9 @@ def test_runs_are_put_side_by_side(tiny_run, tmp_path):
     assert len(found) == 2 and found[0] == found[1]
     assert found[0]["sparse"] == pytest.approx(results["sparse"]["metrics"]["error"])
     assert found[0]["nonzero"] == pytest.approx(results["compression"]["nonzero"])
+    page = svdc("compare", folder, folder, "--html", tmp_path / "c.html")
+    assert page.exit_code == 0 and str(tmp_path / "c.html") in page.stdout.replace("\n", "")
+    assert "Sizes and latencies" in (tmp_path / "c.html").read_text()
     shown = svdc("compare", folder, "--picture", tmp_path / "c.png")
     assert shown.exit_code == 0 and (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     assert "error in % on test data" in shown.stdout

@@ -74,7 +74,12 @@ def test_a_full_run_has_every_section_and_is_self_contained(results, tmp_path):
                         "filters", "latency", "run", "recipe"]  # fmt: skip
     references = page.values("href") + page.values("src") + page.values("xlink:href")
     assert all(reference.startswith(("#", "data:")) for reference in references)
-    assert not re.search(r"url\((?!#)|@import|<script|<link", text)
+    assert not re.search(r"url\((?!#)|@import|<script[^>]|<link(?! rel=\"icon\" href=\"data:,\")", text)
+    script = text[text.index("<script>") : text.index("</script>")]
+    assert text.count("<script>") == 1 and not re.search(r"fetch\(|XMLHttp|import|https?://(?!www\.w3\.org/2000/svg)", script)
+    assert "default-src 'none'" in text
+    assert all(value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label")
+    assert text.count("<svg ") == text.count("<svg aria-label=")
     assert text.count("<img") == 1  # the picture that exists
 
 
@@ -108,7 +113,7 @@ def test_layer_names_and_recipes_are_escaped(results):
     del results["history"]
     results["log_alpha"] = {"<b>$x$": results["log_alpha"]["fc1"]}
     text = report.render(results)
-    assert "<script" not in text and "<c>" not in text and "<b>$x$" not in text
+    assert text.count("<script") == 1 and "alert(1)</script" not in text and "<c>" not in text and "<b>$x$" not in text
     assert "# &lt;not&gt; a tag" in text
 
 

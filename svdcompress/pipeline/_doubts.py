@@ -1,0 +1,68 @@
+"""The test examples that the small model is least sure of, for the report: what was said, what is true, and how they look."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdcompress.likelihoods import Likelihood
+from svdcompress.sources import Data, Examples
+from svdcompress.uncertainty import Gathered
+
+SHOWN = 12
+"""So many of them."""
+
+SIDE = 64
+"""Longest side of a picture in the report, in pixels; larger ones are made smaller."""
+
+
+def doubts(found: Gathered, examples: Examples, data: Data, likelihood: Likelihood) -> list[dict[str, Any]]:
+    """`doubts` of the report, the least sure first; [] where an example has many targets (pixels, tokens), and for regressions.
+
+    found: predictions of all the examples, in their order. Their score is the entropy of the predictive distribution.
+    """
+    single = found.targets.dim() == 1 and len(found.targets) == found.inputs
+    if not single or not likelihood.probabilities:
+        return []
+    order = found.scores["entropy"].argsort(descending=True, stable=True)[:SHOWN]
+    inputs, _ = next(iter(examples.subset(order).batches(len(order))))
+    pictures = _pictures(inputs, data.preprocessing)
+    rows = []
+    for place, index in enumerate(order.tolist()):
+        mean = found.mean[index]
+        guess = int(mean.argmax()) if mean.dim() else int(mean > 0.5)
+        sure = float(mean[guess]) if mean.dim() else float(max(mean, 1 - mean))
+        row: dict[str, Any] = {"example": index, "truth": _name(int(found.targets[index]), data), "guess": _name(guess, data)}
+        row |= {"confidence": sure, "entropy": float(found.scores["entropy"][index])}
+        if "mutual_information" in found.scores:
+            row["mutual_information"] = float(found.scores["mutual_information"][index])
+        rows.append(row | ({} if pictures is None else {"picture": pictures[place].tolist()}))
+    return rows
+
+
+def _name(label: int, data: Data) -> str:
+    names = data.classes or []
+    return str(names[label]) if 0 <= label < len(names) else str(label)
+
+
+def _pictures(inputs: Any, preprocessing: dict[str, Any]) -> Tensor | None:
+    """Inputs as whole numbers from 0 to 255, (N, H, W) or (N, H, W, 3), each on a scale of its own; None if they are none."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return None
+    x = inputs.detach().float().cpu()
+    flat = x.dim() == 2 and x.shape[1] >= 16 and math.isqrt(x.shape[1]) ** 2 == x.shape[1]
+    if flat and "columns" not in preprocessing and not preprocessing.get("standardized"):
+        side = math.isqrt(x.shape[1])
+        x = x.view(-1, 1, side, side)
+    if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 4:
+        return None
+    if max(x.shape[2:]) > SIDE:
+        factor = SIDE / max(x.shape[2:])
+        size = [max(1, round(n * factor)) for n in x.shape[2:]]
+        x = torch.nn.functional.interpolate(x, size, mode="area")
+    low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
+    grey = ((x - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8)
+    return grey[:, 0] if grey.shape[1] == 1 else grey.permute(0, 2, 3, 1)

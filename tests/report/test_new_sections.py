@@ -1,0 +1,158 @@
+"""Sections on the examples that a model is least sure of, on its use, tiles, axes; the page of a comparison."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import svdcompress as svdc
+from svdcompress import report
+from svdcompress.report import _draw, _plots, _sections, _summary
+from svdcompress.report._doubts import doubts
+from svdcompress.report._use import use
+
+PIXELS = [[0, 255, 7], [3, 4, 5]]
+
+
+def row(**more):
+    return {"example": 3, "truth": "cat", "guess": "dog", "confidence": 0.51, "entropy": 0.69, **more}
+
+
+def test_pictures_of_doubtful_examples_are_what_was_given():
+    from PIL import Image
+
+    text = doubts({"doubts": [row(picture=PIXELS, mutual_information=0.1)]}, None)
+    data = re.search(r'src="data:image/png;base64,([^"]+)"', text).group(1)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), PIXELS)
+    assert 'alt="Test example 3: predicted dog (51 %), true cat"' in text and "it is cat" in text
+
+
+def test_what_is_no_picture_is_a_table():
+    for wrong in (None, [], [[1, 2], [3]], [[[1, 2]]], "text"):
+        text = doubts({"doubts": [row(picture=wrong, truth="<b>")]}, None)
+        assert "<img" not in text and "&lt;b&gt;" in text and "<b>" not in text and "51.0 %" in text
+    assert doubts({}, None) == ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with two small ONNX files."""
+    place = tmp_path_factory.mktemp("use") / "mine"
+    place.mkdir()
+    model = svdc.convert(torch.nn.Sequential(torch.nn.Linear(6, 3)), log_sigma2=-4.0).eval()
+    metadata = {"classes": ["a", "b", "c"], "preprocessing": {"transform": [{"pad": 2}]}}
+    svdc.export_onnx(model, place / "model.onnx", torch.randn(2, 6), metadata=metadata)
+    svdc.export_onnx(model, place / "model_mc.onnx", torch.randn(2, 6), monte_carlo=True)
+    return place
+
+
+def test_the_snippet_runs(folder, monkeypatch, capsys):
+    from html import unescape
+
+    text = use({}, folder)
+    assert "float32 (batch, 6)" in text and "pad: 2" in text and "svdc predict mine" in text
+    snippet = unescape(re.search(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL).group(1))
+    monkeypatch.chdir(folder)
+    names: dict = {}
+    exec(snippet, names)
+    assert capsys.readouterr().out.strip() in ("['a']", "['b']", "['c']")
+    assert names["result"]["mean"].shape == (1, 3) and names["result"]["mutual_information"].shape == (1,)
+
+
+def test_no_file_no_use_and_a_damaged_one_is_told_of(tmp_path):
+    assert use({}, None) == use({}, tmp_path) == ""
+    (tmp_path / "model.onnx").write_bytes(b"\x00 no model")
+    assert "cannot be read" in use({}, tmp_path)
+
+
+def test_tiles_say_error_with_its_interval_and_ece(results):
+    text = _summary.summary(results, None)
+    assert "<b>1.83 %</b>error<small>+0.19 points (+0.05 to +0.33)</small>" in text
+    assert "<b>0.0052</b>ECE (100 samples)<small>dense: 0.0091</small>" in text
+
+
+def test_two_counts_of_nonzeros_are_explained(results):
+    assert "Two counts" not in _summary.summary(results, None)  # the made-up curve has fewer there
+    results["threshold_curve"] = [{"threshold": 3.0, "error": 1.8, "nll": 0.06, "nonzero": 3_600}]
+    text = _summary.summary(results, None)
+    assert "3,600 with the masks alone" in text and "3,312 after pruning" in text
+    results["sparse"]["nonzero"] = 3_600
+    assert "Two counts" not in _summary.summary(results, None)
+
+
+def test_rows_without_draws_have_a_dash_for_mutual_information(results):
+    results["uncertainty"]["sparse, 100 samples"]["mutual_information"] = 0.0123
+    text = _sections.uncertainty(results, None)
+    cells = {name: re.findall(r"<td[^>]*>(.*?)</td>", line)[-1] for name, line in _lines(text).items()}
+    assert cells == {"dense": "–", "dense, temperature": "–", "sparse, 100 samples": "0.0123"}
+
+
+def _lines(text):
+    found = [line for line in re.findall(r"<tr>(.*?)</tr>", text) if 'class="name"' in line]
+    return {re.search(r'class="name">(.*?)</td>', line).group(1): line for line in found}
+
+
+def test_layers_have_types_and_costs(results):
+    plain = _sections.layers(results, None)
+    assert "MACs" not in plain and "type" not in plain
+    results["layers"][0] |= {"type": "Linear", "parameters_before": 235_500, "parameters": 900, "macs_before": 5, "macs": 4}
+    text = _sections.layers(results, None)
+    assert "<td>Linear</td>" in text and "235,500 → 900" in text and "5 → 4" in text
+
+
+def test_axes_do_not_blow_up_chance(monkeypatch):
+    """An error that moves by a hundredth of what chance explains fills no more than that part of its axis."""
+    kept = []
+    monkeypatch.setattr(_draw, "_to_svg", lambda figure: kept.append(figure) or "<svg >")
+    history = [{"stage": "train", "epoch": k, "val_error": 2.0 + 0.01 * (k % 2)} for k in range(9)]
+    _plots.training_curve(history, "val_error", 1000)
+    low, high = kept[-1].axes[0].get_ylim()
+    assert high - low == pytest.approx(4 * 100 * (0.02 * 0.98 / 1000) ** 0.5, rel=0.02) and low < 2 < high
+    wide = [{"stage": "train", "epoch": k, "val_error": 50.0 - k} for k in range(40)]
+    _plots.training_curve(wide, "val_error", 1000)
+    low, high = kept[-1].axes[0].get_ylim()
+    assert high - low < 45  # what is more than chance fills its axis
+    _plots.threshold_curve([{"threshold": t, "error": 2.0, "nonzero": 9} for t in (0.0, 1.0)], None, 100)
+    low, high = kept[-1].axes[0].get_ylim()
+    assert low == 0 and high > 5
+
+
+def test_steady_axes_stay_above_zero_where_values_are():
+    ax = Figure().subplots()
+    ax.set_ylim(0.1, 0.2)
+    _draw.steady(ax, 1.0)
+    assert ax.get_ylim() == (0.0, 1.0)
+    _draw.steady(ax, 0.5)
+    assert ax.get_ylim() == (0.0, 1.0)
+
+
+# A comparison
+
+
+def test_runs_on_one_page(results):
+    other = copy.deepcopy(results)
+    other["recipe"] = results["recipe"].replace("epochs: 60", "epochs: 90")
+    other["sparse"]["metrics"]["error"] = 9.87
+    text = report.render_comparison([("a", results), ("<b>", other)])
+    assert "<b>" not in re.sub(r"<b>[\d.]+", "", text) and "&lt;b&gt;" in text
+    assert "9.87 %" in text and "25,912 (10.3x)" in text and "+0.05 to +0.33 points" in text
+    settings = text[text.index('id="settings"') :]
+    assert "train.<wbr>epochs" in settings and ">60<" in settings and ">90<" in settings and "data" not in settings[:300]
+    points = json.loads(re.search(r'data-points="([^"]*)"', text).group(1).replace("&quot;", '"'))
+    assert len(points) == 2 and "dense 1.64" in points[0][2]
+
+
+def test_runs_without_figures_still_give_a_page(results):
+    text = report.render_comparison([("a", {}), ("b", {"task": "regression"})])
+    assert "<section" in text and "<svg" not in text
+    del results["changes"]
+    results["recipe"] = "- {not a mapping"
+    assert "–" in report.render_comparison([("a", results)])
