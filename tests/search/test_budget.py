@@ -74,7 +74,7 @@ def with_nll(wrong, nll):
 
 
 def test_few_examples_with_an_nll_are_judged_by_its_rise():
-    """By hand: 4 errors for 15 nats (one for three added to the dense model's own), and a rise of 0.9 nats over 144 examples."""
+    """By hand: 4 errors for 15 nats (1 for 3 added to the dense ones), and a rise of 0.9 nats over 144 examples."""
     dense = with_nll([1, 1, 1] + [0] * 141, [4.0, 3.0, 3.0] + [2 / 141] * 141)
     worse = with_nll([1, 1, 1] + [0] * 141, [4.3, 3.3, 3.3] + [2 / 141] * 141)  # as many errors, which are further off
     verdict = Budget(max_drop=0.5).judge(dense, worse)
