@@ -175,8 +175,8 @@ def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
 def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, dict[str, Any]]:
     """The variational net's mean with variances by the delta method, and what they come from.
 
-    What varies is what the variational net has variances of, its relevant weights. Their prior is a normal distribution for each
-    layer, its variance by evidence on the training months (MacKay 1992; one for all layers has less evidence, and bands that
+    What varies is what the variational net has variances of, its relevant weights. Their prior is a normal distribution for a
+    layer each, its variance by evidence on the training months (MacKay 1992; one for all has less evidence, and bands that
     are too wide); the noise is that of the months held out amid them. No month after them is looked at.
     """
     which = weights_of(model, biases=False)
