@@ -3,11 +3,12 @@
     python benchmarks/judges.py RUN [RUN ...] [--results FOLDER]
 
 RUN: folders of finished searches (`svdc sparsify digits --max-drop 0.5 --seed S --out RUN`), whose `trials/` are read. For each
-trial, points of error more than the dense model's, on the validation examples: counted; by the rise of the NLL with the best
-temperature (svdcompress.search.PER_NAT); by the expected error of these probabilities, mean 1 - max p; and counted on the test
-examples. Correlation and root mean square difference with the last over trials that lose less than 4 points there. The seeds
-should not be those of benchmarks/search.py, as the test data are read (the stored ones had `--set search.confidence=0.501`, by
-which counting alone leads a search). Written to benchmarks/results/judges.json and judges.md.
+trial, points of error more than the dense model's: counted on the validation examples; by the rise of the NLL with the best
+temperature (svdcompress.search.PER_NAT), of validation examples, of training examples, and of both together; by the expected
+error of the validation examples' probabilities, mean 1 - max p; and counted on the test examples. Correlation and root mean
+square difference with the last over trials that lose less than 4 points there. The seeds should not be those of
+benchmarks/search.py, as the test data are read (the stored ones had `--set search.confidence=0.501`, by which counting alone
+leads a search). Written to benchmarks/results/judges.json and judges.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import nn
 
 from svdcompress import checkpoint
-from svdcompress.calibrate import Draws, draws_of, fit_tempering, tempered_rows
+from svdcompress.calibrate import Draws, draws_of, fit_knob, nll_rows
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import open_run, versions
 from svdcompress.pipeline._select import whole
@@ -30,20 +31,22 @@ from svdcompress.search import PER_NAT
 from svdcompress.sources import Data, make_model
 
 RESULTS = Path(__file__).resolve().parent / "results"
-JUDGES = ("counted", "by the NLL", "expected error")
+JUDGES = ("counted", "validation NLL", "training NLL", "both", "expected error")
 NEAR = 4.0
 """Points of test error beyond which no budget is in doubt."""
 
 
 def figures(model: nn.Module, data: Data) -> dict[str, float]:
-    """In points, but for the NLL (nats): of the validation examples, and "test"."""
+    """In points: by each judge, and "test"."""
     likelihood = likelihood_for("classification")
-    held, test = (draws_of(model, part, likelihood) for part in (data.validation, data.test))
-    temperature = fit_tempering(likelihood, held)
-    p = (held.outputs[0].double() / (temperature.value if temperature.taken else 1.0)).softmax(1)
+    held, train, test = (draws_of(model, part, likelihood) for part in (data.validation, data.train, data.test))
+    knob = fit_knob(likelihood, held)[0]
+    p = (held.outputs[0].double() * math.exp(-knob)).softmax(1)
+    rows = {"validation NLL": nll_rows(likelihood, held, knob), "training NLL": nll_rows(likelihood, train, knob)}
+    rows["both"] = torch.cat(list(rows.values()))
     return {
         "counted": _wrong(held),
-        "nll": float(tempered_rows(likelihood, held).mean()),
+        **{name: 100 * PER_NAT * float(each.mean()) for name, each in rows.items()},
         "expected error": 100 * float((1 - p.amax(1)).mean()),
         "test": _wrong(test),
     }
@@ -63,9 +66,9 @@ def trials(run: Path) -> list[dict[str, float]]:
         file = run / "trials" / f"{trial['number']:02d}.safetensors"
         extra = checkpoint.read_manifest(file)["extra"]
         one = figures(whole(checkpoint.load(file, make_model(opened.recipe.model)), extra["inputs"]).eval(), opened.data)
-        drops = {key: one[key] - dense[key] for key in ("counted", "expected error", "test")}
+        drops = {key: one[key] - dense[key] for key in (*JUDGES, "test")}
         ratio = search["dense"]["costs"]["nonzero"] / trial["costs"]["nonzero"]
-        found.append({"ratio": ratio, **drops, "by the NLL": 100 * PER_NAT * (one["nll"] - dense["nll"])})
+        found.append({"ratio": ratio, **drops})
     return found
 
 

@@ -22,8 +22,9 @@ TOLD = 0.5
 @dataclass(frozen=True)
 class Losses:
     """What each validation example adds to a model's error, (N,) each: wrong answers (a share of its positions, where it has
-    several) or squares, and how many numbers it has; probabilities: whether the former. nll: (N,) what each adds to the
-    negative log likelihood, in nats, of probabilities with their best temperature; None where it was not looked at."""
+    several) or squares, and how many numbers it has; probabilities: whether the former. nll: (M,) mean negative
+    log likelihoods in nats of the examples that a model is compared on where errors are too few, training examples among them,
+    of probabilities with their best temperature; None where it was not looked at."""
 
     parts: Tensor
     numbers: Tensor
@@ -65,8 +66,8 @@ class Budget:
 
     max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
     RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided. Where the
-    validation data are too few for that (see `needed`), what `estimated` makes of the NLL has to, and the errors may not surely
-    say otherwise; without an NLL, the drop itself has to, in whole examples (at least one).
+    validation data are too few for that (see `needed`), the bound on what `estimated` makes of the NLL has to, and the errors
+    may not surely say otherwise; without an NLL, the drop itself has to, in whole examples (at least one).
 
     >>> Budget(max_drop=0.5).allowed(2.0)
     0.5
@@ -128,9 +129,9 @@ class Budget:
         estimate, at_most = estimated(dense, small, z) if self.few(dense) else (None, None)
         if len(dense.parts) >= self.needed(dense):
             return Verdict(small.error, drop, upper, upper <= allowed + 1e-9, estimate, at_most)
-        if estimate is not None:
+        if at_most is not None:
             surely = 100 * _share_edges(dense, small, z)[0]  # what is lost at least
-            return Verdict(small.error, drop, upper, max(estimate, surely) <= allowed + 1e-9, estimate, at_most)
+            return Verdict(small.error, drop, upper, max(at_most, surely) <= allowed + 1e-9, estimate, at_most)
         if dense.probabilities:  # less than one example is nothing that could be seen
             each = 100 / float(dense.numbers.sum())
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
@@ -142,7 +143,8 @@ def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | Non
     differences of the examples (z: the normal quantile of the edge).
 
     A count of errors on N examples moves in steps of 1/N and hangs on the few that are close; the NLL moves with each example,
-    and both rise alike as a network is compressed (docs/search.md). None twice for values, whose squares are smooth, and
+    and both rise alike as a network is compressed, on training examples too: what it loses is capacity (docs/search.md). None
+    twice for values, whose squares are smooth, and
     where the NLL was not looked at.
 
     >>> import torch
@@ -153,7 +155,7 @@ def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | Non
     """
     if not dense.probabilities or dense.nll is None or small.nll is None:
         return None, None
-    rises = 100 * PER_NAT * (small.nll - dense.nll).double() / dense.numbers.double().mean()
+    rises = 100 * PER_NAT * (small.nll - dense.nll).double()
     return float(rises.mean()), paired_means(rises, z)[1]
 
 
