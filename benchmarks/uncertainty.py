@@ -25,12 +25,21 @@ import torch
 from torch import Tensor
 from uncertainty_table import measured, table_lines
 
-from svdcompress.calibrate import draws_of, fit_tempering
+from svdcompress.calibrate import draws_of
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import open_run, versions
 from svdcompress.recipe import DataSection
 from svdcompress.sources import open_data
-from svdcompress.uncertainty import gather, images_like, mean_contender, outside, paired_bootstrap, sampled_contender, shifts
+from svdcompress.uncertainty import (
+    fit_temperature,
+    gather,
+    images_like,
+    mean_contender,
+    outside,
+    paired_bootstrap,
+    sampled_contender,
+    shifts,
+)
 from svdcompress.uncertainty._bootstrap import totals_of_probabilities
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -69,9 +78,10 @@ def predicted(run: Path, cifar: Path | None, samples: int) -> dict[str, np.ndarr
     opened = open_run(run)
     data, own = opened.data, own_likelihood(opened.model, opened.data.task, opened.data.dim)
     plain = own.plain()
-    knob = fit_tempering(plain, draws_of(opened.dense, data.validation, plain))
+    logits = draws_of(opened.dense, data.validation, plain)  # a temperature in any case, as the baseline of `svdc evaluate`
+    temperature = fit_temperature(logits.outputs[0], logits.targets)
     contenders = [
-        mean_contender(DENSE, opened.dense, plain, knob.value),
+        mean_contender(DENSE, opened.dense, plain, temperature),
         mean_contender(MEAN, opened.model, own),
         sampled_contender(SAMPLES, opened.model, own, samples, 0),
     ]
@@ -221,7 +231,7 @@ def table(results: dict[str, Any]) -> str:
         ]
         goal = next((text for recipe, text in GOALS.items() if name in (recipe, f"{recipe}-still", f"{recipe}-units")), "")
         lines[-1] += f" {goal[:1].upper()}{goal[1:]}." if goal else ""
-        lines[-1] += f" Chosen on validation data: {', '.join(found['chosen'])}."
+        lines[-1] += f" Chosen on validation data: {'; '.join(found['chosen'])}."
         head = ("", DENSE, "sparse, as chosen", "less (95% interval)", "sparse, mean", f"sparse, {found['samples']} samples")
         lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for key, (label, form) in MEASURES.items():

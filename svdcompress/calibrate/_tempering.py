@@ -109,12 +109,6 @@ def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -
     return knob, float(nll_rows(likelihood, draws, knob).sum()) / count
 
 
-def tempered_rows(likelihood: Likelihood, draws: Draws) -> Tensor:
-    """(R,) NLL of each target in nats with the temperature (or noise) of least NLL on these very draws; as they are where there
-    is nothing to temper by."""
-    return nll_rows(likelihood, draws, fit_knob(likelihood, draws)[0] if tempers(likelihood) else 0.0)
-
-
 def table(likelihood: Likelihood, draws: Draws, about: float) -> Tensor:
     """(knobs, R) NLL for each knob of the grid about a centre."""
     return torch.stack([nll_rows(likelihood, draws, about + step) for step in grid_of(likelihood)])

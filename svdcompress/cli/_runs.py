@@ -163,7 +163,7 @@ def predict(
     path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place, **trusted, **promised)
     report = {"file": str(path), "predictions": count, **told}
     if not json:
-        if told["by"] == "mean":
+        if told.get("by") == "mean":
             err_console().print(BY_MEAN, highlight=False, soft_wrap=True)
         for line in _promises(told):
             err_console().print(line, highlight=False, soft_wrap=True)

@@ -50,6 +50,13 @@ def weights(model: nn.Module, which: dict[str, Tensor]) -> Tensor:
     return torch.cat([p.detach()[which[name]].double() for name, p in model.named_parameters() if name in which])
 
 
+def groups_of(model: nn.Module, which: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Which of the weights that vary, (P,) Boolean, are of each parameter."""
+    counts = {name: int(which[name].sum()) for name, _ in model.named_parameters() if name in which}
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(list(counts.values())))
+    return {name: owner == place for place, name in enumerate(counts) if counts[name]}
+
+
 def ard_variance(model: nn.Module, which: dict[str, Tensor], others: float = 1.0) -> Tensor:
     """Prior variances (P,) as ARD has learnt them, mu^2 + sigma^2 of each weight; others: of parameters without any."""
     layers: dict[str, Any] = {_within(name, "weight"): layer for name, layer in variational_layers(model)}

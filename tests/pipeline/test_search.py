@@ -137,9 +137,9 @@ def test_few_examples_are_judged_by_the_nll(tiny_recipe, tmp_path):
     overrides = ("search.max_drop=0.5", "search.trials=1", "search.levels=1", "report.html=false")
     results = run(searching(tiny_recipe, *overrides), tmp_path / "run")
     (said,) = [line for line in results["warnings"] if "validation examples cannot tell a drop of 0.5 points" in line]
-    assert "What is lost is estimated from the NLL" in said
+    assert "What is lost is estimated from the NLL of validation and training examples" in said
     (trial,) = results["search"]["trials"]
-    assert isinstance(trial["estimate"], float) and (trial["met"] is False or trial["estimate"] <= 0.5)
+    assert isinstance(trial["estimate"], float) and (trial["met"] is False or trial["at_most"] <= 0.5)
 
 
 def test_the_nll_of_a_trial_is_that_of_its_best_temperature(searched):
@@ -149,14 +149,19 @@ def test_the_nll_of_a_trial_is_that_of_its_best_temperature(searched):
     opened = open_run(out)
     parts = [(opened.dense(x).detach().double(), y) for x, y in opened.data.validation.batches(64)]
     z, y = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    wrong = 100 * float((z.argmax(1) != y).double().mean())
     nll = {
         step: float(torch.nn.functional.cross_entropy(z / np.exp(step), y, reduction="sum")) for step in np.arange(-2, 2, 0.002)
     }
     best = min(nll, key=lambda step: nll[step] + 0.5 * step**2)  # as if one example were known beforehand
     found = judged(opened.dense, opened.data.validation, opened.data, "cpu")
-    assert found.nll is not None and found.nll.shape == y.shape
-    assert float(found.nll.sum()) == pytest.approx(nll[best], rel=1e-4)
-    assert found.error == pytest.approx(100 * float((z.argmax(1) != y).double().mean()))
+    assert found.nll is not None and len(found.nll) == len(y) + len(opened.data.train)  # of training examples, too
+    assert float(found.nll[: len(y)].sum()) == pytest.approx(nll[best], rel=1e-4)
+    parts = [(opened.dense(x).detach().double(), y) for x, y in opened.data.train.batches(64)]
+    z, seen = torch.cat([part[0] for part in parts]) / np.exp(best), torch.cat([part[1] for part in parts])
+    want = float(torch.nn.functional.cross_entropy(z, seen))
+    assert float(found.nll[len(y) :].mean()) == pytest.approx(want, rel=1e-3)
+    assert found.error == pytest.approx(wrong)
 
 
 def test_what_is_made_small_follows_the_shares():

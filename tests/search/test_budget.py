@@ -74,16 +74,14 @@ def with_nll(wrong, nll):
 
 
 def test_few_examples_with_an_nll_are_judged_by_its_rise():
-    """4 errors for 15 nats (one for three added to the dense model's own), and a rise of 0.9 nats over 144 examples."""
+    """By hand: a rise of 0.9 nats over 144 examples, at 0.45 errors for each nat."""
     dense = with_nll([1, 1, 1] + [0] * 141, [4.0, 3.0, 3.0] + [2 / 141] * 141)
     worse = with_nll([1, 1, 1] + [0] * 141, [4.3, 3.3, 3.3] + [2 / 141] * 141)  # as many errors, which are further off
     verdict = Budget(max_drop=0.5).judge(dense, worse)
-    assert verdict.drop == 0 and verdict.estimate == pytest.approx(100 * (4 / 15) * 0.9 / 144) and verdict.met
+    assert verdict.drop == 0 and verdict.estimate == pytest.approx(45 * 0.9 / 144) and verdict.met
     variance = (3 * (0.3 - 0.9 / 144) ** 2 + 141 * (0.9 / 144) ** 2) / 143
-    at_most = 100 * (4 / 15) * (0.9 / 144 + 1.2815515655446004 * (variance / 144) ** 0.5)
-    assert verdict.at_most == pytest.approx(at_most)
-    assert Budget(max_drop=at_most + 0.01).judge(dense, worse).met
-    assert not Budget(max_drop=at_most - 0.01).judge(dense, worse).met
+    assert verdict.at_most == pytest.approx(45 * (0.9 / 144 + 1.2815515655446004 * (variance / 144) ** 0.5))
+    assert Budget(max_drop=0.5).judge(dense, worse).met and not Budget(max_drop=0.4).judge(dense, worse).met
 
 
 def test_an_nll_that_did_not_rise_does_not_excuse_errors_that_surely_did():
