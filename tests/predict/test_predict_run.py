@@ -11,7 +11,8 @@ from PIL import Image
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.errors import DataError, ExportError, OutputError, UsageError
+from svdcompress.calibrate import Promises, save_promises
+from svdcompress.errors import CheckpointError, DataError, ExportError, OutputError, UsageError
 from svdcompress.export import export_onnx
 from svdcompress.predict import predict_run, read_inputs
 from svdcompress.predict._write import columns
@@ -161,6 +162,68 @@ def test_an_onnx_file_that_does_not_look_at_its_outputs(images, tmp_path):
             predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True)
         with pytest.raises(ExportError, match=r"model_mc\.onnx: the file takes no seed"):
             predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True, seed=1)
+
+
+def test_monte_carlo_files_that_are_something_else(images, tmp_path, monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    np.save(tmp_path / "x.npy", np.ones((3, 1, 6, 5), np.float32))
+    path, good = tmp_path / "model_mc.onnx", onnx.load(str(images.folder / "model_mc.onnx"))
+    monkeypatch.setattr(_run, "open_run", lambda folder: opened(tmp_path, images.model))
+
+    def refused(message, change):
+        model = onnx.ModelProto()
+        model.CopyFrom(good)
+        change(model)
+        onnx.save(model, str(path))
+        with pytest.raises(ExportError, match=message):
+            predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=2, onnx=True)
+        assert not (tmp_path / "p.csv").exists()
+
+    def says(text):
+        return lambda model: model.metadata_props.add(key="preprocessing", value=text)
+
+    def names_no_mean(model):
+        next(output for output in model.graph.output if output.name == "mean").name = "means"
+        for node in model.graph.node:
+            node.output[:] = ["means" if name == "mean" else name for name in node.output]
+            node.input[:] = ["means" if name == "mean" else name for name in node.input]
+
+    again = r"write it again with: svdc export .* --monte-carlo --out"
+    refused(rf"model_mc\.onnx: onnxruntime cannot load it .*{again}", lambda model: model.graph.node.pop(0))
+    refused(rf"model_mc\.onnx: its outputs are not those of a Monte-Carlo file; {again}", names_no_mean)
+    for text in ("5", "[]", '{"transform": 3}', '{"target_scale": ["a", 1]}'):
+        refused(r"model_mc\.onnx: what its metadata say of the inputs is damaged: preprocessing\.", says(text))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scores": torch.zeros(40)}, "differ in length"),
+        ({"scores": torch.full((300,), float("nan"))}, "scores holds values that are not finite"),
+        ({"right": torch.ones(300)}, "right is torch.float32"),
+        ({"labels": torch.arange(300)}, "labels that are no class"),
+        ({"labels": torch.zeros(300, dtype=torch.int32)}, "labels is torch.int32"),
+        ({"labels": None}, "of the task classification, the run of classification|the run of"),
+        ({"classes": 3}, "of 3 classes, the run of 4"),
+        ({"classes": 10**400}, "classes, the run of 4"),
+    ],
+)
+def test_promises_that_no_run_writes(images, tmp_path, change, said):
+    np.save(tmp_path / "x.npy", np.ones((3, 1, 6, 5), np.float32))
+    confidence = torch.linspace(0.3, 1, 300, dtype=torch.float64)
+    parts = {"confidence": confidence, "right": confidence > 0.4, "scores": 1 - confidence, "labels": torch.arange(300) % 4}
+    run = opened(tmp_path, images.model, preprocessing=images.preprocessing, classes=images.classes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "open_run", lambda folder: run)
+        for settings, message in (({}, ""), (change, said)):
+            settings = {"task": "classification", "classes": 4, **parts, **settings}
+            save_promises(tmp_path / "validation.safetensors", {"samples": Promises(**settings)})
+            if not message:
+                predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=2, coverage=0.9, answer_above=0.5)
+                continue
+            with pytest.raises(CheckpointError, match=rf"(?s)validation.safetensors: .*{message}"):
+                predict_run("run", tmp_path / "x.npy", tmp_path / "q.npz", samples=2, coverage=0.9)
+    assert not (tmp_path / "q.npz").exists()
 
 
 def test_a_folder_of_images(images, tmp_path):
