@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from svdcompress.batch import first_tensor, map_tensors
@@ -20,12 +21,13 @@ from svdcompress.errors import (
     SvdcError,
     UsageError,
     cause,
+    explained,
     out_of_memory,
     shortened,
 )
 from svdcompress.export import read_metadata
-from svdcompress.likelihoods import own_likelihood
-from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.pipeline import OpenRun, Preprocessing, open_run
 from svdcompress.predict._promises import add_promises
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
@@ -131,7 +133,13 @@ def _mean_suffices(opened: OpenRun) -> bool:
 
 def _left_to_do(opened: OpenRun) -> dict[str, Any]:
     """The preprocessing that the run's Monte-Carlo file leaves to its users, as it says itself."""
-    return read_metadata(_mc_file(opened)).get("preprocessing", opened.preprocessing)
+    path = _mc_file(opened)
+    found = read_metadata(path).get("preprocessing", opened.preprocessing)
+    try:
+        Preprocessing.model_validate(found)
+    except ValidationError as error:
+        raise ExportError(f"{path}: what its metadata say of the inputs is damaged: preprocessing.{explained(error)}") from None
+    return found
 
 
 def _mc_file(opened: OpenRun) -> Path:
@@ -212,19 +220,35 @@ def _by_onnx(
     read_metadata(path)  # names the file where it is damaged
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what fails is told by an error
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    except Exception as error:  # onnxruntime has classes of its own, one for each status
+        raise ExportError(f"{path}: onnxruntime cannot load it ({shortened(cause(error))}); {_again(opened, path)}") from error
     if seed is not None and "seed" not in [value.name for value in session.get_overridable_initializers()]:
         raise ExportError(
             f"{path}: the file takes no seed; write one that does with: svdc export {opened.folder} --monte-carlo --out FILE"
         )
     outputs = [NAMES.get(str(output.name), str(output.name)) for output in session.get_outputs()]
+    needed = {"mean"} if likelihood_for(opened.recipe.task).classes else {"mean", "variance"}
     expected = [value for value in session.get_inputs() if value.name != "samples"]
     for index, batch in enumerate(_batches(x)):
         feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}
         if seed is not None:
             feed["seed"] = _seed_of(seed, index)
         rows = names[index * BATCH : (index + 1) * BATCH]
-        yield dict(zip(outputs, _run(session, feed, path, rows, origin), strict=True))
+        found = dict(zip(outputs, _run(session, feed, path, rows, origin), strict=True))
+        if not needed <= set(found) or any(not _has_rows(value, len(rows)) for value in found.values()):
+            raise ExportError(f"{path}: its outputs are not those of a Monte-Carlo file; {_again(opened, path)}")
+        yield found
+
+
+def _again(opened: OpenRun, path: Path) -> str:
+    return f"write it again with: svdc export {opened.folder} --monte-carlo --out {path}"
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    """Whether an output holds numbers for as many inputs."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim > 0 and len(value) == count
 
 
 def _seed_of(seed: int, index: int) -> np.ndarray:

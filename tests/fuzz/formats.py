@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from formats_more import NAMES as MORE
+from formats_more import checked, header
+from formats_more import formats as more
 from harness import Format, Wrong
 from rich.console import Console
 from safetensors.torch import load as tensors_of
@@ -62,10 +65,6 @@ def untouched(read: Any, model: nn.Module) -> None:
 def runs(model: nn.Module, x: torch.Tensor) -> None:
     with torch.no_grad():
         model.eval()(x)
-
-
-def header(content: bytes) -> Any:
-    return json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
 
 
 # Checkpoints
@@ -175,17 +174,6 @@ def make_idx(folder: Path) -> None:
 
 def read_idx(folder: Path, rng: random.Random) -> None:
     checked(open_data(DataSection(name=f"mnist:{folder}", validation=2), "classification"))
-
-
-def checked(data: Any) -> None:
-    """Everything finite, as many inputs as targets, labels among the classes."""
-    for part in (data.train, data.validation, data.test):
-        for x, y in part.batches(64):
-            x = next(iter(x.values())) if isinstance(x, dict) else x
-            if len(x) != len(y) or not bool(torch.isfinite(x.float()).all()) or not bool(torch.isfinite(y.float()).all()):
-                raise Wrong("inputs or targets that are not finite, or not as many")
-            if data.classes and (int(y.min()) < 0 or int(y.max()) >= len(data.classes)):
-                raise Wrong("a label that is no class")
 
 
 def make_npz(folder: Path) -> None:
@@ -393,7 +381,7 @@ def formats(folder: Path) -> dict[str, Format]:
             Format("text", make_text, read_text, ("t.csv", "tokenizer.json", "tokenizer_config.json"),
                    {"tokenizer.json": JSON, "tokenizer_config.json": JSON}),
         )
-    }  # fmt: skip
+    } | more(folder)  # fmt: skip
 
 
-NAMES = ("checkpoint", "weights", "shards", "recipe", "idx", "npz", "npy", "csv", "masks", "images", "text", "run")
+NAMES = ("checkpoint", "weights", "shards", "recipe", "idx", "npz", "npy", "csv", "masks", "images", "text", "run", *MORE)

@@ -76,7 +76,7 @@ def main() -> int:
         if room_of(entry["file"]) in given.rooms and (given.again or (given.survivors and not entry["killed_by"])):
             del kept[key]
     todo = [each for each in drawn if each.key not in kept and room_of(each.file) in given.rooms]
-    if todo and not given.page:
+    if not given.page and (todo or any("sure" not in entry for entry in kept.values())):
         with tempfile.TemporaryDirectory(prefix="svdc-mutants-") as name:
             place = copied(Path(name) / "broken")
             nearest = Nearest(place)
@@ -86,8 +86,7 @@ def main() -> int:
                 kept[each.key] = entry = tried(each, place, nearest)
                 print(f"{each.file}:{each.line} {entry['killed_by'] or 'SURVIVED'}  {each.key}", flush=True)
                 write(drawn, kept, given)
-            for key in unfounded(place, {key: kept[key] for key in [each.key for each in todo]}):
-                print(f"fails without the mutant too: {kept.pop(key)['killed_by']}; try again", flush=True)
+            sift(place, kept)
     missing = write(drawn, kept, given)
     print(f"{len(missing)} survivors without a reason in {REASONS.name}")
     return 1 if missing else 0
@@ -146,13 +145,16 @@ def tried(mutant: Mutant, place: Path, nearest: Nearest) -> dict[str, Any]:
     return {**entry, **found, "seconds": round(time.monotonic() - started, 1)}
 
 
-def unfounded(place: Path, entries: dict[str, dict[str, Any]]) -> list[str]:
-    """Keys of mutants whose test fails in the unbroken copy too."""
-    tests = sorted({entry["killed_by"] for entry in entries.values() if "::" in entry["killed_by"]})
-    if not tests:
-        return []
-    _, failed = forked(place, tests, seconds=SECONDS * len(tests), first=False)
-    return [key for key, entry in entries.items() if entry["killed_by"] in failed]
+def sift(place: Path, kept: dict[str, dict[str, Any]]) -> None:
+    """Take out the mutants whose test fails in the unbroken copy too, of those for which nobody has looked yet."""
+    new = {key: entry for key, entry in kept.items() if "sure" not in entry}
+    tests = sorted({entry["killed_by"] for entry in new.values() if "::" in entry["killed_by"]})
+    _, failed = forked(place, tests, seconds=SECONDS * len(tests), first=False) if tests else (0, [])
+    for key, entry in new.items():
+        if entry["killed_by"] in failed:
+            print(f"fails without the mutant too: {kept.pop(key)['killed_by']}; try again", flush=True)
+        else:
+            entry["sure"] = True
 
 
 def forked(place: Path, tests: list[str], seconds: float = SECONDS, first: bool = True) -> tuple[int, list[str]]:

@@ -7,6 +7,8 @@ Nothing is run, so that choosing costs a second. Names say too much (a method of
 from __future__ import annotations
 
 import ast
+import heapq
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ class Nearest:
     def tests(self, file: str, function: str, line: int, own: tuple[str, ...] = ()) -> list[str]:
         """Pytest's names of the tests that lead to a function of a file ("": to what stands at the line), nearest first.
 
-        own: folders or files of tests/ whose tests count as a step nearer.
+        own: folders or files of tests/ whose tests count as nearer.
         """
         start = [place for place in self.places if place.file == file and function and place.name == function]
         start = start or [place for place in self.places if place.file == file and place.line <= line <= place.end]
@@ -63,27 +65,35 @@ class Nearest:
         found = [(step, place) for place, step in steps.items() if place.is_test]
         return [f"{place.file}::{place.name.replace('.', '::')}" for _, place in sorted(found, key=_order(file, own))]
 
-    def _steps(self, start: list[Place]) -> dict[Place, int]:
-        steps: dict[Place, int] = {}
-        front, step = start, 0
+    def _steps(self, start: list[Place]) -> dict[Place, float]:
+        """How far each place is: a step to those that mention a name, the longer the more of them there are."""
+        steps: dict[Place, float] = {}
+        front = [(0.0, number, place) for number, place in enumerate(start)]
+        count = len(front)
         while front:
-            for place in front:
-                steps.setdefault(place, step)
-            names = {name for place in front for name in _called(place)}
-            after = {place: None for name in sorted(names) for place in self.mentioned.get(name, ()) if place not in steps}
-            front, step = list(after), step + 1
+            step, _, place = heapq.heappop(front)
+            if place in steps:
+                continue
+            steps[place] = step
+            for name in _called(place):
+                mentioning = self.mentioned.get(name, ())
+                further = step + 1 + math.log2(max(len(mentioning), 1)) / 4
+                for other in mentioning:
+                    if other not in steps:
+                        heapq.heappush(front, (further, count, other))
+                        count += 1
         return steps
 
 
-def _order(file: str, own: tuple[str, ...]) -> Callable[[tuple[int, Place]], tuple[Any, ...]]:
-    """By steps; a test of the room itself counts as a step nearer, and so does one in a file of the same name."""
+def _order(file: str, own: tuple[str, ...]) -> Callable[[tuple[float, Place]], tuple[Any, ...]]:
+    """By steps; a test of the room itself counts as nearer, and so does one in a file of the same name."""
     stem = file.rpartition("/")[2].removesuffix(".py").strip("_")
 
-    def order(entry: tuple[int, Place]) -> tuple[Any, ...]:
+    def order(entry: tuple[float, Place]) -> tuple[Any, ...]:
         step, place = entry
         inside = any(place.file == f"tests/{each}" or place.file.startswith(f"tests/{each}/") for each in own)
         mirrors = stem in place.file.rpartition("/")[2]
-        return (step - inside - mirrors, bool(place.mentions & DEAR), place.file, place.line)
+        return (step - 1.5 * inside - mirrors, bool(place.mentions & DEAR), place.file, place.line)
 
     return order
 
