@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,9 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
                 raise RuntimeError(f"torch-pruning ended at {macs(model, example):,} MACs; {target:,.0f} were wanted")
             if taylor:
                 model.zero_grad(set_to_none=True)
-                for index, (x, y) in enumerate(opened.data.train.batches(32, shuffle=pruner.current_step, device=device)):
-                    if index < TAYLOR_BATCHES:
-                        loss(model, x, y).backward()
+                batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)
+                for x, y in islice(batches, TAYLOR_BATCHES):
+                    loss(model, x, y).backward()
             pruner.step()
             for layer in model.modules():  # as in torch-pruning's own example for BERT
                 if hasattr(layer, "attention_head_size") and hasattr(layer, "query"):

@@ -138,7 +138,9 @@ def test_weights_to_start_from_are_trained_first_and_what_they_lack_is_told(tmp_
     np.savez(tmp_path / "x.npz", x=x.numpy(), y=x[:, :3].argmax(1).numpy())
     fields = {"model": f"{tmp_path}/net.py:make", "data": f"npz:{tmp_path / 'x.npz'}", "weights": f"{tmp_path}/encoder.pt"}
     quick = {"dense.epochs": 2, "train.epochs": 1, "recover.epochs": 0, "uncertainty.samples": 0, "report.latency": False}
-    results = run(load_recipe(None, fields={**fields, **quick, "weights.trained": False, "export.onnx": False}), tmp_path / "run")
+    results = run(
+        load_recipe(None, fields={**fields, **quick, "weights.trained": False, "export.onnx": False}), tmp_path / "run"
+    )
     assert any("2 tensors are not in it and start as drawn: 2.weight, 2.bias" in line for line in results["notes"])
     assert [row["stage"] for row in results["history"]].count("dense") == 2
     with pytest.raises(CheckpointError, match="--untrained"):
