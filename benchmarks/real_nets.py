@@ -64,7 +64,10 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
     for name in NAMES:
         kind, _, part = name.partition("-")
         if name == "crepe" and options.crepe and options.speech:
-            weights, data = options.crepe / "full.pth", [f"speech={options.speech}"]
+            weights, data = (
+                options.crepe / "full.pth",
+                [f"speech={options.speech}", f"cache={options.runs / 'crepe.safetensors'}"],
+            )
             found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
             found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
         elif name in REACTIONS and options.rxnfp and options.yields:
@@ -174,7 +177,9 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "precision": recipe.train.precision,
         "distill": recipe.train.distill.weight,
         "examples": {part: len(getattr(opened.data, part)) for part in ("train", "validation", "test")},
-        "data": {key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech")},
+        "data": {
+            key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech", "cache")
+        },
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
