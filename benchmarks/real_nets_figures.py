@@ -87,7 +87,7 @@ def yield_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
     device = next(model.parameters()).device
     outputs, targets = values(model.eval(), opened.data.test, device)
     left = (outputs.flatten() - targets.flatten().double()).square().mean() / targets.double().var(correction=0)
-    found = {"r2": 1 - float(left), **sizes(model, opened.data.test.subset(torch.arange(2)).inputs)}
+    found = {"r2": 1 - float(left), **sizes(model, next(iter(opened.data.test.batches(2, device=device)))[0])}
     if options.samples:
         doubted = model if drawn else convert_dropout(copy.deepcopy(model)).eval()
         found |= doubts(doubted, opened, options.samples, options.count, device)
