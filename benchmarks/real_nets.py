@@ -35,7 +35,8 @@ import torch
 from mnist import machine, read, write
 from models import crepe
 from real_nets_figures import pitch_figures, yield_figures
-from real_nets_peers import PEERS, Slice, Way, train
+from real_nets_peers import PEERS, Slice, Way, nothing, train
+from torch import nn
 
 from svdcompress.pipeline import OpenRun, open_run
 
@@ -46,6 +47,9 @@ UNFINISHED = 75
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
 NAMES = [*REACTIONS[:1], "crepe", *REACTIONS[3:], *REACTIONS[1:3]]
 """Cases, the most telling first."""
+
+TINY = "tiny, distilled as long"
+"""A peer of CREPE alone: the small public network, trained on the same answers of the full one for as many epochs."""
 
 ANCHORS = {
     "suzuki": "the dense network fine-tuned as long, same run; wanted: R2 within 0.01 at half the latency",
@@ -60,7 +64,10 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
     for name in NAMES:
         kind, _, part = name.partition("-")
         if name == "crepe" and options.crepe and options.speech:
-            weights, data = options.crepe / "full.pth", [f"speech={options.speech}"]
+            weights, data = (
+                options.crepe / "full.pth",
+                [f"speech={options.speech}", f"cache={options.runs / 'crepe.safetensors'}"],
+            )
             found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
             found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
         elif name in REACTIONS and options.rxnfp and options.yields:
@@ -114,19 +121,20 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
     if "dense start" not in nets:
         nets["dense start"] = judge(opened, opened.dense.to(device), options) | reported(results, "dense")
         store()
-    if name == "crepe" and "tiny" not in nets:
-        tiny = crepe.tiny()
-        tiny.load_state_dict(torch.load(options.crepe / "tiny.pth", weights_only=True))
-        nets["tiny"] = judge(opened, tiny.eval().to(device), options)
+    tiny = small_sister(options, device) if name == "crepe" else None
+    if tiny is not None and "tiny" not in nets:
+        nets["tiny"] = judge(opened, tiny, options)
         store()
-    for peer in options.peer or PEERS:
+    for peer in options.peer or [*PEERS, *([TINY] if tiny is not None else [])]:
         if peer in nets:
             continue
         print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
         begun = time.monotonic()
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         try:
-            model = train(copy.deepcopy(opened.dense).to(device), opened, way, PEERS[peer], file, slot)
+            start = tiny if peer == TINY else opened.dense
+            assert start is not None
+            model = train(copy.deepcopy(start).to(device), opened, way, PEERS.get(peer, nothing), file, slot)
         except Slice.Over:
             raise
         except Exception as error:  # what another package cannot do is a result
@@ -134,6 +142,13 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         else:
             nets[peer] = judge(opened, model, options) | {"seconds": time.monotonic() - begun}
         store()
+
+
+def small_sister(options: argparse.Namespace, device: torch.device) -> nn.Module:
+    """CREPE tiny with its public weights."""
+    tiny = crepe.tiny()
+    tiny.load_state_dict(torch.load(options.crepe / "tiny.pth", weights_only=True))
+    return tiny.eval().to(device)
 
 
 def reported(results: dict[str, Any], side: str) -> dict[str, Any]:
@@ -162,7 +177,9 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "precision": recipe.train.precision,
         "distill": recipe.train.distill.weight,
         "examples": {part: len(getattr(opened.data, part)) for part in ("train", "validation", "test")},
-        "data": {key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech")},
+        "data": {
+            key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech", "cache")
+        },
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
@@ -194,6 +211,10 @@ def table(results: dict[str, Any]) -> str:
     ]
     for name, one in results.items():
         made, nets = one["setting"], one["nets"]
+        if "tiny" in nets and nets["tiny"]["agreement"] < 1:
+            for net in nets.values():
+                if "agreement" in net:
+                    net["gap"] = 1 - (1 - net["agreement"]) / (1 - nets["tiny"]["agreement"])
         columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
         lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
         lines += [
@@ -226,7 +247,7 @@ def main() -> None:
     for name in ("rxnfp", "yields", "crepe", "speech"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve())
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--peer", nargs="+", choices=PEERS)
+    parser.add_argument("--peer", nargs="+", choices=[*PEERS, TINY])
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
     parser.add_argument("--samples", type=int, default=100, help="draws for each test input")
     parser.add_argument("--count", type=int, help="so many test examples at most")

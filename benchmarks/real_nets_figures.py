@@ -14,10 +14,10 @@ from models import crepe
 from real_nets_peers import macs
 from torch import Tensor, nn
 
-from svdcompress import export_onnx, to_dense
+from svdcompress import convert_dropout, export_onnx, to_dense
 from svdcompress.batch import call, main_output
 from svdcompress.pipeline import OpenRun
-from svdcompress.uncertainty import dropout_baseline, mc_predict
+from svdcompress.uncertainty import mc_predict
 
 NINETY = 1.6449
 """A normal variable is within so many deviations of its mean with probability 0.9."""
@@ -87,9 +87,9 @@ def yield_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
     device = next(model.parameters()).device
     outputs, targets = values(model.eval(), opened.data.test, device)
     left = (outputs.flatten() - targets.flatten().double()).square().mean() / targets.double().var(correction=0)
-    found = {"r2": 1 - float(left), **sizes(model, opened.data.test.subset(torch.arange(2)).inputs)}
+    found = {"r2": 1 - float(left), **sizes(model, next(iter(opened.data.test.batches(2, device=device)))[0])}
     if options.samples:
-        doubted = model if drawn else dropout_baseline(copy.deepcopy(model).cpu(), lambda _: 0.0)[0].to(device).eval()
+        doubted = model if drawn else convert_dropout(copy.deepcopy(model)).eval()
         found |= doubts(doubted, opened, options.samples, options.count, device)
     return found
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
     example = to_device(next(iter(opened.data.train.batches(2)))[0], device)
     score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-    heads = {layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))}
+    heads: dict[nn.Module, int] = {layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))}
     pruner = tp.pruner.BasePruner(
         model,
         example,
@@ -114,10 +115,11 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
                 raise RuntimeError(f"torch-pruning ended at {macs(model, example):,} MACs; {target:,.0f} were wanted")
             if taylor:
                 model.zero_grad(set_to_none=True)
-                for index, (x, y) in enumerate(opened.data.train.batches(32, shuffle=pruner.current_step, device=device)):
-                    if index < TAYLOR_BATCHES:
-                        loss(model, x, y).backward()
+                batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)
+                for x, y in islice(batches, TAYLOR_BATCHES):
+                    loss(model, x, y).backward()
             pruner.step()
+            layer: Any
             for layer in model.modules():  # as in torch-pruning's own example for BERT
                 if hasattr(layer, "attention_head_size") and hasattr(layer, "query"):
                     layer.num_attention_heads = pruner.num_heads[layer.query]

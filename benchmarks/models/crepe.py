@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -149,13 +150,21 @@ def spoken(file: str | Path, count: int, part: str, seed: int) -> Tensor:
     return normalized(frames[rng.permutation(len(frames))[:count]])
 
 
-def data(speech: str, train: int = 20_000, held: int = 2_000) -> dict[str, Tensor]:
-    """Frames without labels, half of them tones and half speech: to train on, to choose by, and to report."""
+def data(speech: str, train: int = 20_000, held: int = 2_000, cache: str | None = None) -> dict[str, Tensor]:
+    """Frames without labels, half of them tones and half speech: to train on, to choose by, and to report.
+
+    cache: a file (.safetensors) that keeps what was made.
+    """
+    if cache and Path(cache).is_file():
+        return load_file(cache)
     parts = {"train": train, "validation": held, "test": held}
-    return {
+    made = {
         part: torch.cat([tones(count // 2, seed)[0], spoken(speech, count - count // 2, part, seed)])
         for seed, (part, count) in enumerate(parts.items())
     }
+    if cache:
+        save_file(made, cache)
+    return made
 
 
 def accuracy(found: Tensor, wanted: Tensor) -> float:

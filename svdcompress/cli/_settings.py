@@ -60,8 +60,8 @@ Trained = Annotated[
     bool | None,
     typer.Option(
         "--trained/--untrained",
-        help="A trained model comes from the factory: don't train it first (automatic for hf: folders). --weights "
-        "with --untrained: start from them, such as a pretrained encoder under a new head, and train the dense model first.",
+        help="The factory returns a trained model: don't train it first (automatic for hf: folders). "
+        "--untrained with --weights: start from them (a pretrained encoder, a new head), and train the dense model first.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -67,7 +67,7 @@ def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = No
     fits = {name: tensor for name, tensor in state.items() if name in own}
     if 2 * sum(own[name].numel() for name in fits) < sum(tensor.numel() for tensor in own.values()):
         _check(state, model, path)  # which lists the names
-    _check({name: fits.get(name, tensor) for name, tensor in own.items()}, model, path)
+    _check({**own, **fits}, model, path)
     model.load_state_dict(fits, strict=False)
     new = [name for name in own if name not in fits and not name.endswith("num_batches_tracked")]
     unused = [name for name in state if name not in own]
