@@ -83,9 +83,9 @@ def take(run: Path, folder: Path = HERE / "models") -> None:
     for model in models:
         model["bytes"] = (folder / model["file"]).stat().st_size
         model["output"] = onnx.load(str(folder / model["file"])).graph.output[0].name
-    tested = results["examples"]["test"]
+    tested, versions = results["examples"]["test"], results["versions"]
     about = {
-        "source": f"svdcompress {results['versions']['svdcompress']}, seed {results['seed']}; recipe: {results['description']}",
+        "source": f"{first_sentence(results['description'])}, seed {results['seed']}, svdcompress {versions['svdcompress']}",
         "side": side,
         "input": graph.input[0].name,
         "shape": sizes,
@@ -95,6 +95,11 @@ def take(run: Path, folder: Path = HERE / "models") -> None:
         "models": models,
     }
     (folder / "models.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def first_sentence(text: str | None) -> str:
+    """Of a recipe's description."""
+    return " ".join((text or "a run").split()).partition(". ")[0]
 
 
 def counts(side: dict[str, Any]) -> dict[str, int]:

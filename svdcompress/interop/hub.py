@@ -18,8 +18,8 @@ class HubMixin(ModelHubMixin, library_name="svdcompress", tags=["svdcompress", "
     """Gives a model class `save_pretrained`, `push_to_hub` and `from_pretrained`, for dense, converted and pruned models.
 
     Arguments of the class's `__init__` go into config.json, parameters and the manifest into model.safetensors, so that
-    `from_pretrained` builds a fresh model with the same arguments and loads what is left of it, exact to the bit. No pickle, and
-    no code from the hub: the class is the caller's own. The arguments have to be JSON-able.
+    `from_pretrained` builds a fresh model with the same arguments and loads what is left of it, exact to the bit. No pickle,
+    and no code from the hub: the class is the caller's own. The arguments have to be JSON-able.
 
     `from_pretrained` returns the model in `eval()`. It raises CheckpointError for a file that is damaged or made for another
     class, ModelError for a class without torch.nn.Module; `push_to_hub` and downloads raise what huggingface_hub raises.
@@ -56,7 +56,9 @@ class HubMixin(ModelHubMixin, library_name="svdcompress", tags=["svdcompress", "
         import torch
 
         if not issubclass(cls, torch.nn.Module):
-            raise ModelError(f"{cls.__name__}: a class for the hub is a torch.nn.Module too: class {cls.__name__}(HubMixin, nn.Module)")
+            raise ModelError(
+                f"{cls.__name__}: a class for the hub is a torch.nn.Module too: class {cls.__name__}(HubMixin, nn.Module)"
+            )
         if os.path.isdir(model_id):
             path = os.path.join(model_id, FILE)
         else:
