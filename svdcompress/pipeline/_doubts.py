@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ from svdcompress.uncertainty import Gathered
 SHOWN = 12
 """So many of them."""
 
-SIDE = 64
+SIDE = 48
 """Longest side of a picture in the report, in pixels; larger ones are made smaller."""
 
 
@@ -39,13 +40,18 @@ def doubts(found: Gathered, examples: Examples, data: Data, likelihood: Likeliho
         row |= {"confidence": sure, "entropy": float(found.scores["entropy"][index])}
         if "mutual_information" in found.scores:
             row["mutual_information"] = float(found.scores["mutual_information"][index])
-        rows.append(row | ({} if pictures is None else {"picture": pictures[place].tolist()}))
+        rows.append(row | ({} if pictures is None else {"picture": _compact(pictures[place])}))
     return rows
 
 
 def _name(label: int, data: Data) -> str:
     names = data.classes or []
     return str(names[label]) if 0 <= label < len(names) else str(label)
+
+
+def _compact(picture: Tensor) -> dict[str, Any]:
+    """A picture as its shape and its bytes in base64: as lists of numbers it would be most of the report."""
+    return {"shape": list(picture.shape), "base64": base64.b64encode(picture.contiguous().numpy().tobytes()).decode()}
 
 
 def _pictures(inputs: Any, preprocessing: dict[str, Any]) -> Tensor | None:

@@ -22,6 +22,11 @@ from svdcompress.report._use import use
 PIXELS = [[0, 255, 7], [3, 4, 5]]
 
 
+def stored(pixels):
+    values = np.asarray(pixels, dtype=np.uint8)
+    return {"shape": list(values.shape), "base64": base64.b64encode(values.tobytes()).decode()}
+
+
 def row(**more):
     return {"example": 3, "truth": "cat", "guess": "dog", "confidence": 0.51, "entropy": 0.69, **more}
 
@@ -29,14 +34,14 @@ def row(**more):
 def test_pictures_of_doubtful_examples_are_what_was_given():
     from PIL import Image
 
-    text = doubts({"doubts": [row(picture=PIXELS, mutual_information=0.1)]}, None)
+    text = doubts({"doubts": [row(picture=stored(PIXELS), mutual_information=0.1)]}, None)
     data = re.search(r'src="data:image/png;base64,([^"]+)"', text).group(1)
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), PIXELS)
     assert 'alt="Test example 3: predicted dog (51 %), true cat"' in text and "it is cat" in text
 
 
 def test_what_is_no_picture_is_a_table():
-    for wrong in (None, [], [[1, 2], [3]], [[[1, 2]]], "text"):
+    for wrong in (None, {}, [[1]], stored([[[1, 2]]]), {"shape": [9, 9], "base64": "AAAA"}, {"shape": [1, 1], "base64": "?"}):
         text = doubts({"doubts": [row(picture=wrong, truth="<b>")]}, None)
         assert "<img" not in text and "&lt;b&gt;" in text and "<b>" not in text and "51.0 %" in text
     assert doubts({}, None) == ""
