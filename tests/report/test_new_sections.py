@@ -161,3 +161,11 @@ def test_runs_without_figures_still_give_a_page(results):
     del results["changes"]
     results["recipe"] = "- {not a mapping"
     assert "–" in report.render_comparison([("a", results)])
+
+
+def test_a_compact_file_that_saves_nothing_is_called_so(results):
+    results["sparse"]["bytes_compact"] = 26_000
+    assert "Without its zeros (model_compact.onnx): 26.0 kB, 41.1x smaller than the dense file." in report.render(results)
+    results["sparse"]["bytes_compact"] = results["sparse"]["bytes"]
+    text = report.render(results)
+    assert "model_compact.onnx saves nothing (106.2 kB)" in text and "Without its zeros" not in text
