@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-kill fuzz mutants gpu lint format bench docs site dist clean
+.PHONY: help demo test test-slow test-kill fuzz mutants gpu lint format bench docs draw site dist clean
 
 help:
 	@echo "make demo       install, then svdc sparsify recipes/digits.yaml into a new folder under runs/"
@@ -27,6 +27,7 @@ help:
 	@echo "make bench      the speed benchmarks; their figures go to benchmarks/results"
 	@echo "make gpu        on a machine with a GPU: its tests and benchmarks, in slices that go on where the last one ended"
 	@echo "make docs       docs/api.md from the docstrings"
+	@echo "make draw       the page docs/demo, served here: draw a digit, three ONNX files answer (npm fetches onnxruntime-web)"
 	@echo "make site       the documentation as a website, into site/"
 	@echo "make dist       wheel and sdist into dist/"
 	@echo "make clean      remove .venv and what builds and tests leave behind (not runs/)"
@@ -97,6 +98,10 @@ docs: $(VENV)/.installed-dev
 site: $(VENV)/.installed-dev
 	@$(PIP) -e ".[docs]"
 	$(BIN)/python docs/website.py
+
+draw:
+	$(PYTHON) docs/demo/build.py
+	$(PYTHON) -m http.server --directory docs/demo --bind 127.0.0.1 8765
 
 dist: $(VENV)/.installed-dev
 	$(BIN)/python -m hatchling build -d dist

@@ -24,8 +24,9 @@ def pages() -> dict[Path, str]:
 
 
 def gather(folder: Path) -> None:
-    """Write all pages, and the files that they link to, into a folder."""
+    """Write all pages, the files that they link to, and the page docs/demo as it stands, into a folder."""
     shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs" / "demo", folder / "demo", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     names = pages()
     for source, name in names.items():
         target = folder / name
@@ -41,8 +42,9 @@ def _link(link: str, source: Path, names: dict[Path, str], folder: Path) -> str:
     path = (source.parent / link).resolve()
     if re.match(r"\w+:", link) or not path.is_file():
         return link
-    name = names.get(path) or f"files/{path.relative_to(ROOT).as_posix()}"
-    if path not in names:
+    inside = path.relative_to(ROOT / "docs") if path.is_relative_to(ROOT / "docs" / "demo") else None
+    name = names.get(path) or (inside.as_posix() if inside else "") or f"files/{path.relative_to(ROOT).as_posix()}"
+    if path not in names and inside is None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
     up = "../" * names[source].count("/")

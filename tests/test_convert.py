@@ -119,8 +119,8 @@ def test_reason_not_a_type_we_know():
             self.weight = nn.Parameter(torch.ones(size))
 
     model = nn.Sequential(Own(3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    assert reasons(model)["0"] == "not a type we know: Own"
-    assert reasons(model)["1"] == "not a type we know: BatchNorm1d"
+    assert reasons(model)["0"] == "not a type that is converted: Own"
+    assert reasons(model)["1"] == "not a type that is converted: BatchNorm1d"
     assert type(svdc.convert(model)[0]) is Own
 
 
@@ -169,7 +169,7 @@ def test_reason_inside_multihead_attention():
     model = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "out": nn.Linear(4, 2)})
     found = reasons(model)
     assert found["attention.out_proj"].startswith("inside MultiheadAttention 'attention'")
-    assert found["attention"] == "not a type we know: MultiheadAttention"
+    assert found["attention"] == "not a type that is converted: MultiheadAttention"
     with pytest.raises(ModelError, match="inside MultiheadAttention"):
         svdc.convert(nn.MultiheadAttention(4, 2))
 
@@ -190,7 +190,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_and_changes_nothing(field):
 
 
 def test_nothing_to_convert_is_an_error_with_the_reasons():
-    with pytest.raises(ModelError, match=r"nothing to convert in Sequential \(0: not a type we know: BatchNorm1d"):
+    with pytest.raises(ModelError, match=r"nothing to convert in Sequential \(0: not a type that is converted: BatchNorm1d"):
         svdc.convert(nn.Sequential(nn.BatchNorm1d(3)))
     with pytest.raises(ModelError, match="it has no layers"):
         svdc.convert(nn.ReLU())

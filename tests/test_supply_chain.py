@@ -15,7 +15,7 @@ def declared():
     """Names in `dependencies` and in the extras of pyproject.toml, without those of the tests."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = []
-    for name in ("dependencies", "recipes", "train", "hf", "torch-pruning", "docs", "pack"):
+    for name in ("dependencies", "recipes", "train", "hf", "hub", "torchvision", "timm", "torch-pruning", "docs", "pack"):
         section = re.search(rf"^{name} = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
         assert section, name
         found += re.findall(r'"([A-Za-z0-9_.-]+)', section[1])

@@ -201,7 +201,7 @@ class _Rules:
         if known is not None and (taken := clashes(module)):
             return f"has {' and '.join(taken)} of its own, which a variational layer needs for itself: {kind.__name__}"
         if known is None or variational_class(kind) is None:
-            return f"not a type we know: {kind.__name__}"
+            return f"not a type that is converted: {kind.__name__}"
         if "forward" in vars(module):
             return "its forward was replaced on the object itself, where nothing else would be called"
         return ""

@@ -28,7 +28,8 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
         )
     if recipe.convert.log_alpha is None and recipe.convert.log_sigma2 > -12 and total >= LARGE:
         lines.append(
-            f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much for a large pretrained model; -15 is a better start"
+            f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much noise for a large pretrained model; start with "
+            "--set convert.log_sigma2=-15"
         )
     if beta.name in ("linear", "cosine") and in_epochs(beta.stop, train.epochs) > train.epochs:
         lines.append(f"train.beta.stop={beta.stop} lies beyond train.epochs={train.epochs}: beta never reaches {final:g}")
@@ -38,7 +39,8 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
         share = 100 * weights / total
         lines.append(f"only {share:.0f}% of the {total:,} parameters are in layers to be converted (svdc inspect shows why)")
     if examples < 500:
-        lines.append(f"only {examples} training examples: the KL counts for 1/{examples} each, so expect heavy pruning")
+        much = "" if beta.final == "auto" else f", and the KL counts for 1/{examples} each: expect heavy pruning"
+        lines.append(f"only {examples} training examples: a small drop can't be told from chance{much}")
     if train.shrink is not None and processes > 1:
         lines.append("train.shrink works in one process only: here nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)

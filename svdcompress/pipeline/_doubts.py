@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import Any
 
@@ -15,14 +16,17 @@ from svdcompress.uncertainty import Gathered
 SHOWN = 12
 """So many of them."""
 
-SIDE = 64
+SIDE = 48
 """Longest side of a picture in the report, in pixels; larger ones are made smaller."""
 
 
-def doubts(found: Gathered, examples: Examples, data: Data, likelihood: Likelihood) -> list[dict[str, Any]]:
+def doubts(
+    found: Gathered, examples: Examples, data: Data, likelihood: Likelihood, places: Tensor | None = None
+) -> list[dict[str, Any]]:
     """`doubts` of the report, the least sure first; [] where an example has many targets (pixels, tokens), and for regressions.
 
     found: predictions of all the examples, in their order. Their score is the entropy of the predictive distribution.
+    places: which of the test data each example is (None: they are all of it).
     """
     single = found.targets.dim() == 1 and len(found.targets) == found.inputs
     if not single or not likelihood.probabilities:
@@ -35,17 +39,26 @@ def doubts(found: Gathered, examples: Examples, data: Data, likelihood: Likeliho
         mean = found.mean[index]
         guess = int(mean.argmax()) if mean.dim() else int(mean > 0.5)
         sure = float(mean[guess]) if mean.dim() else float(max(mean, 1 - mean))
-        row: dict[str, Any] = {"example": index, "truth": _name(int(found.targets[index]), data), "guess": _name(guess, data)}
+        row: dict[str, Any] = {
+            "example": index if places is None else int(places[index]),
+            "truth": _name(int(found.targets[index]), data),
+            "guess": _name(guess, data),
+        }
         row |= {"confidence": sure, "entropy": float(found.scores["entropy"][index])}
         if "mutual_information" in found.scores:
             row["mutual_information"] = float(found.scores["mutual_information"][index])
-        rows.append(row | ({} if pictures is None else {"picture": pictures[place].tolist()}))
+        rows.append(row | ({} if pictures is None else {"picture": _compact(pictures[place])}))
     return rows
 
 
 def _name(label: int, data: Data) -> str:
     names = data.classes or []
     return str(names[label]) if 0 <= label < len(names) else str(label)
+
+
+def _compact(picture: Tensor) -> dict[str, Any]:
+    """A picture as its shape and its bytes in base64: as lists of numbers it would be most of the report."""
+    return {"shape": list(picture.shape), "base64": base64.b64encode(picture.contiguous().numpy().tobytes()).decode()}
 
 
 def _pictures(inputs: Any, preprocessing: dict[str, Any]) -> Tensor | None:

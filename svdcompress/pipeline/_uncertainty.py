@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline._doubts import doubts
@@ -54,7 +54,7 @@ def uncertainty(
             "sparse, mean": partial(mean_predict, small, task=own),
             f"sparse, {samples} samples": partial(mc_predict, small, samples=samples, generator=generator, task=own),
         }
-        figures, diagrams, unsure = {}, {}, []
+        figures, diagrams = {}, {}
         for name, predict in contenders.items():
             found = gather(predict, lambda: test.batches(CHUNK, device=device), likelihood)
             if likelihood.probabilities:
@@ -62,7 +62,6 @@ def uncertainty(
                 spread = {} if known_of_weights is None else {"mutual_information": float(known_of_weights.mean())}
                 figures[name] = {**quality(found.mean, found.targets), **spread}
                 diagrams[name] = {**reliability(found.mean, found.targets), "ece": figures[name]["ece"]}
-                unsure = doubts(found, test, data, likelihood)  # in the end those of the last contender, by samples
                 continue
             variance = found.variance
             if likelihood.constant_noise:
@@ -70,6 +69,8 @@ def uncertainty(
                 variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
+    # found: by now the predictions of the last contender, by samples
+    unsure = doubts(found, test, data, likelihood, _places(len(data.test), count))
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
     return figures, diagrams, {**of, "text": _text(of)}, unsure
 
@@ -87,9 +88,14 @@ def _text(of: dict[str, int]) -> str:
 
 def _some(examples: Examples, count: int) -> Examples:
     """So many of the examples, drawn with a fixed seed; all where there are no more."""
-    if len(examples) <= count:
-        return examples
-    return examples.subset(torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[:count].sort().values)
+    return examples if len(examples) <= count else examples.subset(_places(len(examples), count))
+
+
+def _places(total: int, count: int) -> Tensor:
+    """Which of all examples those are."""
+    if total <= count:
+        return torch.arange(total)
+    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].sort().values
 
 
 def seconds_for(budget: float | str, trained: float) -> float | None:

@@ -25,7 +25,7 @@ it knows these keys, all optional:
     calibration: {model: {confidence, accuracy, count, ece}}, one number for each bin
     uncertainty: {model: {figure: number}}; uncertainty_of: {examples, test, samples, asked, text}, what they are of
     doubts: [{example, truth, guess, confidence, entropy, mutual_information, picture}], the test examples that the small model
-        is least sure of; picture: whole numbers from 0 to 255, (height, width[, 3])
+        is least sure of; picture: {shape: (height, width[, 3]), base64: its bytes}
     pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
         round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
         parameters_unrounded, notes}

@@ -44,11 +44,8 @@ def doubts(results: Mapping[str, Any], folder: Path | None) -> str:
 
 def _shown(row: Mapping[str, Any]) -> str:
     """One example as a picture; "" where it is none."""
-    try:
-        pixels = np.asarray(row.get("picture") or (), dtype=np.uint8)
-    except (TypeError, ValueError, OverflowError):
-        return ""
-    if pixels.ndim not in (2, 3) or not pixels.size or pixels.shape[2:] not in ((), (3,)):
+    pixels = _pixels(row.get("picture"))
+    if pixels is None:
         return ""
     truth, guess = escape(str(row["truth"])), escape(str(row["guess"]))
     sure = f"{100 * row['confidence']:.0f} %"
@@ -60,6 +57,17 @@ def _shown(row: Mapping[str, Any]) -> str:
     title = escape(f"test example {row['example']:,}; {', '.join(known)}")
     alt = f"Test example {row['example']:,}: predicted {guess} ({sure}), true {truth}"
     return f'<li><img src="{_png(pixels)}" alt="{alt}" title="{title}"><span>{words}</span></li>'
+
+
+def _pixels(stored: Any) -> np.ndarray | None:
+    """A picture from its shape and bytes; None for what is none."""
+    try:
+        data = np.frombuffer(base64.b64decode(stored["base64"], validate=True), dtype=np.uint8)
+        pixels = data.reshape([int(size) for size in stored["shape"]])
+    except (TypeError, ValueError, KeyError, OverflowError):
+        return None
+    good = pixels.ndim in (2, 3) and pixels.size and pixels.shape[2:] in ((), (3,))
+    return pixels if good else None
 
 
 def _png(pixels: np.ndarray) -> str:

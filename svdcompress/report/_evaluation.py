@@ -7,11 +7,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter
+
 from svdcompress.errors import shortened
 from svdcompress.files import parse_json
 from svdcompress.report import _html as html
 from svdcompress.report import _plots
-from svdcompress.report._draw import QUIET, Drawing, mark, series, steady
+from svdcompress.report._draw import QUIET, Drawing, mark, series, short, steady
 
 FILE = Path("evaluation") / "evaluation.json"
 HEADINGS = {"error": "error %", "nll": "NLL", "brier": "Brier", "ece": "ECE", "rmse": "RMSE", "selective": "of the surest"}
@@ -53,7 +55,7 @@ def _intro(found: Mapping[str, Any]) -> str:
     text = (
         f"svdc evaluate: {count}{found['samples']:,} samples. Green and red: better and worse than "
         f"{found['reference']} by a difference whose 95% interval ({found['replicates']:,} bootstraps of the inputs) leaves "
-        "out 0; what has no colour may be chance."
+        "out 0; what has no color may be chance."
     )
     notes = "".join(f'<p class="quiet">{escape(str(line))}</p>' for line in found.get("notes") or ())
     return f'<p class="quiet">{escape(text)}</p>{notes}'
@@ -63,14 +65,14 @@ def _table(contenders: Sequence[Mapping[str, Any]], reference: str) -> str:
     names = list(contenders[0]["metrics"])
     answered = [entry["loss"] for entry in (contenders[0].get("selective") or {}).get("answered", [])]
     heads = [*(HEADINGS.get(name, name) for name in names), *(f"answered at {100 * (1 - loss):g}%" for loss in answered)]
-    cells = "".join(f'<th scope="col" class="number">{escape(head)}</th>' for head in heads)
+    titles = "".join(f'<th scope="col" class="number">{escape(head)}</th>' for head in heads)
     lines = []
     for row in contenders:
         cells = "".join(_cell(row, name, reference) for name in names)
         shares = (row.get("selective") or {}).get("answered", [])
         cells += "".join(f'<td class="number">{100 * float(entry["share"]):.1f}%</td>' for entry in shares)
         lines.append(f'<tr><td class="name">{escape(str(row["name"]))}</td>{cells}</tr>')
-    table = f"<table><thead><tr><td></td>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    table = f"<table><thead><tr><td></td>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return html.scrolled(table, f"methods by {', '.join(heads)}")
 
 
@@ -110,6 +112,7 @@ def _answered(contenders: Sequence[Mapping[str, Any]]) -> str:
             drawing.points(drawing.ax, zip(share, loss, strict=True), texts, k)
         if percent and lowest:
             drawing.ax.set_yscale("symlog", linthresh=max(min(lowest), 1e-3), linscale=0.3)
+            drawing.ax.yaxis.set_major_formatter(FuncFormatter(short))
         drawing.ax.set(xlim=(0, 100), ylim=(0, None), xlabel="inputs answered, the surest first (%)")
         drawing.ax.set_ylabel("error of what is answered (%)" if percent else "RMSE of what is answered")
     caption = (

@@ -20,7 +20,7 @@ SECTIONS: dict[str, tuple[str, Section]] = {
     "pictures": ("Plots of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),
     "uncertainty": ("Uncertainty", _sections.uncertainty),
-    "doubts": ("Least sure of", _doubts.doubts),
+    "doubts": ("Least certain examples", _doubts.doubts),
     "evaluation": ("Compared with other methods", _evaluation.evaluation),
     "calibration": ("Calibration", _sections.calibration),
     "certainty": ("How sure it is", _certainty.certainty),

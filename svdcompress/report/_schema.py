@@ -130,6 +130,13 @@ class Filters(_Part):
     after: list[Any]
 
 
+class Pixels(_Part):
+    """`picture` of one of `doubts`."""
+
+    shape: list[Count]
+    base64: str
+
+
 class Doubt(_Part):
     """One of `doubts`."""
 
@@ -139,7 +146,7 @@ class Doubt(_Part):
     confidence: float
     entropy: float
     mutual_information: Number = None
-    picture: list[Any] | None = None
+    picture: Pixels | None = None
 
 
 class Digest(_Part):

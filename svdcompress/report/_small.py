@@ -7,6 +7,9 @@ from typing import Any
 
 from svdcompress.report._rows import metric, milliseconds, size, times
 
+LITTLE = 0.01
+"""Share of model.onnx that the compact form has to save to be worth a mention of its size."""
+
 WORDS = {"int8": "In integers", "float16": "In float16"}
 
 
@@ -15,8 +18,12 @@ def small_files(results: Mapping[str, Any]) -> list[str]:
     lines = []
     dense, sparse = results.get("dense") or {}, results.get("sparse") or {}
     if compact := sparse.get("bytes_compact"):
-        ratio = f", {times(dense['bytes'] / compact)} smaller than the dense file" if dense.get("bytes") else ""
-        lines.append(f"Without its zeros (model_compact.onnx): {size(compact)}{ratio}.")
+        saved = 1 - compact / sparse["bytes"] if sparse.get("bytes") else 1.0
+        if saved < LITTLE:
+            lines.append(f"model_compact.onnx saves nothing ({size(compact)}): too few of the weights are 0 to leave them out.")
+        else:
+            ratio = f", {times(dense['bytes'] / compact)} smaller than the dense file" if dense.get("bytes") else ""
+            lines.append(f"Without its zeros (model_compact.onnx): {size(compact)}{ratio}.")
     for key, words in WORDS.items():
         if found := results.get(key):
             lines.append(_precision(words, found, sparse, dense))

@@ -74,11 +74,12 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
     ratio = (results.get("compression") or {}).get(measure)
     if isinstance(ratio, Mapping):
         ratio = next(iter(ratio.values()), None)
-    if ratio is None or None in errors:
+    before, after = errors
+    if ratio is None or before is None or after is None:
         return None
     changes = (results.get("changes") or {}).get("error") or (results.get("changes") or {}).get("rmse")
-    upper = None if not changes else errors[0] + changes["high"]
-    return Point(float(ratio), float(errors[1]), upper, str(results.get("name") or "")), float(errors[0])
+    upper = None if not changes else before + changes["high"]
+    return Point(float(ratio), float(after), upper, str(results.get("name") or "")), float(before)
 
 
 def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:

@@ -162,7 +162,7 @@ class Choosy(nn.Linear):
         (lambda: OtherConv(3, 3, 1), "a Conv2d with _conv_forward of its own: OtherConv"),
         (lambda: Masked(3, 3), "has mask of its own, which a variational layer needs for itself: Masked"),
         (lambda: Property(3, 3), "has prior of its own, which a variational layer needs for itself: Property"),
-        (lambda: Choosy(3, 3), "not a type we know: Choosy"),
+        (lambda: Choosy(3, 3), "not a type that is converted: Choosy"),
     ],
 )
 def test_what_computes_otherwise_or_cannot_be_is_left(layer, reason):

@@ -1,5 +1,6 @@
 """Runs that make nothing smaller say why and what to set; runs that cannot reach the threshold say so before they start."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -53,6 +54,12 @@ def test_a_learning_rate_of_fine_tuning_takes_no_weight_to_the_threshold():
     assert out_of_reach(*reached("train.lr=2e-5", f"train.epochs={longer}")) == []
     faster = line.partition("--set train.lr=")[2].partition(";")[0]
     assert out_of_reach(*reached(f"train.lr={float(faster) * 1.1}", "train.epochs=3")) == []
+
+
+def test_a_learning_rate_that_is_nearly_enough_is_not_advised_again():
+    recipe, found = reached("train.lr=1e-3", "train.epochs=3")
+    nearly = dataclasses.replace(found, within=0.45, times=1.3)
+    assert "--set train.lr=0.0013" in out_of_reach(recipe, nearly)[0]
 
 
 def test_nothing_is_said_of_training_that_is_long_enough():

@@ -65,7 +65,10 @@ def test_advice_is_given_where_settings_do_not_suit():
     )
     assert "ends at 0.2, not at 1" in warned(nn.Sequential(nn.Linear(9, 9)), 10_000, "train.epochs=10", "train.beta=additive")
     assert warned(nn.Sequential(nn.Linear(9, 9)), 10_000) == ""
-    assert "only 100 training examples" in warned(nn.Sequential(nn.Linear(9, 9)), 100)
+    few = "only 100 training examples: a small drop can't be told from chance"
+    assert few in warned(nn.Sequential(nn.Linear(9, 9)), 100)
+    assert "heavy pruning" not in warned(nn.Sequential(nn.Linear(9, 9)), 100)  # beta follows the number of examples
+    assert f"{few}, and the KL counts for 1/100 each" in warned(nn.Sequential(nn.Linear(9, 9)), 100, "train.beta.final=0.5")
 
 
 def test_a_models_own_normalisation_of_images_is_not_forgotten(tmp_path):

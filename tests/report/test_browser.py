@@ -8,6 +8,8 @@ import pytest
 
 from svdcompress import report
 
+PICTURE = {"shape": [2, 2], "base64": "AP8JAA=="}
+
 pytestmark = pytest.mark.slow
 
 
@@ -17,7 +19,7 @@ def pages(sample, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     results = sample()
     results["doubts"] = [
-        {"example": k, "truth": "3", "guess": "35"[k % 2], "confidence": 0.5, "entropy": 0.7, "picture": [[0, 255], [9, 0]]}
+        {"example": k, "truth": "3", "guess": "35"[k % 2], "confidence": 0.5, "entropy": 0.7, "picture": PICTURE}
         for k in range(4)
     ]
     other = copy.deepcopy(results) | {"name": "other"}

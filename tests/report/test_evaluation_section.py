@@ -54,6 +54,28 @@ def test_what_is_not_significant_has_no_colour(found, tmp_path):
     assert "359 test inputs" in text and "better: how it was made." in text and "&lt;b&gt;laplace" in text
 
 
+def test_headings_are_those_of_the_columns(found, tmp_path):
+    heads = re.findall(r'<th scope="col" class="number">(.*?)</th>', page(tmp_path, found))
+    assert heads == ["error %", "NLL", "Brier", "ECE", "answered at 99%"]
+
+
+def test_reliability_and_inputs_from_elsewhere(found, tmp_path):
+    for k, row in enumerate(found["contenders"]):
+        row["reliability"] = {"confidence": [0.6, 0.95], "accuracy": [0.5, 0.9], "count": [20, 80]}
+        row["ood"] = {"noise": {"entropy": 0.7 + 0.05 * k, "softmax": 0.6}, "<b>": {"entropy": 0.5}} if k else {}
+    text = page(tmp_path, found)
+    assert "Reliability" in text and "Inputs from elsewhere" in text and text.count("<svg") == 4
+    assert "better: predictive entropy, noise: AUROC 0.750" in text and "better: confidence 0.950, accuracy 0.900" in text
+    assert "<b>" not in re.sub(r"<b>[\d.]", "", text[text.index("Inputs from elsewhere") :])
+    assert text.count('<button type="button" aria-pressed="true"') == 4
+    del found["contenders"][0]["reliability"]
+    assert "Reliability" not in page(tmp_path, found)  # colours would no longer be those of the legend
+
+
+def test_ticks_are_plain_numbers(found, tmp_path):
+    assert "mathdefault" not in page(tmp_path, found)
+
+
 def test_the_plots_are_there(found, tmp_path):
     text = page(tmp_path, found)
     assert "Error by share answered" in text and "Under shift" in text and text.count("<svg") == 2

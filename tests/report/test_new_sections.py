@@ -22,6 +22,11 @@ from svdcompress.report._use import use
 PIXELS = [[0, 255, 7], [3, 4, 5]]
 
 
+def stored(pixels):
+    values = np.asarray(pixels, dtype=np.uint8)
+    return {"shape": list(values.shape), "base64": base64.b64encode(values.tobytes()).decode()}
+
+
 def row(**more):
     return {"example": 3, "truth": "cat", "guess": "dog", "confidence": 0.51, "entropy": 0.69, **more}
 
@@ -29,14 +34,14 @@ def row(**more):
 def test_pictures_of_doubtful_examples_are_what_was_given():
     from PIL import Image
 
-    text = doubts({"doubts": [row(picture=PIXELS, mutual_information=0.1)]}, None)
+    text = doubts({"doubts": [row(picture=stored(PIXELS), mutual_information=0.1)]}, None)
     data = re.search(r'src="data:image/png;base64,([^"]+)"', text).group(1)
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), PIXELS)
     assert 'alt="Test example 3: predicted dog (51 %), true cat"' in text and "it is cat" in text
 
 
 def test_what_is_no_picture_is_a_table():
-    for wrong in (None, [], [[1, 2], [3]], [[[1, 2]]], "text"):
+    for wrong in (None, {}, [[1]], stored([[[1, 2]]]), {"shape": [9, 9], "base64": "AAAA"}, {"shape": [1, 1], "base64": "?"}):
         text = doubts({"doubts": [row(picture=wrong, truth="<b>")]}, None)
         assert "<img" not in text and "&lt;b&gt;" in text and "<b>" not in text and "51.0 %" in text
     assert doubts({}, None) == ""
@@ -156,3 +161,11 @@ def test_runs_without_figures_still_give_a_page(results):
     del results["changes"]
     results["recipe"] = "- {not a mapping"
     assert "–" in report.render_comparison([("a", results)])
+
+
+def test_a_compact_file_that_saves_nothing_is_called_so(results):
+    results["sparse"]["bytes_compact"] = 26_000
+    assert "Without its zeros (model_compact.onnx): 26.0 kB, 41.1x smaller than the dense file." in report.render(results)
+    results["sparse"]["bytes_compact"] = results["sparse"]["bytes"]
+    text = report.render(results)
+    assert "model_compact.onnx saves nothing (106.2 kB)" in text and "Without its zeros" not in text
