@@ -105,7 +105,8 @@ def predicted(run: Path, cifar: Path | None, samples: int) -> dict[str, np.ndarr
             for level, batches in enumerate(levels[1:], 1):
                 seen = gather(contender.predict, batches, own)
                 found[f"{kind} {level}/{who}/p"], found["labels corrupted"] = seen.mean.float().numpy(), seen.targets.numpy()
-    np.savez_compressed(file, **found)
+    arrays: dict[str, Any] = dict(found)
+    np.savez_compressed(file, **arrays)
     return found
 
 
@@ -137,7 +138,7 @@ def group(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
         others = _weights(len(runs[0][f"{name}/{DENSE}/entropy"]), 1)
         areas = {
             each: _mean(
-                auroc(*(_tensor(run[f"{part}/{one}/entropy"]) for part in ("test", name)), weights, others)
+                auroc(_tensor(run[f"test/{one}/entropy"]), _tensor(run[f"{name}/{one}/entropy"]), weights, others)
                 for run, one in zip(runs, names, strict=True)
             )
             for each, names in who.items()

@@ -77,7 +77,9 @@ def measured(folder: Path, seeds: list[int], samples: int) -> dict[str, Any]:
 
 def _of(folder: Path, samples: int) -> dict[str, Any]:
     opened = open_run(folder)
-    data, own = opened.data, own_likelihood(opened.model, opened.data.task, opened.data.dim)
+    data = opened.data
+    own: Any = own_likelihood(opened.model, data.task, data.dim)
+    assert data.target_scale is not None  # a table's target is standardised
     scale = data.target_scale[1]
     members = ensemble_members(opened, MEMBERS, device="cpu")
     better = (opened.results.get("calibrate") or {}).get("better", "samples")
@@ -96,7 +98,7 @@ def _of(folder: Path, samples: int) -> dict[str, Any]:
         deviation = (test.variance + noise).sqrt()
         rows[name] = _figures(test.mean, Z95 * deviation, test.targets, scale)
         if tau is not None:
-            promise = load_promises(folder / KEPT, name.removeprefix("sparse, ")).coverage(0.95)
+            promise: Any = load_promises(folder / KEPT, name.removeprefix("sparse, ")).coverage(0.95)
             low, high = promise.intervals(test.mean, deviation)
             rows[f"{name}, conformal"] = _figures((low + high) / 2, (high - low) / 2, test.targets, scale)
     return {"better": better, "compression": opened.results["compression"]["nonzero"], "rows": rows}
