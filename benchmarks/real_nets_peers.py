@@ -90,7 +90,9 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
     example = to_device(next(iter(opened.data.train.batches(2)))[0], device)
     score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-    heads: dict[nn.Module, int] = {layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))}
+    heads: dict[nn.Module, int] = {
+        layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))
+    }
     pruner = tp.pruner.BasePruner(
         model,
         example,
