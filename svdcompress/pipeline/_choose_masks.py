@@ -13,7 +13,7 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._select import whole
 from svdcompress.prune import count_means, prune
 from svdcompress.relevance import Masks
-from svdcompress.selection import Ranking, Rule, Selection, limits_of, look_at, rule
+from svdcompress.selection import Ranking, Rule, Selection, limits_of, look_at, rule, whole_units
 
 STEPS = 24
 """Bisections of a threshold: beyond them, two thresholds differ by less than any two weights."""
@@ -27,7 +27,8 @@ FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameter
 def masks_for(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
     """Masks of a cooled posterior of which a size comes: single weights go by one threshold on all shares, units by their rank.
 
-    target: the size that `measure` is to have. See `Ranking` for the rank.
+    Where the size follows the shapes alone, no single weight of a unit that stays is masked. target: the size that `measure` is
+    to have. See `Ranking` for the rank.
     """
     own = rule(model, context.recipe.relevance, opened.inputs)
     asked = context.recipe.relevance.threshold
@@ -38,6 +39,8 @@ def masks_for(context: Context, opened: Opened, dense: Dense, model: nn.Module, 
         asked, masks = _threshold_for(own, target - others)
     else:
         masks, natural = _units_for(context, opened, model, found, measure, target)
+        if measure.name != "bytes":  # a weight between units that stay costs nothing, and may help
+            masks = whole_units(model, masks)
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + others)}] if isinstance(asked, float) else []
     return replace(Selection(masks, asked, limits_of(model, asked), curve), target=target, natural=natural)

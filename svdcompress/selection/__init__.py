@@ -4,6 +4,7 @@ from svdcompress.selection._choose import Selection, check_some_left, choose, li
 from svdcompress.selection._coupled import Coupling, coupled_relevance
 from svdcompress.selection._ranked import Ranked, Ranking, ranked
 from svdcompress.selection._rule import Rule, WhileTraining, rule
+from svdcompress.selection._whole_units import whole_units
 
 __all__ = [
     "Coupling",
@@ -19,4 +20,5 @@ __all__ = [
     "look_at",
     "ranked",
     "rule",
+    "whole_units",
 ]

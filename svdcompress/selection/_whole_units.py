@@ -1,0 +1,30 @@
+"""Masks of whole units, for sizes that follow the shapes: a zero between two units that stay makes no shape smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from svdcompress.layers import variational_layers
+from svdcompress.relevance import Masks, as_masks
+
+
+def whole_units(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
+    """Masks with every weight back that lies between an input and an output with a weight left: the same units are dead.
+
+    model: converted; masks: by layer, boolean, in the shapes of the weights.
+
+    Example:
+        >>> import torch
+        >>> model = convert(nn.Linear(3, 2))
+        >>> masks = {"": torch.tensor([[True, False, False], [False, False, True]])}
+        >>> whole_units(model, masks)[""].int().tolist()
+        [[1, 0, 1], [1, 0, 1]]
+    """
+    found = {}
+    for name, layer in variational_layers(model):
+        view = layer.canonical(masks[name])
+        outputs, inputs = (view.any(3).any(axis, keepdim=True) for axis in (2, 1))
+        found[name] = layer.as_weight((outputs & inputs)[..., None]).clone()
+    return as_masks(model, found)
