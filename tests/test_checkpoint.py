@@ -224,6 +224,7 @@ def test_state_that_needs_a_pickle_is_refused(tmp_path) -> None:
         (("surgery", "attributes", "5"), {"training": 3}, "no lengths"),
         (("surgery", "attributes", "5"), {"in_features": "many"}, "in_features"),
         (("surgery", "attributes", "5"), {"nothing": 3}, "lacks"),
+        (("layers", "5", "threshold"), "3", "threshold"),  # text for a number
     ],
 )
 def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, word, tmp_path) -> None:

@@ -106,7 +106,7 @@ def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: 
         "can only be read": lambda: disk.close(out),
     }
     limit = None if mounts else size * 1024
-    said = forked(lambda: met(whole, out, where, happens[trouble], limit))
+    said = forked(lambda: met(whole, out, where, happens[trouble], limit)).replace(f"{disk.place}/", "")
     if trouble == "can only be read":
         disk.open(out)
     elif trouble == "full" and mounts:

@@ -41,6 +41,12 @@ ROOMS = ("layers", "objective", "relevance", "prune", "export", "uncertainty", "
 KEPT, PAGE = RESULTS / "mutants.json", RESULTS / "mutants.md"
 REASONS = Path(__file__).with_name("reasons.yaml")
 
+BESIDE = {
+    "svdcompress/layers/_known.py": ("convert/test_subclasses.py",),
+    "svdcompress/layers/_positions.py": ("uncertainty/test_shared_weights.py",),
+}
+"""Files whose tests are those of another room."""
+
 SECONDS = 30
 """Of the processor's time, that tests run against a mutant; and so many of them at most:"""
 
@@ -124,9 +130,10 @@ def copied(place: Path) -> Path:
     return place
 
 
-def own_tests(room: str) -> tuple[str, ...]:
-    """The files and folders of a room's own tests."""
-    return (room, f"test_{room}.py")
+def own_tests(file: str) -> tuple[str, ...]:
+    """The files and folders of tests of a room, or of a file whose tests are elsewhere."""
+    room = room_of(file)
+    return BESIDE.get(file) or (room, f"test_{room}.py")
 
 
 def tried(mutant: Mutant, place: Path, nearest: Nearest) -> dict[str, Any]:
@@ -134,7 +141,7 @@ def tried(mutant: Mutant, place: Path, nearest: Nearest) -> dict[str, Any]:
     path = place / mutant.file
     source = path.read_text(encoding="utf-8")
     started = time.monotonic()
-    tests = nearest.tests(mutant.file, mutant.function, mutant.line, own_tests(room_of(mutant.file)))[:MOST_TESTS]
+    tests = nearest.tests(mutant.file, mutant.function, mutant.line, own_tests(mutant.file))[:MOST_TESTS]
     path.write_text(mutant.applied(source), encoding="utf-8")
     try:
         passed, failed = forked(place, tests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import svdcompress as svdc
 from svdcompress.layers import variational_layers
+from svdcompress.prune._choice import _ratio
 
 DEAD = {8: [1, 5], 16: [0, 3, 5, 9, 13, 15], 32: [2, 4, 7, 8, 11, 13, 17, 21, 23, 27, 30, 31]}
 """Channels of each stage's stream that go: 16 has those of 8 behind 4 zeros, 32 those of 16 behind 8."""
@@ -191,3 +193,10 @@ def test_padding_within_a_module_stays() -> None:
     assert any("padded by a number" in group.reason for group in small.pruning.groups)
     x = torch.randn(5, 4)
     assert torch.allclose(small(x), masked(dense, masks)(x), atol=1e-6)
+
+
+def test_constants_are_carried_by_channels_in_proportion():
+    values = np.array([[1.0, -2.0, 0.5], [3.0, -6.0, 1.5], [1.0, -2.0, 0.6], [0.0, 0.0, 0.0], [1.0, np.nan, 0.5]])
+    assert _ratio(values, 1, 0) == 3.0 and _ratio(values, 0, 1) == pytest.approx(1 / 3) and _ratio(values, 3, 0) == 0.0
+    assert _ratio(values, 2, 0) is None and _ratio(values, 0, 3) is None and _ratio(values, 0, 4) is None
+    assert _ratio(values * [[1], [1e9], [1], [1], [1]], 1, 0) is None, "a carrier that is next to nothing"
