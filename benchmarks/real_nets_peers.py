@@ -90,7 +90,9 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
     example = to_device(next(iter(opened.data.train.batches(2)))[0], device)
     score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-    heads: dict[nn.Module, int] = {layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))}
+    heads: dict[nn.Module, int] = {
+        layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))
+    }
     pruner = tp.pruner.BasePruner(
         model,
         example,
@@ -169,7 +171,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
             optimizer.step()
             slot.check()
-        print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found):.3f}", flush=True)
+        print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found.detach()):.3f}", flush=True)
         if peer is nothing or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
             torch.save({"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict()}, file)
     file.unlink(missing_ok=True)
