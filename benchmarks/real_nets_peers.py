@@ -171,7 +171,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
             optimizer.step()
             slot.check()
-        print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found):.3f}", flush=True)
+        print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found.detach()):.3f}", flush=True)
         if peer is nothing or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
             torch.save({"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict()}, file)
     file.unlink(missing_ok=True)
