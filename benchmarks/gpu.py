@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from real import CASES
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
@@ -31,13 +33,11 @@ SPEED = [part for name in (
 
 @dataclass(frozen=True)
 class Step:
-    """name; the command; seconds that it should have at least; long: whether it resumes, and so may take what is left."""
+    """name; the command, told what is left where it has "{minutes}"; seconds that it should have at least."""
 
     name: str
     command: list[str]
     least: float = 30.0
-    long: bool = False
-    done: Path | None = None
 
 
 def steps(out: Path, cifar: Path | None, resnet: Path | None) -> list[Step]:
@@ -49,24 +49,20 @@ def steps(out: Path, cifar: Path | None, resnet: Path | None) -> list[Step]:
     ]
     if cifar is None or resnet is None:
         return found
-    for name, goals in (("resnet56", ("macs=2.6x", "macs=4x")), ("resnet20", ("macs=2x", "macs=4x"))):
-        for goal in goals:
-            folder = out / f"{name}-{goal.replace('=', '-')}"
-            resume = (folder / "recipe.yaml").is_file()
-            weights = next(resnet.glob(f"{name}-*.th"))
-            start = [
-                f"benchmarks/models/{name}.yaml",
-                "--data-arg",
-                f"folder={cifar}",
-                "--weights",
-                str(weights),
-                "--goal",
-                goal,
-            ]
-            start += ["--data-arg", f"cache={out / 'cifar.npz'}", "--set", "train.batch_size=128"]
-            command = [*python, "-m", "svdcompress", "sparsify", *(["--resume", "--trust-code"] if resume else start)]
-            command += ["--out", str(folder)]
-            found.append(Step(f"{name} {goal}", command, 120, True, folder / "report.json"))
+    for name in CASES:
+        command = [*python, "benchmarks/real.py", "--cifar", str(cifar), "--resnet", str(resnet), "--runs", str(out)]
+        command += [
+            "--only",
+            name,
+            "--set",
+            "train.precision=bf16",
+            "--set",
+            "recover.precision=bf16",
+            "--set",
+            "train.batch_size=128",
+        ]
+        command += ["--set", "recover.batch_size=128", "--minutes", "{minutes}"]
+        found.append(Step(name, command, 120))
     return found
 
 
@@ -94,15 +90,14 @@ def main() -> None:
             break
         started = time.monotonic()
         print(f"== {step.name} ({left:.0f} s left)", flush=True)
-        process = subprocess.Popen(step.command, cwd=ROOT)
+        command = [part.replace("{minutes}", f"{(left - 30) / 60:.2f}") for part in step.command]
+        process = subprocess.Popen(command, cwd=ROOT)
         try:
             rc: int | None = process.wait(left - 10)
         except subprocess.TimeoutExpired:
             process.terminate()  # a run stops in good order, with its state
             process.wait()
             rc = None
-        if step.done is not None and not step.done.is_file():
-            rc = rc or None
         known[step.name] = {"rc": rc, "seconds": time.monotonic() - started, "device": torch.cuda.get_device_name()}
         ledger.write_text(json.dumps(known, indent=1) + "\n")
     names = [step.name for step in steps(options.out, options.cifar, options.resnet)]

@@ -70,7 +70,8 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
     return {
         "test": {side: report[side]["metrics"]["error"] for side in ("dense", "sparse")},
         "change": report.get("changes", {}).get("error"),
-        "validation": {"dense": search["dense"]["error"], "sparse": chosen["error"], "upper": chosen["upper"]},
+        "validation": {"dense": search["dense"]["error"], "sparse": chosen["error"], "upper": chosen["upper"]}
+        | {name: chosen.get(name) for name in ("estimate", "at_most")},
         "compression": {name: report["compression"][name] for name in COMPRESSIONS},
         "latency": report["compression"].get("latency"),
         "met": search["met"],
@@ -112,7 +113,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             )
             cells = [row, seed, f"{found['test']['dense']:.2f}", f"{found['test']['sparse']:.2f}"]
             cells += [f"{change['low']:+.2f} to {change['high']:+.2f}"]
-            cells += [f"{validation['dense']:.2f}, {validation['sparse']:.2f} ({validation['upper']:+.2f})"]
+            by_nll = "" if validation.get("at_most") is None else f"; by the NLL {validation['at_most']:+.2f}"
+            cells += [f"{validation['dense']:.2f}, {validation['sparse']:.2f} ({validation['upper']:+.2f}{by_nll})"]
             cells += [f"{sizes[name]:.3g}x" for name in COMPRESSIONS]
             cells += [f"{latency:.3g}x" if latency else "", str(found["trials"]), f"{found['seconds']['search']:.0f} s", asked]
             lines.append(f"| {' | '.join(cells)} |")

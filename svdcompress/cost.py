@@ -58,13 +58,13 @@ def measure(model: nn.Module, example_inputs: Any) -> Cost:
     register_loaded()
     variational = (VariationalLayer, *VARIATIONAL_CLASSES)
     weights = {id(m.weight) for m in model.modules() if isinstance(m, variational) and isinstance(m.weight, Tensor)}
-    alive = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}
+    masks = {id(m.weight): m.relevant() for m in model.modules() if isinstance(m, VariationalLayer)}
     variances = {id(own) for own in variance_parameters(model)}
     sizes, nonzero = {}, {}
     for parameter in model.parameters():
         key = id(parameter)
         if key not in variances:
-            value = parameter.detach() if key not in alive else parameter.detach() * alive[key]
+            value = parameter.detach() if key not in masks else parameter.detach() * masks[key]
             sizes[key], nonzero[key] = value.numel(), int(torch.count_nonzero(value))
     return Cost(
         parameters=sum(sizes.values()),
@@ -197,6 +197,10 @@ def latency(
     return latencies({"file": path}, make_input, batch_sizes, threads=threads, seconds=seconds)["file"]
 
 
+PATIENCE = 20.0
+"""A file that takes so many times the time meant for it is called three times instead of ten (a BERT, a batch of 128)."""
+
+
 def latencies(
     paths: Mapping[str, str | Path],
     make_input: Callable[[int], Feed],
@@ -212,7 +216,7 @@ def latencies(
 
     make_input: batch size -> an array for the file's first input, or {input name: array}.
     threads: threads of each session within an operator.
-    seconds: time spent on each batch size, over all files (at least 10 calls of each).
+    seconds: time spent on each batch size, over all files (at least 10 calls of each; of slow files 3, after 20 times as long).
     Raises ExportError if onnxruntime cannot load or run a file.
     """
     if threads < 1:
@@ -258,9 +262,9 @@ def _runner(path: str | Path, session: Any, feed: Feed, batch: int) -> Callable[
 
 def _take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in runs}
-    end = time.perf_counter() + seconds
+    begun = time.perf_counter()
     order = list(runs)
-    while len(times[order[0]]) < 10 or time.perf_counter() < end:
+    while (taken := time.perf_counter() - begun) < seconds or len(times[order[0]]) < (10 if taken < PATIENCE * seconds else 3):
         for name in order:
             start = time.perf_counter()
             runs[name]()

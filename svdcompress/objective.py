@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from svdcompress.convert import PAST_CURE
 from svdcompress.errors import UsageError
 from svdcompress.layers import VariationalLayer, kl_apart, variational_layers
+
+if TYPE_CHECKING:
+    from svdcompress.recipe import BetaSchedule
 
 
 class Schedule(Protocol):
@@ -73,6 +76,24 @@ class AdditiveWarmup:
 
     def __call__(self, epoch: float) -> float:
         return min(self.step * (math.floor(epoch) + 1), self.final)
+
+
+def _warmup(kind: Callable[..., Schedule]) -> Callable[[BetaSchedule, int, float], Schedule]:
+    def make(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
+        from svdcompress.recipe import in_epochs  # here, as training by hand reads no recipe
+
+        return kind(in_epochs(beta.start, epochs), in_epochs(beta.stop, epochs), final)
+
+    return make
+
+
+SCHEDULES: dict[str, Callable[[BetaSchedule, int, float], Schedule]] = {
+    "constant": lambda beta, epochs, final: Constant(final),
+    "linear": _warmup(LinearWarmup),
+    "cosine": _warmup(CosineWarmup),
+    "additive": lambda beta, epochs, final: AdditiveWarmup(beta.step, final),
+}
+"""By the name in a recipe's `train.beta`: makes a schedule of the settings there, the epochs of training, and the last beta."""
 
 
 def _progress(epoch: float, start: float, stop: float) -> float:

@@ -1,4 +1,6 @@
-"""One tiny run from start to end, shared by the tests that look at it."""
+"""One tiny run from start to end, shared by the tests that look at it, without a network."""
+
+import socket
 
 import pytest
 
@@ -24,13 +26,41 @@ def tiny_recipe():
     return load_recipe("digits", TINY)
 
 
+def without_network(patch):
+    """Refuse connections and look-ups, by a monkeypatch; gives the list of the addresses that are asked for."""
+    asked = []
+
+    def connect(self, address):
+        asked.append(address)
+        raise OSError("no network in this test")
+
+    def look_up(host, *args, **kwargs):
+        asked.append(host)
+        raise OSError("no network in this test")
+
+    patch.setattr(socket.socket, "connect", connect)
+    patch.setattr(socket.socket, "connect_ex", connect)
+    patch.setattr(socket, "getaddrinfo", look_up)
+    return asked
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Addresses that a test asks for; none of them answers."""
+    return without_network(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tiny_recipe, tmp_path_factory):
-    """(folder, results) of a whole run."""
+    """(folder, results) of a whole run, which asks no network for anything."""
     from svdcompress.pipeline import run
 
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    return folder, run(tiny_recipe, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        asked = without_network(patch)
+        results = run(tiny_recipe, folder)
+    assert asked == []
+    return folder, results
 
 
 @pytest.fixture(scope="session")

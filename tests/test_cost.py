@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress import cost as costs
 from svdcompress.cost import by_layer, compression, file_bytes, latencies, latency, macs, measure
 from svdcompress.errors import ExportError, UsageError
 
@@ -170,3 +173,18 @@ def test_layers_add_up_to_the_whole_and_those_that_never_ran_are_named():
     assert sum(layer.macs for layer in found.values()) == whole.macs
     assert sum(layer.parameters for layer in found.values()) == whole.parameters
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_slow_files_are_called_three_times_instead_of_ten():
+    calls = {"slow": 0, "quick": 0}
+
+    def slow():
+        calls["slow"] += 1
+        time.sleep(0.05)
+
+    def quick():
+        calls["quick"] += 1
+
+    found = costs._take_turns({"slow": slow, "quick": quick}, seconds=0.001)
+    assert len(found["slow"]) == calls["slow"] == 3 and len(found["quick"]) == 3
+    assert len(costs._take_turns({"quick": quick}, seconds=0.001)["quick"]) >= 10

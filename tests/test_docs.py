@@ -228,7 +228,7 @@ def test_what_the_table_says_to_touch_is_there(row):
     if folder and not (ROOT / "svdcompress" / folder[0]).is_dir():
         pytest.skip(f"svdcompress/{folder[0]} is not part of this version yet")
     files = re.findall(r"`([\w/]+\.py)`", touch)
-    assert files
+    assert 1 <= len(set(files)) <= 2  # what is more has no room of its own yet
     for file in files:
         path = ROOT / "svdcompress" / file
         assert path.parent.is_dir() if path.name == "_NAME.py" else path.is_file(), file

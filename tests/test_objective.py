@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import UsageError
+from svdcompress.objective import SCHEDULES
+from svdcompress.recipe import BetaSchedule
 
 
 def variational(**options) -> nn.Sequential:
@@ -140,6 +145,7 @@ def test_a_loss_of_any_arguments_and_a_model_that_stays_outside():
 
 def test_wrong_use_is_an_error_that_says_what_to_do():
     model = variational()
+    svdc.ELBO(model, nn.MSELoss(), num_examples=1)
     with pytest.raises(UsageError, match="num_examples: 0 is not a number of training examples"):
         svdc.ELBO(model, nn.MSELoss(), 0)
     with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
@@ -252,3 +258,23 @@ def test_a_loss_of_one_batch_size_or_of_a_number_is_taken_as_it_is():
 
     svdc.ELBO(variational(), of_four, num_examples=400)(torch.randn(4, 3), torch.randint(3, (4,)))
     svdc.ELBO(variational(), lambda loss: loss, num_examples=400)(torch.tensor(0.3))
+
+
+# By the names of recipes
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_of_a_recipe_ends_at_its_beta(name):
+    """And a name that the recipe takes has a schedule, so that another one is two files: `objective.py` and the schema."""
+    assert set(SCHEDULES) == set(get_args(BetaSchedule.model_fields["name"].annotation))
+    settings = BetaSchedule(name=name, start="20%", stop=8.0, step=0.1)
+    schedule = SCHEDULES[name](settings, 20, 0.7)
+    betas = [schedule(epoch) for epoch in range(21)]
+    assert betas[-1] == 0.7 and betas == sorted(betas)
+    assert betas[0] == {"constant": 0.7, "additive": 0.1}.get(name, 0.0)
+    assert betas[6] == pytest.approx({"linear": 0.35, "cosine": 0.35}.get(name, 0.7))  # half way from 20% of 20 to 8
+
+
+def test_training_by_hand_reads_no_recipe():
+    code = "import sys, svdcompress; svdcompress.LinearWarmup, svdcompress.ELBO; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

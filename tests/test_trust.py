@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from svdcompress.cli import app
+from svdcompress.cli._sparsify import _check_code
 from svdcompress.errors import TrustError
 from svdcompress.pipeline import open_run
+from svdcompress.pipeline._folder import resume_command
 from svdcompress.predict import predict_run
 from svdcompress.recipe import load_recipe, shipped_recipes
 from svdcompress.sources import code_in, preprocess
@@ -138,9 +141,42 @@ def test_resuming_a_folder_runs_no_code_of_its_own(foreign):
     assert "evil:step (data.transform.0)" in said and not (foreign.parent / "mark").exists()
 
 
+def test_resuming_a_search_runs_no_command_of_the_folder(foreign):
+    (foreign / "state").mkdir()
+    (foreign / "state" / "run.json").write_text("{}")
+    with_recipe(foreign, search__max_drop=1.0, search__objective="latency", search__latency_command="touch mark")
+    said = svdc("sparsify", "--resume", "--out", "run", code=12).output
+    assert "touch mark (search.latency_command)" in said and not (foreign.parent / "mark").exists()
+    assert resume_command(foreign, open_run(foreign).recipe).endswith("--trust-code")
+    svdc(*PREDICT)  # which asks for no latency
+    with pytest.raises(TrustError, match="touch mark"):
+        _check_code(open_run(foreign).recipe, foreign, ["search.max_drop"], trust_code=False)
+    _check_code(open_run(foreign).recipe, foreign, ["search.latency_command"], trust_code=False)
+    _check_code(open_run(foreign).recipe, foreign, [], trust_code=True)
+
+
+def test_members_of_an_ensemble_are_trained_by_no_loss_of_the_folder(foreign):
+    with_recipe(foreign, loss__name="./evil.py:step", loss__task="classification")
+    said = svdc("evaluate", "run", "--samples", 2, "--members", 2, code=12).output
+    assert "./evil.py:step (loss.name)" in said and not (foreign.parent / "mark").exists()
+
+
 def test_what_the_package_knows_needs_no_word(foreign):
     svdc(*PREDICT)
     for recipe in shipped_recipes():
         assert code_in(load_recipe(recipe)) == {}
     with_manifest(foreign, lambda m: m["extra"]["preprocessing"].update(transform=[{"torch:clamp": {"min": 0.1}}]))
     svdc(*PREDICT)
+
+
+def test_no_command_asks_for_the_network(foreign, asked):
+    """Neither does a run from start to end: the fixture's."""
+    svdc(*PREDICT)
+    svdc(*PREDICT, "--onnx", "--out", "p.csv")
+    svdc("verify", "run")
+    svdc("report", "run")
+    svdc("export", "run", "--out", "again.onnx")
+    assert asked == []
+    with pytest.raises(OSError, match="no network"):
+        socket.create_connection(("example.org", 80))
+    assert asked == ["example.org"]

@@ -50,3 +50,9 @@ def data(folder: str, train: int = 6000, cache: str | None = None) -> tuple[Spli
         arrays = {f"{name}{i}": part[j].numpy() for i, part in enumerate(parts) for j, name in enumerate("xy")}
         np.savez(cache, **arrays)
     return parts[0], parts[1], parts[2]
+
+
+def whole(folder: str, cache: str | None = None) -> tuple[Split, Split]:
+    """All training images and all test images, for a network that the run trains. Arguments as those of `data`."""
+    train, *halves = data(folder, 50_000, cache)
+    return train, (torch.cat([half[0] for half in halves]), torch.cat([half[1] for half in halves]))

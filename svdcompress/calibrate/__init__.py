@@ -17,7 +17,7 @@ from svdcompress.calibrate._kron import kronecker
 from svdcompress.calibrate._posterior import Joint, LowRank, joint_draws, low_rank, with_variances
 from svdcompress.calibrate._promise import Promises, from_dict, load_promises, measured, promises_of, save_promises
 from svdcompress.calibrate._refit import refit
-from svdcompress.calibrate._tempering import Tempered, fit_tempering, nll_rows
+from svdcompress.calibrate._tempering import Tempered, fit_knob, fit_tempering, nll_rows
 
 __all__ = [
     "POSTERIORS",
@@ -41,6 +41,7 @@ __all__ = [
     "conformal_intervals",
     "conformal_sets",
     "draws_of",
+    "fit_knob",
     "fit_scale",
     "fit_setting",
     "fit_tempering",

@@ -55,7 +55,7 @@ class Layer(_Part):
     variance_dtype: str
 
 
-class Noise(_Part):
+class Dropout(_Part):
     """A layer of noise that drew, or may draw, in `eval()`."""
 
     class_: Literal["BernoulliDropout", "GaussianDropout"] = Field(alias="class")
@@ -91,7 +91,7 @@ class Manifest(_Part):
     format: Annotated[int, Field(ge=1, le=FORMAT)]
     model: str = ""
     layers: dict[str, Layer]
-    dropout: dict[str, Noise]
+    dropout: dict[str, Dropout]
     folded: dict[str, str] = {}
     surgery: Surgery
     shapes: dict[str, list[Length]] = {}

@@ -95,7 +95,7 @@ def evaluate(
     with Bars(console, quiet=json) as bars, short_of_memory(advice):
         say = lambda line: None if json else console.print(line, style="dim", markup=False, highlight=False)  # noqa: E731
         result = evaluate_run(opened, wanted, elsewhere=others, bars=bars, say=say)
-    pictures = uncertainty.draw(result, folder)
+    pictures = uncertainty.plot(result, folder)
     report.write_json(folder / "evaluation.json", result)
     written = [path.name for path in pictures]
     if out is None and (run / "report.html").is_file():  # with a section of this

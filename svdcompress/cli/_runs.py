@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from svdcompress.cli._common import (
+    MOST_SAMPLES,
     Debug,
     Device,
     Json,
     ModelAgain,
     Run,
-    Samples,
     TrustCode,
     check_file,
     err_console,
@@ -25,6 +25,10 @@ from svdcompress.cli._common import (
 )
 from svdcompress.errors import OutputError, UsageError, shortened
 
+BY_MEAN = (
+    "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws all the same "
+    "(mutual information needs draws)"
+)
 PRECISIONS = ("none", "auto", "int8", "float16")
 
 
@@ -116,7 +120,10 @@ def report(run: Run, json: Json = False, debug: Debug = False) -> None:
 def predict(
     run: Run,
     input_: Annotated[Path, typer.Option("--input", help="npy, npz, csv, parquet, an image, or a folder of images.")],
-    samples: Samples = 100,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_SAMPLES, help="Draws for each input (100, or none if the run found the mean as good)."),
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Use model_mc.onnx in onnxruntime instead of PyTorch.")] = False,
     out: Annotated[Path | None, typer.Option(help="The file to write: .csv, .parquet or .npz (predictions.csv).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws (0; with --onnx a fresh one).")] = None,
@@ -156,6 +163,8 @@ def predict(
     path, count = predict_run(run, input_, out, samples=samples, onnx=onnx, seed=seed, device=place, **trusted, **promised)
     report = {"file": str(path), "predictions": count, **told}
     if not json:
+        if told.get("by") == "mean":
+            err_console().print(BY_MEAN, highlight=False, soft_wrap=True)
         for line in _promises(told):
             err_console().print(line, highlight=False, soft_wrap=True)
     print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)

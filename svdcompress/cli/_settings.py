@@ -60,7 +60,8 @@ Trained = Annotated[
     bool | None,
     typer.Option(
         "--trained/--untrained",
-        help="The factory returns a trained model: don't train it first (automatic for hf: folders).",
+        help="The factory returns a trained model: don't train it first (automatic for hf: folders). "
+        "--untrained with --weights: start from them (a pretrained encoder, a new head), and train the dense model first.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -197,10 +197,10 @@ def next_steps(made: Recipe, folder: Path) -> str:
 def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:
     """Raises TrustError for code that the recipe in a run's folder names, and that no option names again."""
     from svdcompress.pipeline import untrusted
-    from svdcompress.sources import code_in
+    from svdcompress.sources import code_of_run
 
     own = [f"{name}.name" if name in ("model", "data", "loss") else name for name in given]  # --data leaves the transforms
-    named = {field: name for field, name in code_in(made).items() if not any(f"{field}.".startswith(f"{o}.") for o in own)}
+    named = {field: name for field, name in code_of_run(made).items() if not any(f"{field}.".startswith(f"{o}.") for o in own)}
     if named and not trust_code:
         raise TrustError(untrusted(folder, named))
     announce_code(folder, named)

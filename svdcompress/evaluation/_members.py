@@ -71,12 +71,12 @@ def dense_fit(
     opened: OpenRun, model: nn.Module, settings: Training, stage: str, seed: int, device: str, bars: Bars | None, **more: Any
 ) -> nn.Module:
     """Train a dense model in place by one of the recipe's sections, by its loss alone; more: as `fit` takes it."""
-    recipe, data = opened.recipe, opened.data
-    weights = class_weights(recipe.loss, data, opened.dense, example_inputs(data.train, 2))
+    recipe, data, loss = opened.recipe, opened.data, opened.loss
+    weights = class_weights(loss, data, opened.dense, example_inputs(data.train, 2))
     fit(
         model,
         data.train,
-        make_loss(recipe.loss, class_weights=weights, dim=data.dim),
+        make_loss(loss, class_weights=weights, dim=data.dim),
         settings,
         stage=stage,
         task=recipe.task,

@@ -53,7 +53,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     for name, x in (("orthogonal", orthogonal), ("correlated", correlated)):
         y = x @ torch.tensor(WEIGHTS) + settings.noise * torch.randn(settings.examples, generator=generator)
         results[name] = _fit(x, y, settings, context, name)
-    pictures = [_draw(results, settings, context)]
+    pictures = [_plot(results, settings, context)]
     worst = results["orthogonal"]
     shift = max(abs(a - b) / s**0.5 for a, b, s in zip(worst["mean"], worst["best_mean"], worst["exact_variance"], strict=True))
     found = _curve.run(settings.examples, settings.curve_epochs, settings.samples, context)
@@ -106,7 +106,7 @@ def _fit(x: Tensor, y: Tensor, settings: Settings, context: Context, name: str) 
     }
 
 
-def _draw(results: dict[str, Any], settings: Settings, context: Context) -> dict[str, str]:
+def _plot(results: dict[str, Any], settings: Settings, context: Context) -> dict[str, str]:
     drawing, axes = figure(1, 3, (11, 3.4))
     places = torch.arange(len(WEIGHTS))
     for axis, (name, result) in zip(axes[0], results.items(), strict=False):

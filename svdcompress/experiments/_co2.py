@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import DependencyError
 from svdcompress.experiments._common import Context, figure, save, sparsity, train
-from svdcompress.experiments._delta import Delta, jacobian, weights, weights_of
+from svdcompress.experiments._delta import Delta, groups_of, jacobian, weights, weights_of
 from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, fit_tau, mc_predict, mean_predict, regression_quality
 
@@ -151,7 +151,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     figures["sparsity"] = sparsity(sparse)
     figures["delta"] = delta
     figures["nets"] = {name: judge(prediction, series) for name, prediction in predictions.items()}
-    return {**figures, "pictures": [_draw(predictions, series, figures, context)]}
+    return {**figures, "pictures": [_plot(predictions, series, figures, context)]}
 
 
 def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
@@ -172,12 +172,12 @@ def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
     return Prediction("regression", 1, torch.from_numpy(mean)[:, None], epistemic, torch.zeros_like(epistemic), epistemic)
 
 
-def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, dict[str, float]]:
+def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, dict[str, Any]]:
     """The variational net's mean with variances by the delta method, and what they come from.
 
-    What varies is what the variational net has variances of, its relevant weights. Their prior is one normal distribution, its
-    variance by evidence on the training months (the common choice for Laplace approximations); the noise is that of the months
-    held out amid them. No month after them is looked at.
+    What varies is what the variational net has variances of, its relevant weights. Their prior is a normal distribution for a
+    layer each, its variance by evidence on the training months (MacKay 1992; one for all has less evidence, and bands that
+    are too wide); the noise is that of the months held out amid them. No month after them is looked at.
     """
     which = weights_of(model, biases=False)
     with torch.no_grad():
@@ -185,11 +185,17 @@ def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, 
     error = mean[series.held] - series.y[series.held].double()
     tau = 1 / float(error.square().mean())
     slopes = jacobian(model, at, which)
-    own = weights(model, which)
-    delta = Delta(slopes[series.trained], torch.ones_like(own), own)
-    scale = delta.best_scale(tau)
-    variance = delta.variance(slopes, scale, tau)[:, None]
-    found = {"weights": slopes.shape[1], "prior_variance": scale}
+    own, layers = weights(model, which), groups_of(model, which)
+    groups = torch.stack(list(layers.values())).int().argmax(0)
+    one = Delta(slopes[series.trained], torch.ones_like(own), own)
+    delta = one.by_group(groups, tau)
+    variance = delta.variance(slopes, 1.0, tau)[:, None]
+    found = {
+        "weights": slopes.shape[1],
+        "prior_variance": {name: float(delta.prior[here][0]) for name, here in layers.items()},
+        "evidence": delta.evidence(1.0, tau),
+        "evidence_of_one_variance": one.evidence(one.best_scale(tau), tau),
+    }
     return Prediction("regression", 1, mean, variance, torch.zeros_like(variance), variance), found
 
 
@@ -260,7 +266,7 @@ def _sampled(model: nn.Module, x: Tensor, settings: Settings, context: Context) 
     return mc_predict(model, x, settings.samples, task="regression", generator=generator, members=True)
 
 
-def _draw(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> dict[str, str]:
+def _plot(predictions: dict[str, Prediction], series: Series, figures: dict[str, Any], context: Context) -> dict[str, str]:
     drawing, axes = figure(3, 3, (15, 8), sharex=True, sharey=True)
     everywhere = torch.cat([series.t, series.beyond])
     years, count = series.years(everywhere), len(series.t)

@@ -93,7 +93,7 @@ def run(examples: int, epochs: int, samples: int, context: Context) -> dict[str,
         "delta method, sparse": _delta(sparse, found, tau, ard=True),
     }
     figures = {name: judge(prediction, found) for name, prediction in predictions.items()}
-    return {"curve": figures, "curve_sparsity": sparsity(sparse), "pictures": [_draw(predictions, found, context)]}
+    return {"curve": figures, "curve_sparsity": sparsity(sparse), "pictures": [_plot(predictions, found, context)]}
 
 
 def _delta(model: nn.Module, found: Curve, tau: float, ard: bool) -> Prediction:
@@ -121,7 +121,7 @@ def judge(prediction: Prediction, found: Curve) -> dict[str, float]:
     return figures
 
 
-def _draw(predictions: dict[str, Prediction], found: Curve, context: Context) -> dict[str, str]:
+def _plot(predictions: dict[str, Prediction], found: Curve, context: Context) -> dict[str, str]:
     drawing, axes = figure(1, len(predictions), (3.2 * len(predictions), 3.2), sharex=True, sharey=True)
     at = found.at[:, 0]
     for axis, (name, prediction) in zip(axes[0], predictions.items(), strict=True):

@@ -50,6 +50,13 @@ def weights(model: nn.Module, which: dict[str, Tensor]) -> Tensor:
     return torch.cat([p.detach()[which[name]].double() for name, p in model.named_parameters() if name in which])
 
 
+def groups_of(model: nn.Module, which: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Which of the weights that vary, (P,) Boolean, are of each parameter."""
+    counts = {name: int(which[name].sum()) for name, _ in model.named_parameters() if name in which}
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(list(counts.values())))
+    return {name: owner == place for place, name in enumerate(counts) if counts[name]}
+
+
 def ard_variance(model: nn.Module, which: dict[str, Tensor], others: float = 1.0) -> Tensor:
     """Prior variances (P,) as ARD has learnt them, mu^2 + sigma^2 of each weight; others: of parameters without any."""
     layers: dict[str, Any] = {_within(name, "weight"): layer for name, layer in variational_layers(model)}
@@ -89,6 +96,22 @@ class Delta:
         root = torch.linalg.cholesky(covariance)
         cross = torch.linalg.solve_triangular(root, (self.jacobian * prior) @ at.T, upper=False)
         return ((at.square() @ prior) - cross.square().sum(0)).clamp_min(0)
+
+    def by_group(self, groups: Tensor, tau: float, rounds: int = 200) -> Delta:
+        """With a prior variance for each group of weights (a layer's, say), groups (P,) of whole numbers from 0 on, by MacKay's
+        (1992) fixed point of the evidence: `v = sum w^2 / gamma`, gamma the group's number of well-determined weights,
+        `sum (1 - posterior variance / v)`."""
+        count = int(groups.max()) + 1
+        squares = torch.zeros(count, dtype=torch.float64).index_add_(0, groups, self.weights.square())
+        variances = squares / groups.bincount(minlength=count)
+        eye = torch.eye(len(self.jacobian), dtype=torch.float64) / tau
+        for _ in range(rounds):
+            prior = variances[groups]
+            root = torch.linalg.cholesky((self.jacobian * prior) @ self.jacobian.T + eye)
+            half = torch.linalg.solve_triangular(root, self.jacobian, upper=False)
+            known = torch.zeros(count, dtype=torch.float64).index_add_(0, groups, prior * half.square().sum(0))
+            variances = squares / known.clamp_min(1e-6)  # of which the data say nothing, no variance is too large
+        return Delta(self.jacobian, variances[groups], self.weights)
 
     @cached_property
     def _kernel(self) -> Tensor:

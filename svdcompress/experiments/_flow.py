@@ -149,7 +149,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     return {
         "models": {name: judge(mean, std, test) for name, (mean, std) in found.items()},
         "sparsity": sparsity(sparse),
-        "pictures": [_draw(found, test, at, context)],
+        "pictures": [_plot(found, test, at, context)],
     }
 
 
@@ -192,7 +192,7 @@ def judge(mean: Tensor, std: Tensor, x: Tensor) -> dict[str, float]:
     }
 
 
-def _draw(found: dict[str, tuple[Tensor, Tensor]], test: Tensor, at: Tensor, context: Context) -> dict[str, str]:
+def _plot(found: dict[str, tuple[Tensor, Tensor]], test: Tensor, at: Tensor, context: Context) -> dict[str, str]:
     shown = 4
     rows = {"field and sensors": test} | {f"{name},\nfrom these": mean for name, (mean, _) in found.items()}
     rows["sparse, its\nstandard deviation"] = found["sparse"][1]

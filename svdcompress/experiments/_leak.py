@@ -146,7 +146,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         "signal_to_noise": signal_to_noise(torch.Generator().manual_seed(context.seed + 2)),
         "sparsity": sparsity(sparse),
         "onset": {name: _summary(tracks) for name, tracks in followed.items()},
-        "pictures": [_draw(followed, figures, context)],
+        "pictures": [_plot(followed, figures, context)],
     }
 
 
@@ -201,7 +201,7 @@ def _summary(tracks: dict[str, Prediction]) -> dict[str, Any]:
     return found
 
 
-def _draw(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], context: Context) -> dict[str, str]:
+def _plot(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], context: Context) -> dict[str, str]:
     drawing, axes = figure(4, 2, (10, 8), sharex=True, sharey=True)
     for column, (name, tracks) in enumerate(followed.items()):
         for row, (size, prediction) in enumerate(tracks.items()):

@@ -59,14 +59,14 @@ class Settings:
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Train, turn, compare; writes rotated-digit.png. Needs MNIST as the recipe's data."""
     data = open_data(context.data, "classification")
-    (x, y), (test, labels), (held, held_labels) = (_images(part) for part in (data.train, data.test, data.validation))
+    (x, y), (test, labels), (held_out, held_labels) = (_images(part) for part in (data.train, data.test, data.validation))
     ones = test[labels == 1]
     if settings.which >= len(ones):
         raise DataError(f"experiment.settings.which: {settings.which}, but the test set has {len(ones)} ones")
     dense, dropped, sparse = _nets(x[: settings.digits], y[: settings.digits], settings, context)
-    wide, factor, curve = widened(sparse, held[:FITTED], held_labels[:FITTED], context.seed)
+    wide, factor, curve = widened(sparse, held_out[:FITTED], held_labels[:FITTED], context.seed)
     nets = (dense, dropped, sparse, wide)
-    calibration = _calibration(nets, (test, labels), (held, held_labels), settings, context)
+    calibration = _calibration(nets, (test, labels), (held_out, held_labels), settings, context)
     degrees = torch.linspace(0, 180, settings.angles)
     turned = rotate(ones[settings.which], degrees)
     tracks = {
@@ -88,7 +88,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         "calibration": calibration,
         "widened": {"factor": factor, "nll": {str(tried): nll for tried, nll in curve.items()}},
         "sparsity": sparsity(sparse),
-        "pictures": [_draw(turned, degrees, tracks, figures, calibration, context)],
+        "pictures": [_plot(turned, degrees, tracks, figures, calibration, context)],
     }
 
 
@@ -114,7 +114,7 @@ def _scaled(sparse: nn.Module, factor: float) -> nn.Module:
     hold(model, relevance(model))
     with torch.no_grad():
         for _, layer in variational_layers(model):
-            layer.log_sigma2 += math.log(factor)
+            layer.log_sigma2.add_(math.log(factor))
     return model
 
 
@@ -178,12 +178,12 @@ def _track(model: nn.Module, turned: Tensor, settings: Settings, context: Contex
 def _calibration(
     nets: tuple[nn.Module, nn.Module, nn.Module, nn.Module],
     test: tuple[Tensor, Tensor],
-    held: tuple[Tensor, Tensor],
+    held_out: tuple[Tensor, Tensor],
     settings: Settings,
     context: Context,
 ) -> dict[str, dict[str, float]]:
     """Scores of each net on the first test digits; the temperature is fitted on the digits held out of the training."""
-    (x, y), (validation, labels) = (test[0][:JUDGED], test[1][:JUDGED]), held
+    (x, y), (validation, labels) = (test[0][:JUDGED], test[1][:JUDGED]), held_out
     dense, dropped, sparse, wide = nets
     # A "regression" hands the logits through as they are.
     logits = mean_predict(dense, validation, task="regression").mean
@@ -204,7 +204,7 @@ def _images(examples: Any) -> tuple[Tensor, Tensor]:
     return examples.inputs.reshape(-1, 1, 28, 28).float(), examples.targets
 
 
-def _draw(
+def _plot(
     turned: Tensor, degrees: Tensor, tracks: dict[str, Any], figures: dict[str, Any], calibration: dict, context: Context
 ) -> dict[str, str]:
     drawing, axes = figure(3, 2, (11, 9))

@@ -114,7 +114,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         "models": figures,
         "sparsity": sparsity(sparse),
         "kept_by_layer": {name: _kept(layer) for name, layer in sparse.named_modules() if hasattr(layer, "log_sigma2")},
-        "pictures": [_draw(dense, sparse, test[:8], settings, context)],
+        "pictures": [_plot(dense, sparse, test[:8], settings, context)],
     }
 
 
@@ -164,7 +164,7 @@ def complete(model: Vae, x: Tensor, samples: int, seed: int) -> tuple[Tensor, Te
 
 
 @torch.no_grad()
-def _draw(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Context) -> dict[str, str]:
+def _plot(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Context) -> dict[str, str]:
     few = {name: complete(model, x, settings.samples, context.seed) for name, model in (("dense", dense), ("sparse", sparse))}
     m = dense.measure(x)
     shown = torch.where(m[:, 1:] > 0, m[:, :1], torch.full_like(x, 0.35))

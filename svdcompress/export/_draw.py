@@ -21,7 +21,7 @@ from svdcompress.likelihoods import Statistics
 NOISE, SAMPLES, SEED, SUM = "noise", "samples", "seed", "sum_"
 
 
-class Draw(nn.Module):
+class DrawModule(nn.Module):
     """One pass of a model with given noise, and the statistics that it adds to the sums.
 
     model: a copy whose stochastic layers read `source`.
@@ -87,7 +87,7 @@ class Traced(nn.Module):
     parameter that was drawn.
     """
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: DrawModule) -> None:
         super().__init__()
         self.draw = draw
         self.names = [f"statistic_{i}" for i in range(len(draw.sums))]
@@ -130,7 +130,7 @@ def _example(call: Call, batch: int) -> Tensor:
 
 
 @torch.no_grad()
-def oracle(draw: Draw, tensors: Sequence[Tensor], noise: Tensor) -> dict[str, Tensor]:
+def oracle(draw: DrawModule, tensors: Sequence[Tensor], noise: Tensor) -> dict[str, Tensor]:
     """What the file has to give for a noise of shape (samples, size(batch)), the slow way. draw: of a model that listens."""
     batch = tensors[0].shape[0]
     sums = [torch.zeros((batch, *shape), dtype=torch.float64) for shape in draw.sums]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from svdcompress.export._build import Builder, dependent, read_by, replace
-from svdcompress.export._draw import NOISE, SAMPLES, SUM, Draw, chunk_name
+from svdcompress.export._draw import NOISE, SAMPLES, SUM, DrawModule, chunk_name
 from svdcompress.export._guards import at_least, checked_outputs, checked_samples
 from svdcompress.export._noise import Call
 from svdcompress.export._posterior import Posterior
@@ -31,7 +31,7 @@ ROUND = 2**16
 """Numbers in the widest activation of a round that makes several draws: 256 KiB of float32. Measured: half is slower."""
 
 
-def add_loop(model: ir.Model, draw: Draw, several: bool) -> Rounds:
+def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
     """Turn the graph of a `Traced` into that of a file; inputs: the model's, `samples`, and `noise` (samples, numbers).
 
     several: have a round make several draws; raises RowsError where the graph is not of that kind.
@@ -123,7 +123,7 @@ class Rounds:
     body: ir.Graph
     pieces: list[ir.Value]
 
-    def __init__(self, op: Builder, draw: Draw, data: Sequence[ir.Value], samples: ir.Value, parts: _Parts) -> None:
+    def __init__(self, op: Builder, draw: DrawModule, data: Sequence[ir.Value], samples: ir.Value, parts: _Parts) -> None:
         self.op, self.draw, self.parts = op, draw, parts
         one = self.one = op.constant(1)
         self.batch = at_least(op, op("Squeeze", op("Shape", data[0], start=0, end=1)), one, "batch_must_be_1_or_more")
@@ -196,12 +196,12 @@ class Rounds:
 
     def _placed(self, op: Builder, piece: ir.Value, posterior: Posterior) -> ir.Value:
         """A parameter of all draws of the round, (copies, *its shape), or of the single one."""
-        outer, keep = self.op, posterior.keep
-        mean, std = (tensor.flatten() if keep is None else tensor[keep] for tensor in (posterior.mean, posterior.std))
+        outer, mask = self.op, posterior.mask
+        mean, std = (tensor.flatten() if mask is None else tensor[mask] for tensor in (posterior.mean, posterior.std))
         noise = op("Reshape", piece, outer.shape(self.copies, posterior.count))
         drawn = op("Add", op("Mul", noise, outer.constant(std.numpy(), np.float32)), outer.constant(mean.numpy(), np.float32))
-        if keep is not None:  # the others are 0, and stand at the end
-            places = np.where(keep.flatten().numpy(), keep.flatten().cumsum(0).numpy() - 1, posterior.count)
+        if mask is not None:  # the others are 0, and stand at the end
+            places = np.where(mask.flatten().numpy(), mask.flatten().cumsum(0).numpy() - 1, posterior.count)
             padded = op("Pad", drawn, outer.constant([0, 0, 0, 1]))
             drawn = op("Gather", padded, outer.constant(places, np.int32), axis=1)
         copies = [self.copies] if self.parts.several else []

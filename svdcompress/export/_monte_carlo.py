@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from svdcompress.errors import ExportError
 from svdcompress.export import _loop, _parity
 from svdcompress.export._copies import eval_copy
-from svdcompress.export._draw import NOISE, SAMPLES, SEED, Draw, Traced, oracle
+from svdcompress.export._draw import NOISE, SAMPLES, SEED, DrawModule, Traced, oracle
 from svdcompress.export._generator import draw_inside
 from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
@@ -55,8 +55,8 @@ class MonteCarlo:
             statistics = WithFurther(statistics, options.further)
         frozen = eval_copy(reference)
         whole = drawn_whole(reference, signature, (TRACE_BATCH, TRACE_BATCH + 2))
-        self._reference = Draw(reference, listen(reference, active, whole), signature, statistics)
-        self._frozen = Draw(frozen, freeze(frozen, active, whole), signature, statistics)
+        self._reference = DrawModule(reference, listen(reference, active, whole), signature, statistics)
+        self._frozen = DrawModule(frozen, freeze(frozen, active, whole), signature, statistics)
         self._reference.probe()
         self._frozen.probe()
         layout = [call.to_dict() for call in self._frozen.calls]

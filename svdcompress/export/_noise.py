@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from svdcompress.errors import ExportError
-from svdcompress.export._posterior import Drawn, Posterior, posteriors
+from svdcompress.export._posterior import DrawnWhole, Posterior, posteriors
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, Weights, moments
 
 
@@ -42,7 +42,7 @@ class Call:
 
     def to_dict(self) -> dict[str, Any]:
         """For the metadata. "kept": of the weights only those that stay are drawn, in the weight's order."""
-        kept = {"kept": True} if self.posterior is not None and self.posterior.keep is not None else {}
+        kept = {"kept": True} if self.posterior is not None and self.posterior.mask is not None else {}
         return {"layer": self.layer, "shape": list(self.shape), "of": self.of, **kept}
 
 
@@ -149,12 +149,12 @@ def freeze(model: nn.Module, active: Sequence[str] = (), whole: Sequence[str] = 
     """As `listen`, for the copy to be traced: relevance and variances are computed here and not in the graph."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, VariationalLayer)]
     # all of them ahead of any change: layers may share a weight, and yet keep different parts of it
-    relevant = [layer.relevant() for _, layer in layers]
+    masks = [layer.relevant() for _, layer in layers]
     source = listen(model, active, whole)
     source.placed = True
-    for (name, layer), keep in zip(layers, relevant, strict=True):
+    for (name, layer), mask in zip(layers, masks, strict=True):
         if name not in active or name not in whole:
-            layer.forward = _frozen(layer, keep, name in active)
+            layer.forward = _frozen(layer, mask, name in active)
     return source
 
 
@@ -164,7 +164,7 @@ def _variational(model: nn.Module, name: str) -> VariationalLayer:
     return layer
 
 
-def _from_draws(layer: VariationalLayer, drawn: Drawn, source: Source) -> Callable[..., Tensor]:
+def _from_draws(layer: VariationalLayer, drawn: DrawnWhole, source: Source) -> Callable[..., Tensor]:
     """The forward pass of a layer by the weights that a source draws."""
 
     def forward(x: Tensor, *args: Any) -> Tensor:
@@ -177,11 +177,11 @@ def _from_draws(layer: VariationalLayer, drawn: Drawn, source: Source) -> Callab
 
 
 @torch.no_grad()
-def _frozen(layer: VariationalLayer, keep: Tensor, active: bool) -> Callable[..., Tensor]:
+def _frozen(layer: VariationalLayer, mask: Tensor, active: bool) -> Callable[..., Tensor]:
     """The forward pass of a layer in `eval()`, with noise of its output where it is active, as plain linear maps."""
-    layer.weight = nn.Parameter(layer.weight * keep, requires_grad=False)
-    sigma2 = layer.posterior.spread(layer, keep)
-    leaves, form = tree_flatten(layer.log_sigma2.exp() * keep if sigma2 is None else sigma2)
+    layer.weight = nn.Parameter(layer.weight * mask, requires_grad=False)
+    sigma2 = layer.posterior.spread(layer, mask)
+    leaves, form = tree_flatten(layer.log_sigma2.exp() * mask if sigma2 is None else sigma2)
     for i, leaf in enumerate(leaves):
         layer.register_buffer(f"sigma2_{i}", leaf, persistent=False)
 

@@ -28,7 +28,7 @@ class Posterior:
     """A tensor of independent normal numbers.
 
     layer, of ("weight", "bias"): whose. mean, std: of one shape.
-    keep: bool, which numbers have noise of their own (mean and std of the others are 0); None: all of them.
+    mask: bool, which numbers have noise of their own (mean and std of the others are 0); None: all of them.
     noise_shape: of the noise that a draw takes.
     """
 
@@ -36,11 +36,11 @@ class Posterior:
     of: str
     mean: Tensor
     std: Tensor
-    keep: Tensor | None
+    mask: Tensor | None
     noise_shape: tuple[int, ...] = field(init=False)  # while a model is traced no tensor can be counted
 
     def __post_init__(self) -> None:
-        shape = self.mean.shape if self.keep is None else (int(self.keep.sum()),)
+        shape = self.mean.shape if self.mask is None else (int(self.mask.sum()),)
         object.__setattr__(self, "noise_shape", tuple(shape))
 
     @property
@@ -50,13 +50,13 @@ class Posterior:
 
     def at(self, noise: Tensor) -> Tensor:
         """The draw for `count` standard normal numbers."""
-        if self.keep is None:
+        if self.mask is None:
             return self.mean + self.std * noise.reshape(self.mean.shape)
-        return self.mean + self.std * torch.zeros_like(self.mean).masked_scatter(self.keep, noise)
+        return self.mean + self.std * torch.zeros_like(self.mean).masked_scatter(self.mask, noise)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnWhole:
     """What a layer draws whole. part: 1 where it keeps the weight that another layer shares, else 0 (None: it keeps all of it).
     bias: None where it is certain."""
 
@@ -78,24 +78,24 @@ def drawn_whole(model: nn.Module, signature: Signature, batches: Sequence[int]) 
 
 
 @torch.no_grad()
-def posteriors(layers: Sequence[tuple[str, VariationalLayer]]) -> dict[str, Drawn]:
+def posteriors(layers: Sequence[tuple[str, VariationalLayer]]) -> dict[str, DrawnWhole]:
     """What each of the layers draws, by name; tied ones have one posterior of their weight, of all that either keeps."""
-    kept = {name: layer.relevant() for name, layer in layers}
+    masks = {name: layer.relevant() for name, layer in layers}
     union: dict[Any, Tensor] = {}
     for name, layer in layers:
         key = weight_of(layer)
-        union[key] = union[key] | kept[name] if key in union else kept[name]
+        union[key] = union[key] | masks[name] if key in union else masks[name]
     weights: dict[Any, Posterior] = {}
     found = {}
     for name, layer in layers:
         key, bias = weight_of(layer), None
         if key not in weights:
-            keep = union[key]
-            std = (layer.log_sigma2 / 2).exp() * keep
-            sparse = int(keep.sum()) <= SPARSE * keep.numel()
-            weights[key] = Posterior(name, "weight", layer.weight * keep, std, keep if sparse else None)
+            mask = union[key]
+            std = (layer.log_sigma2 / 2).exp() * mask
+            sparse = int(mask.sum()) <= SPARSE * mask.numel()
+            weights[key] = Posterior(name, "weight", layer.weight * mask, std, mask if sparse else None)
         if layer.bias is not None and layer.bias_sigma2 is not None and bool(layer.bias_sigma2.any()):
             bias = Posterior(name, "bias", layer.bias.clone(), layer.bias_sigma2.sqrt(), None)
-        part = None if torch.equal(kept[name], union[key]) else kept[name].to(layer.weight.dtype)
-        found[name] = Drawn(weights[key], part, bias)
+        part = None if torch.equal(masks[name], union[key]) else masks[name].to(layer.weight.dtype)
+        found[name] = DrawnWhole(weights[key], part, bias)
     return found

@@ -96,14 +96,15 @@ class _Archive:
             if int(metadata["format"]) > FORMAT:
                 self._refuse(f"format {int(metadata['format'])}, of a newer svdcompress: update it")
             sizes = {name: (header[name]["data_offsets"][0], header[name]["data_offsets"][1]) for name in STREAMS}
-            whole = {header[name]["dtype"] for name in STREAMS} == {"U8"} and set(header) == set(STREAMS)
+            whole = all(header[name]["dtype"] == "U8" for name in STREAMS) and set(header) == set(STREAMS)
+            whole = whole and all(type(place) is int for pair in sizes.values() for place in pair)
             weights = parse_json(metadata["weights"])
             entries = [Entry(str(n), str(form), int(places), int(axis)) for n, form, places, axis in weights]
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._refuse(f"its header is damaged ({shortened(str(error))})")
         end = 0
-        for begin, stop in sorted(sizes.values()):
-            whole = whole and isinstance(begin, int) and isinstance(stop, int) and begin == end <= stop
+        for begin, stop in sorted(sizes.values()) if whole else ():
+            whole = whole and begin == end <= stop
             end = stop
         if not whole:
             self._refuse("its header is damaged")

@@ -16,12 +16,12 @@ from svdcompress.layers._moments import Moments, Weights, moments
 from svdcompress.layers._positions import Shapes
 from svdcompress.layers._precision import check_variance_dtype, variance_dtype
 from svdcompress.layers._reparam import (
-    Draw,
+    LocalReparameterization,
     Noise,
+    as_ones,
     autocast,
     deviation,
     draw,
-    factor,
     normal_like,
     variances,
     without_autocast,
@@ -149,8 +149,8 @@ class VariationalLayer(Weighted):
             return self.prior.log_alpha(self.weight, self.log_sigma2)
         weight, log_sigma2 = self.canonical(self.weight), self.canonical(self.log_sigma2)
         if self.mask is not None:
-            keep = self.canonical(self.mask)
-            weight, log_sigma2 = weight * keep, log_sigma2.masked_fill(~keep, -torch.inf)
+            mask = self.canonical(self.mask)
+            weight, log_sigma2 = weight * mask, log_sigma2.masked_fill(~mask, -torch.inf)
         alpha = self.prior.log_alpha(weight, log_sigma2, REDUCED[share])
         return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(weight.shape)])
 
@@ -164,17 +164,17 @@ class VariationalLayer(Weighted):
         if threshold is None and self.mask is not None:
             return self.mask
         limit = self.threshold if threshold is None else parse_threshold(threshold)
-        keep = torch.ones(self.weight.shape, dtype=torch.bool, device=self.weight.device)
+        mask = torch.ones(self.weight.shape, dtype=torch.bool, device=self.weight.device)
         for name in self.share:
             if name == ignoring:
                 continue
             if name == "weight":
-                keep &= self.log_alpha() < limit[name]
+                mask &= self.log_alpha() < limit[name]
             else:
-                self.canonical(keep).logical_and_(self.log_alpha(name) < limit[name])
+                self.canonical(mask).logical_and_(self.log_alpha(name) < limit[name])
         if self.mask is not None:
-            keep &= self.mask
-        return keep
+            mask &= self.mask
+        return mask
 
     # Objective
 
@@ -244,12 +244,13 @@ class VariationalLayer(Weighted):
 
     def _train(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise | None) -> Tensor:
         """A draw with gradients."""
-        keep = self.mask if self.training else self.relevant()
-        spread = self.posterior.spread(self, keep)
+        mask = self.mask if self.training else self.relevant()
+        spread = self.posterior.spread(self, mask)
         if spread is None:  # the kernel for a variance of each weight
-            return Draw.apply(x, self.weight, self.log_sigma2, self.bias, self.bias_sigma2, keep, map, dtype, noise)
-        stays = factor(keep, self.weight)
-        mean = self.weight if stays is None else self.weight * stays
+            own = self.weight, self.log_sigma2, self.bias, self.bias_sigma2
+            return LocalReparameterization.apply(x, *own, mask, map, dtype, noise)
+        ones = as_ones(mask, self.weight)
+        mean = self.weight if ones is None else self.weight * ones
         with without_autocast(x.device.type):
             found = self._moments(x, map, Weights(mean, _cast(spread, dtype), self.bias, self.bias_sigma2))
             return draw(found, (noise or normal_like)(found.mean))
@@ -274,13 +275,13 @@ class VariationalLayer(Weighted):
         """What counts of the parameters in this mode, the variances in a dtype. dense: as a tensor of the weight's shape."""
 
         def make() -> tuple[Tensor, Any]:
-            keep = self.mask if self.training else self.relevant()
-            spread = None if dense else self.posterior.spread(self, keep)
-            stays = factor(keep, self.weight)
-            weight = self.weight if stays is None else self.weight * stays
+            mask = self.mask if self.training else self.relevant()
+            spread = None if dense else self.posterior.spread(self, mask)
+            ones = as_ones(mask, self.weight)
+            weight = self.weight if ones is None else self.weight * ones
             if spread is None:
                 sigma2 = variances(self.log_sigma2)
-                spread = sigma2 if stays is None else sigma2 * stays
+                spread = sigma2 if ones is None else sigma2 * ones
             return weight, _cast(spread, dtype)
 
         if sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count

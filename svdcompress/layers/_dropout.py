@@ -42,10 +42,10 @@ class _NoiseLayer(StochasticLayer):
         if sampler is None or not sampler.members:
             return x * self._noise(shape, x, sampler or Sampler())
         # A member drops the same units for every input (Gal & Ghahramani 2016: one draw of the columns of the weights).
-        draws = sampler.draws.setdefault(self, {})  # by shape: one layer may serve several widths
-        if shape[1:] not in draws:
-            draws[shape[1:]] = self._noise(shape[1:], x, sampler)
-        return x * draws[shape[1:]]
+        noises = sampler.noises.setdefault(self, {})  # by shape: one layer may serve several widths
+        if shape[1:] not in noises:
+            noises[shape[1:]] = self._noise(shape[1:], x, sampler)
+        return x * noises[shape[1:]]
 
     def _shape(self, x: Tensor, channels: int) -> Sequence[int]:
         """Of the noise; channels: dimensions of x up to that of the channels."""

@@ -3,9 +3,9 @@
 Kingma, Salimans & Welling 2015 (arXiv 1506.02557), eq. 6: for independent Gaussian weights, `y = m + sqrt(v) * eps` with
 `m = f(x, mu) + b`, `v = f(x * x, sigma2)` for any linear map f (matrix product or convolution).
 
-`Draw` is that as one autograd function. Its backward needs, beside what the mean path needs (x and the parameters), only
-`eps / (2 sqrt(v))`: one number for each output. exp(log_sigma2) is computed again, so nothing of the weight's size is kept,
-and no gradient is computed that nobody asked for.
+`LocalReparameterization` is that as one autograd function. Its backward needs, beside what the mean path needs (x and the
+parameters), only `eps / (2 sqrt(v))`: one number for each output. exp(log_sigma2) is computed again, so nothing of the
+weight's size is kept, and no gradient is computed that nobody asked for.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def _half_noise(like: Tensor) -> Tensor:
     return as_stored(like, lambda shape: torch.empty(shape, dtype=like.dtype, device=like.device).normal_(0, 0.5))
 
 
-class Draw(torch.autograd.Function):
+class LocalReparameterization(torch.autograd.Function):
     """One draw of a layer's output, with gradients of x, weight, log_sigma2 and bias.
 
-    apply(x, weight, log_sigma2, bias, bias_sigma2, keep, map, dtype, noise):
+    apply(x, weight, log_sigma2, bias, bias_sigma2, mask, map, dtype, noise):
         x: input of the map; its dtype is that of the mean path and of the result.
         weight, log_sigma2: parameters of one shape. bias: (outputs) or None.
         bias_sigma2: variance of the bias, (outputs) or None; it has no gradient.
-        keep: bool mask of the weight's shape or None; the others count as exactly 0, with no gradient.
+        mask: bool of the weight's shape or None; the others count as exactly 0, with no gradient.
         map: the linear map. dtype: of the variance path. noise: source of the noise (None: torch's default generator).
     """
 
@@ -97,15 +97,15 @@ class Draw(torch.autograd.Function):
         log_sigma2: Tensor,
         bias: Tensor | None,
         bias_sigma2: Tensor | None,
-        keep: Tensor | None,
+        mask: Tensor | None,
         map: Map,
         dtype: torch.dtype,
         noise: Noise | None,
     ) -> Tensor:
         with without_autocast(x.device.type):
-            stays = factor(keep, weight)
-            sigma2 = _sigma2(log_sigma2, stays).to(dtype)
-            mean = _kept(weight, stays).to(x.dtype)
+            ones = as_ones(mask, weight)
+            sigma2 = _sigma2(log_sigma2, ones).to(dtype)
+            mean = _masked(weight, ones).to(x.dtype)
             weights = Weights(mean, sigma2, _to(bias, x.dtype), _to(bias_sigma2, dtype))
             output, variance = moments(partial(_maps.apply, map), x, weights)
             del mean, sigma2, weights
@@ -114,7 +114,7 @@ class Draw(torch.autograd.Function):
             half = _half_noise(output) if noise is None else noise(output).mul(0.5)
             output.addcmul_(spread.to(output.dtype), half, value=2)
             slope = half.to(dtype).div_(spread)
-        ctx.save_for_backward(x, weight, log_sigma2, keep, slope)
+        ctx.save_for_backward(x, weight, log_sigma2, mask, slope)
         ctx.map = map
         return (
             output.detach()
@@ -123,17 +123,17 @@ class Draw(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, log_sigma2, keep, slope = ctx.saved_tensors
+        x, weight, log_sigma2, mask, slope = ctx.saved_tensors
         of_x, of_weight, of_log_sigma2, of_bias = ctx.needs_input_grad[:4]
         with without_autocast(x.device.type):
             grad_bias = _maps.bias_gradient(ctx.map, grad) if of_bias else None
-            stays = factor(keep, weight)
-            grad_x, grad_weight = _maps.gradients(ctx.map, grad, x, _kept(weight, stays).to(x.dtype), of_x, of_weight)
-            if grad_weight is not None and stays is not None:
-                grad_weight.mul_(stays)
+            ones = as_ones(mask, weight)
+            grad_x, grad_weight = _maps.gradients(ctx.map, grad, x, _masked(weight, ones).to(x.dtype), of_x, of_weight)
+            if grad_weight is not None and ones is not None:
+                grad_weight.mul_(ones)
             grad_log_sigma2 = None
             if of_x or of_log_sigma2:
-                sigma2 = _sigma2(log_sigma2, stays)
+                sigma2 = _sigma2(log_sigma2, ones)
                 dtype = slope.dtype
                 spread: Any = _maps.gradients(
                     ctx.map, grad.to(dtype) * slope, square(x, dtype), sigma2.to(dtype), of_x, of_log_sigma2
@@ -151,19 +151,19 @@ def variances(log_sigma2: Tensor) -> Tensor:
     return log_sigma2.to(torch.promote_types(log_sigma2.dtype, torch.float32)).exp()
 
 
-def factor(keep: Tensor | None, weight: Tensor) -> Tensor | None:
-    """1 where a weight is kept and 0 elsewhere, in its dtype: what torch does with bool itself takes several times longer."""
-    return None if keep is None else keep.view(torch.uint8).to(weight.dtype)
+def as_ones(mask: Tensor | None, weight: Tensor) -> Tensor | None:
+    """1 inside the mask and 0 elsewhere, in its dtype: what torch does with bool itself takes several times longer."""
+    return None if mask is None else mask.view(torch.uint8).to(weight.dtype)
 
 
-def _sigma2(log_sigma2: Tensor, factor: Tensor | None) -> Tensor:
+def _sigma2(log_sigma2: Tensor, ones: Tensor | None) -> Tensor:
     """The variances that count, in a tensor of their own."""
     sigma2 = variances(log_sigma2)
-    return sigma2 if factor is None else sigma2.mul_(factor)
+    return sigma2 if ones is None else sigma2.mul_(ones)
 
 
-def _kept(weight: Tensor, factor: Tensor | None) -> Tensor:
-    return weight if factor is None else weight * factor
+def _masked(weight: Tensor, ones: Tensor | None) -> Tensor:
+    return weight if ones is None else weight * ones
 
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -7,6 +7,7 @@ same model sees nothing of it. A copy that nobody else has may be given a sample
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,7 +30,7 @@ class Sampler:
     members: True draws one set of weights for all inputs, kept until `resample()` (a consistent ensemble member).
     shared: layers that do so though the others do not.
     sign: a scalar of +1 or -1 by which all noise is multiplied, or None: -1 on the same noise is the antithetic draw.
-    draws: what members keep. caches: what was derived from the parameters.
+    noises: those that members keep. caches: what was derived from the parameters.
     """
 
     def __init__(
@@ -44,8 +45,14 @@ class Sampler:
         self.shared = shared
         self._firsts = _tied(layers)
         self.sign: Tensor | None = None
-        self.draws: dict[Any, Any] = {}
+        self.noises: dict[Any, Any] = {}
         self.caches: dict[nn.Module, Cache] = {}
+
+    @property
+    def draws(self) -> dict[Any, Any]:
+        """Former name of `noises`."""
+        warnings.warn("Sampler.draws is now Sampler.noises", DeprecationWarning, stacklevel=2)
+        return self.noises
 
     def draws_weights(self, layer: StochasticLayer) -> bool:
         """Whether a variational layer draws its weights, and not its outputs."""
@@ -53,9 +60,9 @@ class Sampler:
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` drew when this key was first asked for, since the last `resample()`."""
-        if key not in self.draws:
-            self.draws[key] = make()
-        return self.draws[key]
+        if key not in self.noises:
+            self.noises[key] = make()
+        return self.noises[key]
 
     def owner(self, layer: StochasticLayer, name: str = "weight") -> StochasticLayer:
         """The layer that a weight (or bias) belongs to: the first of those that are tied to it."""
@@ -75,7 +82,7 @@ class Sampler:
 
     def resample(self) -> None:
         """Forget the current member: the next forward pass draws another."""
-        self.draws.clear()
+        self.noises.clear()
 
 
 _SAMPLERS: ContextVar[Mapping[nn.Module, Sampler | None]] = ContextVar("svdcompress_samplers", default={})  # noqa: B039

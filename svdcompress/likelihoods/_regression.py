@@ -27,7 +27,9 @@ class Regression(Likelihood):
     name = "regression"
     constant_noise = True
 
-    def __init__(self, dim: int = 1, tau: float | Tensor | list[float] | None = None, mean_tau: float | None = None) -> None:
+    def __init__(
+        self, dim: int = 1, tau: float | Tensor | list[float] | None = None, mean_tau: float | Tensor | None = None
+    ) -> None:
         super().__init__(dim)
         self.tau = check_tau(torch.tensor(tau) if isinstance(tau, list) else tau)
         self.mean_tau = check_tau(mean_tau)
@@ -106,7 +108,7 @@ class RegressionSums(ValueSums):
         """Take mean and variance of the output, (1, b, ...), in place of draws; in the end ask for `prediction(1)`."""
         self._one_moment(self._double(mean)[0], self._double(variance)[0], start)
 
-    def _noise(self, mean: Tensor, samples: int) -> Tensor:
+    def _observation_variance(self, mean: Tensor, samples: int) -> Tensor:
         tau = self.likelihood.tau
         if tau is None:
             return torch.zeros_like(mean)

@@ -131,14 +131,15 @@ class ValueSums(Sums):
         self._sum("d", start, torch.zeros_like(mean))
         self._sum("dd", start, self._matrix(variance))
 
-    def _noise(self, mean: Tensor, samples: int) -> Tensor:
+    def _observation_variance(self, mean: Tensor, samples: int) -> Tensor:
         """The variance of an observation about the mean of its draw."""
         raise NotImplementedError
 
     def prediction(self, samples: int) -> Prediction:
         deviation, squares = self.totals["d"] / samples, self.totals["dd"] / samples
         mean = self.totals["centre"] + deviation
-        return self._prediction(samples, mean, self._matrix(self._noise(mean, samples)), self._spread(deviation, squares))
+        observed = self._matrix(self._observation_variance(mean, samples))
+        return self._prediction(samples, mean, observed, self._spread(deviation, squares))
 
 
 class MomentSums(ValueSums):
@@ -149,5 +150,5 @@ class MomentSums(ValueSums):
         self._values(mean, start)
         self._sum("noise", start, variance.sum(0))
 
-    def _noise(self, mean: Tensor, samples: int) -> Tensor:
+    def _observation_variance(self, mean: Tensor, samples: int) -> Tensor:
         return self.totals["noise"] / samples

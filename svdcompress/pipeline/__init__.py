@@ -7,6 +7,7 @@ from svdcompress.pipeline._convert import converted, final_beta, make_schedule, 
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
+from svdcompress.pipeline._extra import Preprocessing
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._integers import beside
@@ -23,6 +24,7 @@ __all__ = [
     "KEPT",
     "Estimate",
     "OpenRun",
+    "Preprocessing",
     "Sparsified",
     "Verification",
     "advice",

@@ -26,7 +26,7 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
             f"train.beta.final={final:g} with {weights:,} weights and N={examples:,} examples is likely to prune "
             f"very hard; {better} is a better start"
         )
-    if recipe.convert.log_sigma2 > -12 and total >= LARGE:
+    if recipe.convert.log_alpha is None and recipe.convert.log_sigma2 > -12 and total >= LARGE:
         lines.append(
             f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much noise for a large pretrained model; start with "
             "--set convert.log_sigma2=-15"

@@ -13,7 +13,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._context import Context
-from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking
+from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking, while_training
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
@@ -73,7 +73,7 @@ def open_stage(context: Context) -> Opened:
 def dense_stage(context: Context, opened: Opened) -> Dense:
     """The dense model, loaded or trained, tried on the data before and judged after."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
-    model, trained = dense_model(recipe)
+    model, trained = dense_model(recipe, data.notes)
     if recipe.data.unlabelled:
         label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
@@ -105,7 +105,7 @@ def convert_stage(context: Context, opened: Opened, dense: Dense) -> Variational
     shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(model)}
     rate = rate_of_variances(recipe, model, count, dense.beta, world)
     found = reach_of(recipe, model, count, dense.beta, rate, world)
-    context.results["reach"] = found.to_dict()
+    context.results.reach = found
     for line in out_of_reach(recipe, found):
         context.warn(line)
     return Variational(model, shapes, rate)
@@ -122,6 +122,7 @@ def train_stage(context: Context, opened: Opened, dense: Dense, variational: Var
         lr_log_sigma2=variational.rate,
         distill=train.distill,
         compiled=train.compile,
+        masks=while_training(context.recipe, opened.inputs),
         **shrinking(context.recipe, opened.inputs),
     )
     context.history += fit.history

@@ -73,7 +73,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
             context.warn(f"not calibrated: {error}")
             return replace(small, model=_carrying(model, plain))
     found.model.cpu()
-    context.results["calibrate"] = found.to_dict()
+    context.results.calibrate = found.to_dict()
     for line in found.notes:
         context.note(f"calibration: {line}")
     if found.better == "mean":
@@ -127,7 +127,7 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
             its = likelihood.of_mean() if who == "mean" else likelihood
             found[who] = promises_of(predict, _batches(validation, context), its)
     save_promises(context.out / KEPT, found)
-    results = context.results.setdefault("promises", {})
+    results = context.results.promises = {}
     for name, wanted in (("coverage", settings.coverage), ("answer_above", settings.answer_above)):
         if wanted is None:
             continue
@@ -146,7 +146,7 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
 
 def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     """What the promises were worth on the test data, into the report."""
-    results, data, model = context.results.get("promises") or {}, opened.data, small.model
+    results, data, model = context.results.promises, opened.data, small.model
     if not results:
         return
     likelihood = own_likelihood(model, data.task, data.dim)

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from svdcompress.errors import Interrupted, OutputError
 from svdcompress.pipeline._folder import RunState, Stop
+from svdcompress.pipeline._results import RunResults
 from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, Place
 
@@ -22,7 +23,7 @@ WITH_BARS = ("dense", "train", "recover", "search")
 
 @dataclass
 class Context:
-    """One run. results: what `report.json` will hold; history: its epochs so far."""
+    """One run. results: what its stages found, for `report.json`; history: its epochs so far."""
 
     recipe: Recipe
     out: Path
@@ -31,7 +32,7 @@ class Context:
     stop: Stop
     say: Callable[[str], None]
     state: RunState
-    results: dict[str, Any]
+    results: RunResults
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @contextmanager
@@ -42,18 +43,18 @@ class Context:
         started = time.monotonic()
         with nullcontext() if name in WITH_BARS else self.bars.working(name):
             yield
-        seconds = self.results["seconds"]
+        seconds = self.results.seconds
         seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
         self.state.put(seconds=seconds)
 
     def warn(self, line: str) -> None:
         """A warning, on the screen and in the report."""
-        self.results.setdefault("warnings", []).append(line)
+        self.results.warnings.append(line)
         self.say(f"[yellow]warning:[/] {escape(line)}")
 
     def note(self, line: str) -> None:
         """What a user may want to know, on the screen and in the report."""
-        self.results.setdefault("notes", []).append(line)
+        self.results.notes.append(line)
         self.say(f"[dim]note:[/] {escape(line)}")
 
     def attempt(self, what: str, work: Callable[[], Any]) -> None:
@@ -64,5 +65,5 @@ class Context:
             raise
         except Exception as error:  # of the test data, of other packages, of the user's model: a figure is never worth the rest
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            self.results.setdefault("failed", {})[what] = reason
+            self.results.failed[what] = reason
             self.warn(f"no figures for {what} ({reason}); the files are not affected")

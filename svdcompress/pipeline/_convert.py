@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from svdcompress.convert import PlanEntry, convert, plan
-from svdcompress.layers import VariationalLayer, parse_threshold
-from svdcompress.objective import AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, Schedule
+from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+from svdcompress.objective import SCHEDULES, Schedule
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
 from svdcompress.relevance import Masks
-from svdcompress.selection import rule
+from svdcompress.selection import WhileTraining, rule
 from svdcompress.train import shrink
 
 
@@ -71,12 +71,20 @@ def sizes(recipe: Recipe, model: nn.Module, inputs: Any = None) -> tuple[int, in
 
 def make_schedule(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
     """The schedule that a recipe names, in epochs, up to `final` (see `final_beta`)."""
-    if beta.name == "constant":
-        return Constant(final)
-    if beta.name == "additive":
-        return AdditiveWarmup(beta.step, final)
-    kind = CosineWarmup if beta.name == "cosine" else LinearWarmup
-    return kind(in_epochs(beta.start, epochs), in_epochs(beta.stop, epochs), final)
+    return SCHEDULES[beta.name](beta, epochs, final)
+
+
+def mildest(recipe: Recipe) -> Threshold | None:
+    """The threshold that leaves most, of those that a recipe may choose, share by share; None: each layer's own."""
+    wanted = recipe.relevance.candidates or [recipe.relevance.threshold]
+    limits = [parse_threshold(limit) for limit in wanted if limit is not None]
+    return {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
+
+
+def while_training(recipe: Recipe, inputs: Any) -> WhileTraining:
+    """What the history's sparsity is counted by: the threshold and the coupling that will choose in the end (of several
+    candidates the mildest, so that no less will go). inputs: examples for one forward pass."""
+    return WhileTraining(mildest(recipe), recipe.relevance, inputs)
 
 
 def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
@@ -86,12 +94,9 @@ def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
     """
     if recipe.train.shrink is None:
         return {}
-    wanted = recipe.relevance.candidates or [recipe.relevance.threshold]
-    limits = [parse_threshold(limit) for limit in wanted if limit is not None]
-    mildest = {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
 
     def masks(model: nn.Module) -> Masks:
-        return rule(model, recipe.relevance, inputs)(mildest)
+        return rule(model, recipe.relevance, inputs)(mildest(recipe))
 
     settings = recipe.prune
     options = {"round_to": settings.round_to, "protect": settings.protect, "time_budget": settings.time_budget}

@@ -14,15 +14,32 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import planned
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.recipe import Recipe
-from svdcompress.sources import Data, arrives_trained, check_labels, class_dim, load_weights, make_model, outputs_hint
+from svdcompress.sources import (
+    Data,
+    arrives_trained,
+    check_labels,
+    class_dim,
+    load_weights,
+    make_model,
+    outputs_hint,
+    start_from,
+)
 from svdcompress.train import seed_everything
 
 
-def dense_model(recipe: Recipe) -> tuple[nn.Module, bool]:
-    """The recipe's model with its weights, and whether they are trained already. Raises ModelError, CheckpointError."""
+def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Module, bool]:
+    """The recipe's model with its weights, and whether they are trained already. Raises ModelError, CheckpointError.
+
+    notes: gets a line on what of a file to start from was not used, and on what it lacked.
+    """
     seed_everything(recipe.seed, "model")
     model = make_model(recipe.model)
     weights = recipe.weights
+    if weights.file and weights.trained is False:
+        found = start_from(model, weights.file, weights.strip_prefix)
+        if notes is not None:
+            notes += found
+        return model, False
     if weights.file:
         return load_weights(model, weights.file, weights.strip_prefix), True
     return model, weights.trained if weights.trained is not None else arrives_trained(recipe.model, model)

@@ -17,7 +17,7 @@ from svdcompress.errors import OutputError, explained, shortened
 from svdcompress.files import is_temporary, parse_json, sweep, write_atomically
 from svdcompress.pipeline._extra import Facts
 from svdcompress.recipe import Recipe, dump_recipe, load_recipe
-from svdcompress.sources import code_in
+from svdcompress.sources import code_of_run
 
 try:
     import fcntl
@@ -159,7 +159,7 @@ def _occupied(out: Path) -> str:
 
 def resume_command(out: Path, recipe: Recipe | None = None, *more: str) -> str:
     """What to type to go on with a run; with the word that its code needs, where its recipe names some."""
-    trust = ("--trust-code",) if recipe is not None and code_in(recipe) else ()
+    trust = ("--trust-code",) if recipe is not None and code_of_run(recipe) else ()
     return " ".join(("svdc sparsify --resume --out", str(out), *more, *trust))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-import subprocess
+import subprocess  # for the command that a user names  # nosec B404
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -17,6 +17,7 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._promised import promised, sets_of
+from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._small_files import SmallFiles
 from svdcompress.recipe import Recipe
@@ -28,33 +29,35 @@ class Files:
     """Writes them into `out` and what they are into `results`. warn: takes a line for the user. inputs: for tracing.
 
     written: the dense and the sparse model's deterministic files, as far as they could be written; error: why the latter was
-    not.
+    not. parity: by name of the file.
     """
 
     recipe: Recipe
     data: Data
     inputs: Any
     out: Path
-    results: dict[str, Any]
+    results: RunResults
     warn: Callable[[str], None]
     written: dict[str, Exported] = field(default_factory=dict)
+    parity: dict[str, float | None] = field(default_factory=dict)
     small: SmallFiles | None = None
     error: ExportError | None = None
 
     def sparse(self, small: nn.Module) -> None:
         """model.onnx and model_mc.onnx."""
-        self.results["parity"] = {}
+        self.results.parity = self.parity
         data, export = self.data, self.recipe.export
         self.units = baked(data.preprocessing, data.task, data.dim)
-        metadata = file_metadata(self.results, self.units.preprocessing, data.classes, data.task)
+        metadata = file_metadata(self.results.to_dict(), self.units.preprocessing, data.classes, data.task)
         more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
         feed, timed = partial(_figures.feed, data), self.recipe.report.latency
         try:
-            more |= {"metadata": {**metadata, **promised(self.results, "mean")}, "sets": self._sets("mean")}
+            more |= {"metadata": {**metadata, **promised(self.results.to_dict(), "mean")}, "sets": self._sets("mean")}
             file, gathers = export_model(small, self.out / "model.onnx", self.inputs, feed, timed=timed, **more)
             self._keep("sparse", file)
             if gathers is not None:
-                self.results["pruning"]["inputs_gathered"] = gathers
+                assert self.results.pruning is not None  # the model is pruned
+                self.results.pruning["inputs_gathered"] = gathers
         except ExportError as error:
             self.warn(f"model.onnx was not written: {error}")
             self.error = error
@@ -65,7 +68,7 @@ class Files:
     def _small_forms(self, small: nn.Module) -> None:
         """Their forms without zeros and in fewer bits."""
         export = self.recipe.export
-        self.small = SmallFiles(self.recipe, self.data, self.inputs, self.out, self.results, self.warn, self.units)
+        self.small = SmallFiles(self.recipe, self.data, self.inputs, self.out, self.results, self.parity, self.warn, self.units)
         if "sparse" in self.written:
             if export.compact:
                 make = self._sets("mean")
@@ -79,7 +82,7 @@ class Files:
         if not self.recipe.export.sets:
             return None
         data = self.data
-        return lambda model: sets_of(self.results, who, own_likelihood(model, data.task, data.dim))
+        return lambda model: sets_of(self.results.to_dict(), who, own_likelihood(model, data.task, data.dim))
 
     def dense(self, model: nn.Module) -> None:
         """dense.onnx, to compare with."""
@@ -88,8 +91,9 @@ class Files:
 
     def _keep(self, name: str, file: Exported) -> None:
         self.written[name] = file
-        self.results["parity"][file.path.name] = file.parity
-        self.results[name]["bytes"] = file.bytes
+        self.parity[file.path.name] = file.parity
+        side = self.results.sparse if name == "sparse" else self.results.dense
+        side.bytes = file.bytes
 
     def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
         path, units = self.out / "model_mc.onnx", self.units
@@ -103,10 +107,10 @@ class Files:
                 monte_carlo=True,
                 task=own_likelihood(model, self.data.task, self.data.dim, tau),
                 opset=self.recipe.export.opset,
-                metadata={**metadata, **promised(self.results, "samples")},
+                metadata={**metadata, **promised(self.results.to_dict(), "samples")},
                 further=None if sets is None else sets(model),
             )
         except ExportError as error:  # the run's other files are good
             self.warn(f"model_mc.onnx was not written: {error}")
             return
-        self.results["parity"][path.name] = file.parity
+        self.parity[path.name] = file.parity

@@ -18,11 +18,12 @@ from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageEr
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
 from svdcompress.pipeline._select import whole
-from svdcompress.recipe import Recipe
+from svdcompress.recipe import LossSection, Recipe
 from svdcompress.sources import (
     Data,
     code_in,
     code_of_data,
+    code_of_loss,
     code_of_model,
     code_of_transforms,
     load_weights,
@@ -35,7 +36,7 @@ from svdcompress.sources import (
 class OpenRun:
     """A run's folder and its recipe; the rest is read when asked for.
 
-    trust_code: whether Python code that the folder's files name may run. Without it `model`, `dense` and `data` raise
+    trust_code: whether Python code that the folder's files name may run. Without it `model`, `dense`, `data` and `loss` raise
     TrustError where they would need some; what the package itself knows always works.
     """
 
@@ -76,6 +77,12 @@ class OpenRun:
         data = open_data(section, self.recipe.task, strict=False)
         data.dim = self.dim
         return data
+
+    @property
+    def loss(self) -> LossSection:
+        """The loss that its models are trained by."""
+        self._allow(code_of_loss(self.recipe.loss))
+        return self.recipe.loss
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -121,7 +128,7 @@ def untrusted(folder: Path, code: Mapping[str, str]) -> str:
     name = code.get("model.name")
     again = f"; or name the model again yourself: --model {shlex.quote(name)}" if name and len(code) == 1 else ""
     return (
-        f"{folder} names Python code, which would run here: {named}. A file alone does not make it run. If you know the code "
+        f"{folder} names code, which would run here: {named}. A file alone does not make it run. If you know the code "
         f"and trust it, add --trust-code to the command (in Python: trust_code=True){again}"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from svdcompress.pipeline._results import RunResults
 from svdcompress.recipe import WITHOUT_RECIPE, Recipe
 
 SMALLER = 0.95
@@ -17,19 +18,21 @@ MORE_UNITS = {"weight": 0.5, "input": 0.25, "output": 0.25}
 """A share by which more units go than by that of WITHOUT_RECIPE."""
 
 
-def nothing_smaller(recipe: Recipe, results: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """A warning for a run whose shapes hardly changed; [] where they did.
+def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """A warning for a run whose shapes hardly changed; [] where they did, or where sizes are not known.
 
-    results: a run's, with `dense`, `sparse`, `layers`, `pruning` and `reach`. history: its epochs, for where beta ended.
+    results: with the counts of both models, layers and pruning. history: its epochs, for where beta ended.
     """
-    before, after = results["dense"]["parameters"], results["sparse"]["parameters"]
+    if not (results.dense.counts and results.sparse.counts and results.layers):
+        return []  # a warning said already why there are none
+    before, after = results.dense.counts.parameters, results.sparse.counts.parameters
     if after < SMALLER * before:
         return []
-    weights = sum(row["weights_before"] for row in results["layers"])
-    zeros = 1 - sum(row["weights"] for row in results["layers"]) / max(weights, 1)
-    dead = sum(row["outputs_before"] - row["outputs"] for row in results["layers"])
+    weights = sum(row["weights_before"] for row in results.layers)
+    zeros = 1 - sum(row["weights"] for row in results.layers) / max(weights, 1)
+    dead = sum(row["outputs_before"] - row["outputs"] for row in results.layers)
     lines = [f"the shapes are {'the same' if after == before else 'almost the same'}: {before:,} parameters, now {after:,}."]
-    blocked = _blocked(results.get("pruning") or {})
+    blocked = _blocked(results.pruning or {})
     if dead and blocked:
         lines.append(f"{dead} units lost all their weights, but the graph keeps them ({blocked}): svdc inspect says more.")
     elif zeros >= SPARSE:
@@ -42,10 +45,10 @@ def nothing_smaller(recipe: Recipe, results: Mapping[str, Any], history: Sequenc
     return [" ".join(lines)]
 
 
-def _more(recipe: Recipe, results: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> str:
+def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]]) -> str:
     """What to set so that more goes."""
     cures = []
-    if (results.get("reach") or {}).get("within", 1.0) < SPARSE:
+    if results.reach is not None and results.reach.within < SPARSE:
         cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
     if beta is not None:

@@ -13,6 +13,7 @@ from svdcompress.likelihoods import score
 from svdcompress.objective import Constant, LinearWarmup, Schedule
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._convert import while_training
 from svdcompress.prune import count_means
 from svdcompress.recipe import LrSchedule, TrainSection
 from svdcompress.relevance import Masks
@@ -108,6 +109,7 @@ class Climb:
             schedule=schedule,
             lr_log_sigma2=self.variational.rate,
             distill=settings.distill,
+            masks=while_training(self.context.recipe, self.opened.inputs),
             total=self.total,
             state=state,
         )

@@ -25,7 +25,7 @@ def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: fl
         return wanted
     schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
     up = factors(recipe.train, steps_of(recipe.train, examples, world), schedule, examples)[0]
-    ways = [found[-1] for found in distances(model, mildest(recipe)).values()]
+    ways = [found[-1] for found in distances(model, harshest(recipe)).values()]
     if not (ways and up > 0):
         return None
     return max(recipe.train.lr, min(float(f"{max(ways) / up:.2g}"), MOST))
@@ -34,10 +34,10 @@ def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: fl
 def reach_of(recipe: Recipe, model: nn.Module, examples: int, final: float, rate: float | None, world: int = 1) -> Reach:
     """Whether the training that a recipe asks for can bring the weights of a converted model to the threshold."""
     schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
-    return reach(model, recipe.train, examples, schedule, lr_log_sigma2=rate, threshold=mildest(recipe), world=world)
+    return reach(model, recipe.train, examples, schedule, lr_log_sigma2=rate, threshold=harshest(recipe), world=world)
 
 
-def mildest(recipe: Recipe) -> Threshold | None:
+def harshest(recipe: Recipe) -> Threshold | None:
     """The threshold by which most goes, of those that a recipe may choose; None: each layer's own."""
     settings = recipe.relevance
     numbers = [limit for limit in settings.candidates if isinstance(limit, int | float)]
@@ -53,7 +53,7 @@ def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
         longer = math.ceil(found.times)
         cures += [f"{longer} times the steps (--epochs {longer * recipe.train.epochs}, or smaller batches)"]
         cures += [f"--set train.lr={recipe.train.lr * found.times:.2g}"]
-    limit = mildest(recipe)
+    limit = harshest(recipe)
     cures += ["a lower threshold, as --threshold 1"] if limit is None or (isinstance(limit, int | float) and limit > 1) else []
     cures += ["--set train.lr_log_sigma2=auto"] if recipe.train.lr_log_sigma2 is None else []
     return [f"training is too short for most weights to go: {found}. Try {'; or '.join(cures)}"]

@@ -23,6 +23,7 @@ from svdcompress.pipeline._folder import (
     signals,
     stored_recipe,
 )
+from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._stages import run_stages
 from svdcompress.pipeline._threads import Threads, first_training, same_threads
@@ -94,7 +95,7 @@ def _stages(
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
             state = RunState(folder, writer=place.first)
-            results = {"seconds": dict(state.facts.get("seconds", {}))}
+            results = RunResults(seconds=dict(state.facts.get("seconds", {})))
             with first_training(threads, state, results, say):
                 return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
         except Interrupted as error:

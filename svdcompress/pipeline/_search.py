@@ -47,10 +47,6 @@ HOPELESS = 10.0
 FURTHER = 0.85
 """The next size to try at a pressure that kept the budget."""
 
-RECOVERY = 0.05
-"""Of a trial's beta, what its recovery goes on with where the recipe says auto. With the masks held all that is left is needed,
-and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
-
 SHIFT = 0.8
 """By so many levels a posterior becomes sparser while it cools, until a trial tells."""
 
@@ -196,7 +192,7 @@ class Search:
             self.dense,
             self.variational,
             small,
-            ended=RECOVERY * self.path.beta(pressure),
+            ended=self.path.beta(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
         )
@@ -224,6 +220,8 @@ class Search:
             upper=verdict.upper,
             allowed=min(self.allowed, 1e9),
             met=verdict.met,
+            estimate=verdict.estimate,
+            at_most=verdict.at_most,
             seconds=time.monotonic() - started,
         )
         self.kept.trials.append(trial)
@@ -264,11 +262,11 @@ class Search:
         target = self._target * (1 + CLOSE)
         there_ = [trial for trial in self.kept.trials if trial.costs[self.measure.name] <= target]
         if there_:
-            return min(there_, key=lambda one: (one.error, one.metrics["nll"], one.number))
+            return min(there_, key=lambda one: (one.lost, one.metrics["nll"], one.number))
         return min(self.kept.trials, key=lambda one: one.costs[self.measure.name])
 
     def _closest(self) -> Trial:
-        return min(self.kept.trials, key=lambda one: (one.drop, one.number))
+        return min(self.kept.trials, key=lambda one: (one.lost, one.number))
 
     def _report(self, best: Trial) -> None:
         results, settings, measure = self.context.results, self.settings, self.measure.name
@@ -277,7 +275,7 @@ class Search:
         lines = outcome(best, self.kept.trials, measure, self.goal, target, self.judged, self.budget.given, epochs)
         for line in lines:
             self.context.warn(line)
-        results["search"] = {
+        results.search = {
             "objective": measure,
             **{name: getattr(settings, name) for name in ("goal", "max_drop", "max_error", "confidence")},
             "dense": {"error": self.judged.error, "costs": self.costs},

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from svdcompress.calibrate import draws_of, fit_knob, nll_rows
 from svdcompress.errors import RecipeError
-from svdcompress.likelihoods import likelihood_for
+from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
@@ -18,6 +19,12 @@ from svdcompress.train import losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
 """Shares of a search for shapes where the recipe asks single weights alone."""
+
+TEMPERED = 20_000
+"""Targets up to which the NLL of each trial is looked at; beyond, their errors tell enough."""
+
+TRAINED = 5000
+"""Training examples that it is looked at on, beside the validation examples."""
 
 
 def objective_of(recipe: Recipe) -> str:
@@ -53,10 +60,29 @@ def _asks_units(recipe: Recipe) -> bool:
 def judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:
     """What a model, where it is, gets wrong on examples."""
     likelihood = likelihood_for(data.task, data.dim)
-    first, _, numbers = losses(model, examples, likelihood, device=device)
+    first, second, numbers = losses(model, examples, likelihood, device=device)
     some = numbers > 0
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
-    return Losses(first[some] * scale, numbers[some], likelihood.probabilities)
+    nll = None
+    if likelihood.probabilities and float(numbers.sum()) <= TEMPERED:
+        tempering = likelihood.name in TASKS
+        nll = _tempered(model, examples, data.train, likelihood, device) if tempering else second[some] / numbers[some]
+    return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll)
+
+
+def _tempered(model: nn.Module, examples: Any, train: Any, likelihood: Likelihood, device: Any) -> Tensor:
+    """(M,) mean NLL of each of the examples and of training examples, with the temperature that fits the former best: a run
+    fits one in the end, and what compression loses shows on both."""
+    plain = likelihood.plain()
+    held = draws_of(model, examples, likelihood, device=device)
+    knob = fit_knob(plain, held)[0]
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:TRAINED]
+    rows = []
+    for draws in (held, draws_of(model, train.subset(order.sort().values), likelihood, device=device)):
+        each, count = nll_rows(plain, draws, knob), draws.owner.bincount()
+        total = torch.zeros(len(count), dtype=each.dtype).index_add_(0, draws.owner, each)
+        rows.append((total / count)[count > 0])
+    return torch.cat(rows)
 
 
 def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:
@@ -75,9 +101,11 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
     if budget.given and count < needed:
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
+        by_nll = "What is lost is estimated from the NLL of validation and training examples, which is no more than a guess"
+        decides = "The drop that is measured decides" if found.nll is None else by_nll
         lines.append(
-            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. The drop that is "
-            "measured decides, in whole examples; set data.validation, or allow more"
+            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. "
+            f"{decides}; set data.validation, or allow more"
         )
     if (line := _seen(context, opened.data, dense.model, found)) is not None:
         lines.append(line)
@@ -87,7 +115,7 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
 def _seen(context: Context, data: Any, model: nn.Module, found: Losses) -> str | None:
     """A warning where weights that were trained elsewhere know the validation examples by heart, as it seems."""
     recipe, device = context.recipe, context.place.device
-    known = recipe.weights.file or recipe.weights.trained
+    known = recipe.weights.trained is not False and (recipe.weights.file or recipe.weights.trained)
     if not known or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or not found.probabilities:
         return None
     some = torch.arange(min(len(data.train), len(data.validation)))

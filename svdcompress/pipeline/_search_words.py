@@ -24,7 +24,10 @@ def error_of(error: float, judged: Losses) -> str:
 def drop_of(trial: Trial, judged: Losses) -> str:
     """A drop in its unit, and what it is not more than at the confidence of the budget."""
     unit = "points" if judged.probabilities else "%"
-    return f"{trial.drop:+.2f} {unit} (at most {trial.upper:+.2f})"
+    measured = f"{trial.drop:+.2f} {unit} (at most {trial.upper:+.2f})"
+    if trial.estimate is None or trial.at_most is None:
+        return measured
+    return f"{trial.drop:+.2f} {unit} measured, {trial.estimate:+.2f} by the NLL (at most {trial.at_most:+.2f})"
 
 
 def outcome(
@@ -48,7 +51,7 @@ def outcome(
         return lines
     small = [trial for trial in trials if trial.costs[measure] <= target]
     if budget and best.met and small:
-        why = f"it would lose {drop_of(min(small, key=lambda trial: trial.drop), judged)}"
+        why = f"it would lose {drop_of(min(small, key=lambda trial: trial.lost), judged)}"
         lines.append(f"the goal {goal.text} breaks the budget ({why}): the smallest that keeps it is taken")
     else:
         lines.append(

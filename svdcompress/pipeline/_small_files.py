@@ -16,6 +16,7 @@ from svdcompress.export import added_error, check_parity, suggested_bits, write_
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._integers import Integers, beside, slower
 from svdcompress.pipeline._onnx_model import open_session, run
+from svdcompress.pipeline._results import RunResults
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, example_inputs
 
@@ -34,16 +35,19 @@ class SmallFiles:
     """Writes them beside model.onnx and model_mc.onnx in `out`, and what they are into `results`.
 
     measured: the files whose latencies are to be measured beside those of the float files, by their key in the results.
+    figures: what the results say of them there.
     """
 
     recipe: Recipe
     data: Data
     inputs: Any
     out: Path
-    results: dict[str, Any]
+    results: RunResults
+    parity: dict[str, float | None]
     warn: Callable[[str], None]
     units: Baked
     measured: dict[str, Path] = field(default_factory=dict)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def compact(self, small: nn.Module, further: Any) -> None:
         """model_compact.onnx, checked against the model. further: further outputs of model.onnx."""
@@ -55,8 +59,8 @@ class SmallFiles:
             path.unlink(missing_ok=True)
             self.warn(f"{COMPACT} was not written: {error}")
             return
-        self.results["sparse"]["bytes_compact"] = file.bytes
-        self.results["parity"][COMPACT] = parity
+        self.results.sparse.bytes_compact = file.bytes
+        self.parity[COMPACT] = parity
 
     def monte_carlo(self) -> None:
         """model_mc.onnx in two bytes a number, and its compact form, as far as the recipe asks for them."""
@@ -70,10 +74,10 @@ class SmallFiles:
             if export.compact_monte_carlo:
                 file = write_compact(path, self.out / MC_COMPACT)
                 found["bytes_compact"] = file.bytes
-                self.results["parity"][MC_COMPACT] = self.results["parity"][path.name]
+                self.parity[MC_COMPACT] = self.parity[path.name]
         except ExportError as error:
             self.warn(f"{MC_COMPACT} was not written: {error}")
-        self.results["monte_carlo_file"] = found
+        self.results.monte_carlo_file = found
 
     def _halved(self, path: Path) -> dict[str, Any]:
         inputs = self.units.inputs(example_inputs(self.data.train, ROWS))
@@ -100,8 +104,7 @@ class SmallFiles:
         asked = self.recipe.export.precision
         if asked in ("int8", "auto"):
             try:
-                self._integers()
-                self._bits(small)
+                self._bits(small, self._integers())
                 return
             except ExportError as error:
                 then = f"; {FLOAT16} is, in its place" if asked == "auto" else ""
@@ -109,27 +112,28 @@ class SmallFiles:
         if asked in ("float16", "auto"):
             self._half()
 
-    def _integers(self) -> None:
-        search, before = self.recipe.search, self.results.get("dense", {}).get("validation") or {}
+    def _integers(self) -> dict[str, str]:
+        """Write model_int8.onnx; returns the kind of each layer."""
+        search, before = self.recipe.search, self.results.dense.validation or {}
         dense = before.get("error", before.get("rmse"))
         more = {"max_drop": search.max_drop, "dense": dense, "compact": self.recipe.export.compact}
         work = Integers(self.out / "model.onnx", self.data, self.units, **more)
         path = self.out / INT8
         work.write(path)
         found = beside(path, self.out / "model.onnx", self.data, self.units)
-        self.results["int8"] = {**work.report, **found}
+        self.results.int8 = self.figures["int8"] = {**work.report, **found}
         self.measured["int8"] = path
         left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
         if left:
             self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: in integers too much validation error was lost")
+        return work.report["layers"]
 
-    def _bits(self, small: nn.Module) -> None:
+    def _bits(self, small: nn.Module, kinds: dict[str, str]) -> None:
         """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""
-        kinds = self.results["int8"]["layers"]
         rows = [row for row in suggested_bits(small) if row.weights]
         used = {row.name: 8 if kinds.get(row.name, "int8") == "int8" else 32 for row in rows}
         added = added_error(small, {name: bits for name, bits in used.items() if bits == 8})
-        self.results["bits"] = [
+        self.results.bits = [
             {"name": r.name, "weights": r.weights, "suggested": r.bits, "used": used[r.name], "added": added.get(r.name, 0.0)}
             for r in rows
         ]
@@ -142,13 +146,13 @@ class SmallFiles:
             self.warn(f"{FLOAT16} was not written: {error}")
             return
         found = beside(path, self.out / "model.onnx", self.data, self.units)
-        self.results["float16"] = {"file": path.name, "bytes": file.bytes, **found}
+        self.results.float16 = self.figures["float16"] = {"file": path.name, "bytes": file.bytes, **found}
         self.measured["float16"] = path
 
     def latencies(self, times: dict[str, dict[str, float]], note: Callable[[str], None]) -> None:
         """Keep what was measured of them beside the float file's. note: takes a line for the user."""
         for name, path in self.measured.items():
-            found = self.results[name]
+            found = self.figures[name]
             found["latency_ms"], float_ = times[name], times["sparse"]
             found["faster"] = cost.quicker(times[name], float_)
             words = slower(times[name], float_)

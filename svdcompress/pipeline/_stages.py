@@ -24,7 +24,7 @@ from svdcompress.train import wait
 
 
 def run_stages(context: Context) -> dict[str, Any]:
-    """All stages; returns the results (on the first process; {} on others)."""
+    """All stages; returns what `report.json` holds (on the first process; {} on others)."""
     context.state.write_recipe(context.recipe)  # before the first chance to be stopped: from here on it can be resumed
     with context.stage("data"):
         opened = open_stage(context)
@@ -51,13 +51,14 @@ def run_stages(context: Context) -> dict[str, Any]:
         with context.stage("recover"):
             if (fit := recover_stage(context, dense, variational, small)) is not None:
                 context.history += fit.history
-    context.results["pruning"] = {name: value for name, value in small.pruning.items() if name != "surgery"}
+    context.results.pruning = {name: value for name, value in small.pruning.items() if name != "surgery"}
     if context.place.first:
         with context.stage("calibrate"):
             small = calibrate_stage(context, opened, small)
             keep(context, opened, small)
             context.attempt("what validation data promise", partial(promise_stage, context, opened, small))
     wrong = error = None
+    written: dict[str, Any] = {}
     if context.place.first:
         models = Finished(dense, variational, selection.masks, small)
         with context.stage("evaluate"):
@@ -72,11 +73,11 @@ def run_stages(context: Context) -> dict[str, Any]:
         with context.stage("verify"):
             wrong = verify_stage(context, opened, models)
         with context.stage("report"):
-            report_stage(context, opened)
+            written = report_stage(context, opened)
         if not wrong:  # else it can go on and write its files anew
             context.state.finish()
         error = files.error
     wait()
     if failed := wrong or error:
         raise failed
-    return context.results if context.place.first else {}
+    return written

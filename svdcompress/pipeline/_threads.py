@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.markup import escape
 
 from svdcompress.pipeline._folder import RunState
+from svdcompress.pipeline._results import RunResults
 from svdcompress.train import Trial, choosing
 
 
@@ -51,16 +51,16 @@ def same_threads(folder: Path, first: bool, say: Callable[[str], None], choose: 
 
 
 @contextmanager
-def first_training(threads: Threads, state: RunState, results: dict[str, Any], say: Callable[[str], None]) -> Iterator[None]:
+def first_training(threads: Threads, state: RunState, results: RunResults, say: Callable[[str], None]) -> Iterator[None]:
     """Within it the first training settles the number of threads, if that is to be chosen; it is stored before any epoch.
 
     results: gets `torch_threads`, for the report.
     """
-    results["torch_threads"] = threads.chosen or threads.number
+    results.torch_threads = threads.chosen or threads.number
 
     def tell(trial: Trial) -> None:
         state.put(torch_threads=trial.threads)
-        results["torch_threads"] = trial.threads
+        results.torch_threads = trial.threads
         if trial.seconds or trial.failed:
             say(f"[dim]{escape(str(trial))}[/]")
 

@@ -35,7 +35,7 @@ MOST_NUMBERS = 2 * 10**7
 
 def uncertainty(
     dense: nn.Module, small: nn.Module, data: Data, samples: int, seed: int, budget: float | None = None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """`uncertainty`, `calibration`, `uncertainty_of` and `doubts` of the report; both models are on the same device.
 
     budget: seconds that they may take, roughly; None: any. All rows are of the same examples, so that they can be compared.
@@ -72,7 +72,7 @@ def uncertainty(
     # found: by now the predictions of the last contender, by samples
     unsure = doubts(found, test, data, likelihood, _places(len(data.test), count))
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
-    return {"uncertainty": figures, "calibration": diagrams, "uncertainty_of": {**of, "text": _text(of)}, "doubts": unsure}
+    return figures, diagrams, {**of, "text": _text(of)}, unsure
 
 
 def _text(of: dict[str, int]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from svdcompress.calibrate import ConformalSets, load_promises
+from svdcompress.calibrate import ConformalSets, Promises, load_promises
+from svdcompress.errors import CheckpointError, shortened
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import KEPT, OpenRun
 
@@ -20,10 +22,12 @@ def add_promises(
     coverage: float | None,
     told: dict[str, Any],
 ) -> dict[str, np.ndarray]:
-    """Further arrays of predictions by draws: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
+    """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
 
-    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised. Raises CheckpointError for a
-    run that kept nothing of its validation data, UsageError and DataError for what cannot be promised.
+    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised; its "by" says what predicted
+        ("samples" or "mean").
+    Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what cannot be
+    promised.
     """
     settings = opened.recipe.calibrate
     answer_above, asked = settings.answer_above if answer_above is None else answer_above, answer_above is not None
@@ -31,8 +35,8 @@ def add_promises(
     path = opened.folder / KEPT
     if (answer_above is None and coverage is None) or (not asked and not path.is_file()):
         return {}
-    promises, likelihood = load_promises(path, "samples"), likelihood_for(opened.recipe.task, opened.dim)
-    mean = torch.from_numpy(arrays["mean"])
+    mean, likelihood = torch.from_numpy(arrays["mean"]), likelihood_for(opened.recipe.task, opened.dim)
+    promises = _promises(path, opened, told.get("by", "samples"), mean.shape[opened.dim] if likelihood.classes else None)
     found: dict[str, np.ndarray] = {}
     if answer_above is not None:
         answers = promises.answer_above(answer_above)
@@ -48,4 +52,31 @@ def add_promises(
         else:
             lower, upper = promise.intervals(mean, torch.from_numpy(arrays["variance"]).sqrt())
             found |= {"lower": lower.numpy(), "upper": upper.numpy()}
+    return found
+
+
+def _promises(path: Path, opened: OpenRun, by: str, classes: int | None) -> Promises:
+    """What the run kept. Raises CheckpointError where it is not of this run, or holds what no run writes.
+
+    by: "samples" or "mean", what predicts. classes: how many the model has, if it has any.
+    """
+    try:
+        found = load_promises(path, by)
+    except (OverflowError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable ({error})") from error
+    problem = ""
+    if found.scores is not None and (found.labels is None) != (classes is None):
+        problem = f"of the task {shortened(found.task, 60)}, the run of {opened.recipe.task}"
+    elif found.labels is not None and found.classes != classes:
+        problem = f"of {shortened(str(found.classes), 20)} classes, the run of {classes}"
+    for name, tensor in found.tensors().items():
+        right = {"right": tensor.dtype == torch.bool, "labels": tensor.dtype == torch.int64}
+        if not right.get(name, tensor.is_floating_point()) or tensor.dim() != 1:
+            problem = problem or f"{name} is {tensor.dtype} of the shape {tuple(tensor.shape)}, which no run writes"
+        elif not bool(tensor.isfinite().all()):
+            problem = problem or f"{name} holds values that are not finite"
+        elif name == "labels" and len(tensor) and not 0 <= int(tensor.min()) <= int(tensor.max()) < found.classes:
+            problem = problem or "there are labels that are no class"
+    if problem:
+        raise CheckpointError(f"{path}: {problem}")
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from svdcompress.batch import first_tensor, map_tensors
@@ -20,22 +21,26 @@ from svdcompress.errors import (
     SvdcError,
     UsageError,
     cause,
+    explained,
     out_of_memory,
     shortened,
 )
 from svdcompress.export import read_metadata
-from svdcompress.likelihoods import own_likelihood
-from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.pipeline import OpenRun, Preprocessing, open_run
 from svdcompress.predict._promises import add_promises
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import check_finite, preprocess
-from svdcompress.uncertainty import mc_predict
+from svdcompress.uncertainty import mc_predict, mean_predict
 
 MC_FILE = "model_mc.onnx"
 
 BATCH = 256
 """Inputs that are predicted at once."""
+
+SAMPLES = 100
+"""Draws, where nothing is asked."""
 
 MOST_SAMPLES = 1_000_000
 """Draws beyond which nothing more is known, but the time is without end."""
@@ -58,7 +63,7 @@ def predict_run(
     inputs: str | Path,
     out: str | Path | None = None,
     *,
-    samples: int = 100,
+    samples: int | None = None,
     onnx: bool = False,
     seed: int | None = None,
     device: str | None = None,
@@ -74,12 +79,14 @@ def predict_run(
 
     run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training.
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
-    samples: draws for each input. onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
+    samples: draws for each input; None: 100, or none where the run's validation data say that they are no better than the mean
+        (PyTorch only: model_mc.onnx draws). The mean knows no epistemic part: its mutual information is 0.
+    onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
     seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
     answer_above: accuracy wanted on what is answered; `answered` then says of each input whether its confidence is enough for
         it, by the run's validation data. coverage: of `set` (1 for each class in it), or of `lower` to `upper`.
         None: what the run's recipe asked for, if it did.
-    told: gets what was promised, by name.
+    told: gets what was promised, by name, and under "by" what predicted: "samples" or "mean".
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
@@ -89,8 +96,9 @@ def predict_run(
     check_suffix(out)
     if out.resolve() == Path(inputs).resolve():
         raise UsageError(f"{out}: the predictions would take the place of the inputs; name another file")
-    if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
-        raise UsageError(f"samples: {shortened(repr(samples), 40)}; a whole number from 1 to {MOST_SAMPLES:,} is needed")
+    count = SAMPLES if samples is None else samples
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_SAMPLES:
+        raise UsageError(f"samples: {shortened(repr(count), 40)}; a whole number from 1 to {MOST_SAMPLES:,} is needed")
     asked: dict[str, Any] = {"trust_code": trust_code, "model": model}
     opened = open_run(run, **{name: value for name, value in asked.items() if value})
     preprocessing = opened.preprocessing if not onnx else _left_to_do(opened)
@@ -99,21 +107,39 @@ def predict_run(
     x = _prepared(raw, preprocessing, inputs, trust_code)
     if not names:
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
-    parts = _by_onnx(opened, x, samples, seed, names, inputs) if onnx else _by_torch(opened, x, samples, seed or 0, device)
+    told = {} if told is None else told
+    told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
+    drawn = 0 if by == "mean" else count
+    parts = _by_onnx(opened, x, count, seed, names, inputs) if onnx else _by_torch(opened, x, drawn, seed or 0, device)
     batches = list(parts)
     arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     _check_finite(arrays, names, inputs)
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
     arrays = _in_units(arrays, scale) if scale else arrays
-    arrays |= add_promises(opened, arrays, answer_above, coverage, {} if told is None else told)
+    arrays |= add_promises(opened, arrays, answer_above, coverage, told)
     write_predictions(out, arrays, names, task, opened.classes, opened.dim)
     return out, len(names)
 
 
+def _mean_suffices(opened: OpenRun) -> bool:
+    """Whether the run found on its validation data that draws are no better than the mean; False where nothing says so."""
+    try:
+        results = opened.results
+    except SvdcError:  # the folder has models, but no report that can be read
+        return False
+    return (results.get("calibrate") or {}).get("better") == "mean"
+
+
 def _left_to_do(opened: OpenRun) -> dict[str, Any]:
     """The preprocessing that the run's Monte-Carlo file leaves to its users, as it says itself."""
-    return read_metadata(_mc_file(opened)).get("preprocessing", opened.preprocessing)
+    path = _mc_file(opened)
+    found = read_metadata(path).get("preprocessing", opened.preprocessing)
+    try:
+        Preprocessing.model_validate(found)
+    except ValidationError as error:
+        raise ExportError(f"{path}: what its metadata say of the inputs is damaged: preprocessing.{explained(error)}") from None
+    return found
 
 
 def _mc_file(opened: OpenRun) -> Path:
@@ -153,12 +179,16 @@ def _batches(x: Any) -> Iterator[Any]:
 
 
 def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | None) -> Iterator[dict[str, np.ndarray]]:
+    """samples: 0 for the mean."""
     model = opened.model.to(device or "cpu")
     generator = torch.Generator().manual_seed(seed)
     own = own_likelihood(opened.model, opened.recipe.task, opened.dim, opened.tau)
     for batch in _batches(x):
         try:
-            found = mc_predict(model, batch, samples, task=own, generator=generator)
+            if samples:
+                found = mc_predict(model, batch, samples, task=own, generator=generator)
+            else:
+                found = mean_predict(model, batch, task=own)
         except SvdcError:
             raise
         except Exception as error:  # whatever the model raises
@@ -190,19 +220,35 @@ def _by_onnx(
     read_metadata(path)  # names the file where it is damaged
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what fails is told by an error
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    except Exception as error:  # onnxruntime has classes of its own, one for each status
+        raise ExportError(f"{path}: onnxruntime cannot load it ({shortened(cause(error))}); {_again(opened, path)}") from error
     if seed is not None and "seed" not in [value.name for value in session.get_overridable_initializers()]:
         raise ExportError(
             f"{path}: the file takes no seed; write one that does with: svdc export {opened.folder} --monte-carlo --out FILE"
         )
     outputs = [NAMES.get(str(output.name), str(output.name)) for output in session.get_outputs()]
+    needed = {"mean"} if likelihood_for(opened.recipe.task).classes else {"mean", "variance"}
     expected = [value for value in session.get_inputs() if value.name != "samples"]
     for index, batch in enumerate(_batches(x)):
         feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}
         if seed is not None:
             feed["seed"] = _seed_of(seed, index)
         rows = names[index * BATCH : (index + 1) * BATCH]
-        yield dict(zip(outputs, _run(session, feed, path, rows, origin), strict=True))
+        found = dict(zip(outputs, _run(session, feed, path, rows, origin), strict=True))
+        if not needed <= set(found) or any(not _has_rows(value, len(rows)) for value in found.values()):
+            raise ExportError(f"{path}: its outputs are not those of a Monte-Carlo file; {_again(opened, path)}")
+        yield found
+
+
+def _again(opened: OpenRun, path: Path) -> str:
+    return f"write it again with: svdc export {opened.folder} --monte-carlo --out {path}"
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    """Whether an output holds numbers for as many inputs."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim > 0 and len(value) == count
 
 
 def _seed_of(seed: int, index: int) -> np.ndarray:

@@ -21,7 +21,7 @@ ZERO, BIAS, CARRIER, NEVER = 0, 1, 2, 3
 class Consumer:
     """All uses of one weight, seen as one.
 
-    ins, outs: slots, (groups, per group). alive: (groups, outputs per group, inputs per group). read: (groups, inputs per
+    ins, outs: slots, (groups, per group). mask: (groups, outputs per group, inputs per group). read: (groups, inputs per
     group), whether any output reads it. values: (inputs, positions), NaN where an input is not constant. how: per input,
     one of ZERO, BIAS, CARRIER, NEVER. owner: the module.
     """
@@ -30,7 +30,7 @@ class Consumer:
     owner: str | None
     ins: np.ndarray
     outs: np.ndarray
-    alive: np.ndarray
+    mask: np.ndarray
     read: np.ndarray
     values: np.ndarray
     how: np.ndarray
@@ -142,7 +142,7 @@ class Analysis:
             before = gone.copy()
             for consumer in reversed(self.consumers):  # what is read decides what is read before it
                 live = ~gone[self.root[consumer.outs]]
-                used = consumer.read if live.all() else (consumer.alive & live[:, :, None]).any(1)
+                used = consumer.read if live.all() else (consumer.mask & live[:, :, None]).any(1)
                 if unread is not None:
                     used = used & ~unread[self.root[consumer.ins]]
                 gone[self.root[consumer.ins[used]]] = False
@@ -267,11 +267,11 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
     """foldable: whether a bias may be changed or made for it; None: its constants have to stay."""
     first = uses[0]
     values = torch.cat([use.values for use in uses], 1).numpy()
-    groups, outs, ins = first.alive.shape
+    groups, outs, ins = first.mask.shape
     unknown = np.isnan(values).any(1)
     largest = np.abs(np.where(np.isnan(values), 0, values)).max(1)
     uniform = np.abs(values - values[:, :1]).max(1) <= CONSTANT * largest
-    read: Any = first.alive.numpy().any(1)
+    read: Any = first.mask.numpy().any(1)
     unread = ~read.reshape(-1)
     how = np.full(groups * ins, NEVER)
     if foldable is not None:
@@ -286,7 +286,7 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
         owner=first.owner,
         ins=first.ins.reshape(groups, ins).numpy(),
         outs=first.outs.reshape(groups, outs).numpy(),
-        alive=first.alive.numpy(),
+        mask=first.mask.numpy(),
         read=read,
         values=values,
         how=how,

@@ -84,8 +84,8 @@ def _moments(module: nn.Module, key: str, consumer: Consumer, group: int, at: Te
     mean = oriented(consumer, getattr(module, key).detach())[group][:, at].double()
     if not isinstance(module, VariationalLayer):
         return mean, None
-    keep = oriented(consumer, module.relevant())[group][:, at]
-    return mean * keep, oriented(consumer, module.log_sigma2.detach())[group][:, at].double().exp() * keep
+    mask = oriented(consumer, module.relevant())[group][:, at]
+    return mean * mask, oriented(consumer, module.log_sigma2.detach())[group][:, at].double().exp() * mask
 
 
 def _into_bias(module: Any, key: str, consumer: Consumer, constants: Tensor) -> None:

@@ -147,8 +147,8 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
                 )
             if key == "weight":
                 shape = None if old is None else tuple(old.shape)
-                held = other.mask if isinstance(other, VariationalLayer) else None
-                sparsity = 0.0 if held is None else 1 - float(held.float().mean())
+                mask = other.mask if isinstance(other, VariationalLayer) else None
+                sparsity = 0.0 if mask is None else 1 - float(mask.float().mean())
                 report.layers.append(LayerShape(name, shape or (), tuple(tensor.shape), sparsity))
     if report.inputs_kept is not None and report.inputs_dim is not None:
         now.inputs = Selection(report.inputs_dim, report.inputs_kept)

@@ -33,8 +33,8 @@ def own_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np.n
     if isinstance(module, nn.modules.conv._ConvNd) and key == "weight":
         groups = own.groups
         if parameter.grouped:
-            alive = keep[0].reshape(parameter.groups, -1).any(1) & keep[1].reshape(parameter.groups, -1).any(1)
-            groups = int(alive.sum())
+            left = keep[0].reshape(parameter.groups, -1).any(1) & keep[1].reshape(parameter.groups, -1).any(1)
+            groups = int(left.sum())
         first, second = shape[0], shape[1] * groups
         outs, ins = (second, first) if own.transposed else (first, second)
         return {"groups": groups, "out_channels": outs, "in_channels": ins}

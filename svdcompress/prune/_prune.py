@@ -72,16 +72,16 @@ def prune(
         raise UsageError("prune: give masks or a threshold, not both")
     if round_to < 1:
         raise UsageError(f"round_to: {round_to} is not a number of channels")
-    held = relevance(model, threshold) if masks is None else as_masks(model, masks)
+    found = relevance(model, threshold) if masks is None else as_masks(model, masks)
     _known(model, protect)
-    plain, inputs = _prepared(model, held, example_inputs)
-    held, plain, inputs, seen = _looked_at(model, held, plain, inputs, example_inputs)
+    plain, inputs = _prepared(model, found, example_inputs)
+    found, plain, inputs, seen = _looked_at(model, found, plain, inputs, example_inputs)
     report = PruneReport(round_to=round_to, notes=seen.notes)
     left = time_budget - (time.thread_time() - begun)
-    attempt = Attempt(model, held, plain, inputs, left, round_to, report, seen.training)
+    attempt = Attempt(model, found, plain, inputs, left, round_to, report, seen.training)
     analysis = None
     if not seen.torn:  # else no dense model computes what the masked one does
-        analysis = _analyse(plain, model, held, inputs, protect, remove_inputs, report, left, seen.training)
+        analysis = _analyse(plain, model, found, inputs, protect, remove_inputs, report, left, seen.training)
     small = attempt.result(analysis, verify)
     if round_to == 1 or analysis is None:
         report.parameters_unrounded = report.parameters_after
@@ -103,11 +103,11 @@ def groups(
     start = time.perf_counter()
     _known(model, protect)
     everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
-    held = as_masks(model, masks) if masks is not None else everything
-    plain, inputs = _prepared(model, held, example_inputs)
+    found = as_masks(model, masks) if masks is not None else everything
+    plain, inputs = _prepared(model, found, example_inputs)
     seen = look(plain, inputs, [name for name, _ in variational_layers(model)])
     report = PruneReport(notes=seen.notes)
-    analysis = _analyse(plain, model, held, inputs, protect, False, report, training=seen.training)
+    analysis = _analyse(plain, model, found, inputs, protect, False, report, training=seen.training)
     if analysis is not None:
         report.groups = tell_groups(analysis, analysis.choose(), {})
     report.seconds = time.perf_counter() - start
@@ -122,7 +122,7 @@ def analyse(
     protect: Sequence[str] = (),
     remove_inputs: bool = False,
 ) -> Analysis | None:
-    """The units of a model under masks (None: all its weights are alive); None where its graph cannot be followed.
+    """The units of a model under masks (None: all its weights stay); None where its graph cannot be followed.
 
     Arguments and errors as those of `prune`, which finds the same units and, with the same masks, makes the same choice.
     """
@@ -132,26 +132,26 @@ def analyse(
         plain, inputs = _prepared(model, everything, example_inputs)
         training = look(plain, inputs).training
         return _analyse(plain, model, everything, inputs, protect, remove_inputs, PruneReport(), training=training)
-    held = as_masks(model, masks)
-    plain, inputs = _prepared(model, held, example_inputs)
-    held, plain, inputs, seen = _looked_at(model, held, plain, inputs, example_inputs)
+    own = as_masks(model, masks)
+    plain, inputs = _prepared(model, own, example_inputs)
+    own, plain, inputs, seen = _looked_at(model, own, plain, inputs, example_inputs)
     if seen.torn:
         return None
-    found = _analyse(plain, model, held, inputs, protect, remove_inputs, PruneReport(), training=seen.training)
+    found = _analyse(plain, model, own, inputs, protect, remove_inputs, PruneReport(), training=seen.training)
     if found is not None:
         found.past = frozenset(seen.past)
     return found
 
 
 def _looked_at(
-    model: nn.Module, held: Masks, plain: nn.Module, inputs: Any, example_inputs: Any
+    model: nn.Module, masks: Masks, plain: nn.Module, inputs: Any, example_inputs: Any
 ) -> tuple[Masks, nn.Module, Any, Look]:
     """The masks that the masked model really computes with, its dense copy, and what was seen of it."""
-    seen = look(plain, inputs, list(held))
+    seen = look(plain, inputs, list(masks))
     if seen.past:  # the masked model computes with all of these weights, whatever their masks say
-        held = as_masks(model, {name: torch.ones_like(mask) if name in seen.past else mask for name, mask in held.items()})
-        plain, inputs = _prepared(model, held, example_inputs)
-    return held, plain, inputs, seen
+        masks = as_masks(model, {name: torch.ones_like(mask) if name in seen.past else mask for name, mask in masks.items()})
+        plain, inputs = _prepared(model, masks, example_inputs)
+    return masks, plain, inputs, seen
 
 
 def _known(model: nn.Module, protect: Sequence[str]) -> None:
@@ -216,20 +216,20 @@ def _analyse(
 
     training: inputs for a trace in `train()` too, whose branches then count as well (None: there are none).
     """
-    alive = {f"{name}.weight" if name else "weight": mask.cpu() for name, mask in masks.items()}
-    noisy: dict[str, Tensor] = {}
+    masks_of = {f"{name}.weight" if name else "weight": mask.cpu() for name, mask in masks.items()}
+    random: dict[str, Tensor] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, VariationalLayer) and module.bias_sigma2 is not None:
-            noisy[f"{name}.weight" if name else "weight"] = (module.bias_sigma2 > 0).cpu()
+            random[f"{name}.weight" if name else "weight"] = (module.bias_sigma2 > 0).cpu()
         elif isinstance(module, StochasticLayer) and not isinstance(module, VariationalLayer):
-            noisy[name] = torch.ones(())
+            random[name] = torch.ones(())
     names = {name: "protected" for name in _protected(model, protect)}
     names.update(torn(model, plain))
     deadline = time.thread_time() + seconds
 
     def watch(case: Any) -> Trace:
         forget(plain)  # a value kept from an earlier pass would be no parameter's
-        trace = Trace(plain, alive, noisy, names)
+        trace = Trace(plain, masks_of, random, names)
         Tracer(trace, deadline).run(case, remove_inputs)
         return trace
 

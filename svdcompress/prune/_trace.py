@@ -20,7 +20,7 @@ from svdcompress.prune._units import Parameter, Units
 class Use:
     """One application of a weight: a linear map from units to units.
 
-    ins, outs: slots of the input and output channels. alive: bool (groups, outputs per group, inputs per group).
+    ins, outs: slots of the input and output channels. mask: bool (groups, outputs per group, inputs per group).
     owner: name of the module that applied it, or None where that is not plain. biasable: whether a constant input is a
     constant output, so that a bias can stand for it. reached: per input channel, whether the model's input reaches it.
     values: (channels, positions) what each channel that the input doesn't reach holds there, NaN where it reaches it.
@@ -31,7 +31,7 @@ class Use:
     owner: str | None
     ins: Tensor
     outs: Tensor
-    alive: Tensor
+    mask: Tensor
     biasable: bool
     reached: Tensor
     values: Tensor
@@ -73,7 +73,7 @@ class Padding:
 class Trace:
     """The units of a model, and where each value of a pass stands among them.
 
-    alive: {name of a weight: which of its elements count}. noisy: {name of a weight: rows whose bias is noise}, and modules
+    masks: {name of a weight: which of its elements count}. random: {name of a weight: rows whose bias is noise}, and modules
     that draw. protect: {module: why its units stay}.
     uses: applications of weights; branches: those of `train()` alone. splits: each (pieces, width), labels of pieces that stay
     of equal size. inputs: labels of each raw input, without the batch. stack: names of the modules that run now, the innermost
@@ -85,9 +85,9 @@ class Trace:
     """
 
     def __init__(
-        self, model: nn.Module, alive: Mapping[str, Tensor], noisy: Mapping[str, Tensor], protect: Mapping[str, str]
+        self, model: nn.Module, masks: Mapping[str, Tensor], random: Mapping[str, Tensor], protect: Mapping[str, str]
     ) -> None:
-        self.model, self.noisy, self.converted = model, noisy, set(alive)
+        self.model, self.random, self.converted = model, random, set(masks)
         self.units = Units()
         self.uses: list[Use] = []
         self.branches: list[Use] = []
@@ -111,11 +111,11 @@ class Trace:
         self._constants = {
             id(value) for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)
         } | {id(buffer) for buffer in model.buffers()}
-        self._register(alive, protect)
+        self._register(masks, protect)
 
     # What is known before the run
 
-    def _register(self, alive: Mapping[str, Tensor], protect: Mapping[str, str]) -> None:
+    def _register(self, masks: Mapping[str, Tensor], protect: Mapping[str, str]) -> None:
         for prefix, module in self.model.named_modules(remove_duplicate=False):
             own = [*module._parameters.items(), *module._buffers.items()]
             for key, tensor in own:
@@ -124,7 +124,7 @@ class Trace:
                 name = f"{prefix}.{key}" if prefix else key
                 known = self.parameters.get(id(tensor))
                 if known is None:
-                    known = self.units.add(tensor, [], module, alive.get(name))
+                    known = self.units.add(tensor, [], module, masks.get(name))
                     self.parameters[id(tensor)] = known
                 if name not in known.names:
                     known.names.append(name)
@@ -179,14 +179,14 @@ class Trace:
     def fix(self, labels: Tensor | None, dims: Sequence[int], reason: str) -> None:
         """These dimensions keep their length: units along them go together, where others remain to go along, or stay."""
         free = varying(labels)
-        held = [d for d in free if d in dims]
-        if labels is None or not held:
+        here = [d for d in free if d in dims]
+        if labels is None or not here:
             return
         core = small(labels)
-        if len(held) == len(free):
+        if len(here) == len(free):
             self.units.pin(core, reason)
             return
         first = core
-        for d in held:
+        for d in here:
             first = first.narrow(d, 0, 1)
         self.units.tie(core, first)

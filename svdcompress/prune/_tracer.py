@@ -130,9 +130,9 @@ class Tracer(TorchDispatchMode):
                     note_returned(self.trace, name, out)
                     for tensor in tensors_in(out) if reason is not None and not self.opaque else ():
                         self.trace.put(tensor, Shadow(None, flat(True, tensor.shape)))
-                    if name in self.trace.noisy:  # MC dropout: under `sampling` whatever is not zero becomes noise here
+                    if name in self.trace.random:  # MC dropout: under `sampling` whatever is not zero becomes noise here
                         for tensor in tensors_in(out):
-                            self._make_noisy(tensor)
+                            self._make_random(tensor)
 
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave, with_kwargs=True))
@@ -157,7 +157,7 @@ class Tracer(TorchDispatchMode):
                 if id(tensor) in self.trace.parameters:
                     self.trace.seal(self.trace.parameters[id(tensor)], reason)
 
-    def _make_noisy(self, tensor: Tensor) -> None:
+    def _make_random(self, tensor: Tensor) -> None:
         shadow = self.trace.of(tensor)
         self.trace.put(tensor, dataclasses.replace(shadow, taint=shadow.taint | (tensor != 0).cpu()))
 

@@ -18,7 +18,7 @@ class Parameter:
 
     names: every dotted name under which it is found. axes: first slot of each axis. sizes: length of each axis. The axes
     of a grouped convolution's weight are its output and its input channels; of all else, its dimensions.
-    alive: which elements count (bool, its shape), or None for all.
+    mask: which elements count (bool, its shape), or None for all.
     """
 
     tensor: Tensor
@@ -27,7 +27,7 @@ class Parameter:
     sizes: list[int]
     groups: int = 1
     transposed: bool = False
-    alive: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Units:
         first, self.count = self.count, self.count + number
         return first
 
-    def add(self, tensor: Tensor, names: list[str], module: Any, alive: Tensor | None) -> Parameter:
+    def add(self, tensor: Tensor, names: list[str], module: Any, mask: Tensor | None) -> Parameter:
         """Slots for a parameter's axes."""
         groups = int(getattr(module, "groups", 1)) if isinstance(module, nn.modules.conv._ConvNd) else 1
         transposed = bool(getattr(module, "transposed", False)) and tensor.dim() > 1
@@ -68,7 +68,7 @@ class Units:
             sizes = [module.out_channels, module.in_channels]
         else:
             groups = 1
-        parameter = Parameter(tensor, names, [self.new(n) for n in sizes], sizes, groups, transposed, alive)
+        parameter = Parameter(tensor, names, [self.new(n) for n in sizes], sizes, groups, transposed, mask)
         self.parameters.append(parameter)
         return parameter
 

@@ -38,7 +38,7 @@ def fresh(inputs: Any, seed: int, noise: bool = True) -> Any:
     is no floating point, or without `noise`)."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(tensor: Tensor) -> Tensor:
+    def other(tensor: Tensor) -> Tensor:
         if noise and tensor.is_floating_point() and tensor.numel():
             drawn = torch.randn(tensor.shape, generator=generator).to(tensor)
             values = tensor.float()
@@ -51,7 +51,7 @@ def fresh(inputs: Any, seed: int, noise: bool = True) -> Any:
         order = torch.randint(tensor.numel(), (tensor.numel(),), generator=generator).to(tensor.device)
         return tensor.reshape(-1)[order].reshape(tensor.shape)
 
-    return map_tensors(inputs, draw)
+    return map_tensors(inputs, other)
 
 
 def grown(inputs: Any) -> Iterator[Any]:
@@ -80,7 +80,7 @@ def holed(inputs: Any, seed: int) -> Any | None:
     generator = torch.Generator().manual_seed(seed)
     found = False
 
-    def draw(tensor: Tensor) -> Tensor:
+    def other(tensor: Tensor) -> Tensor:
         nonlocal found
         if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() < 2 or not bool((tensor == 1).all()):
             return tensor
@@ -89,7 +89,7 @@ def holed(inputs: Any, seed: int) -> Any | None:
         mask[-1] = 0
         return mask
 
-    result = map_tensors(inputs, draw)
+    result = map_tensors(inputs, other)
     return result if found else None
 
 

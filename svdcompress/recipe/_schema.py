@@ -37,6 +37,8 @@ class WeightsSection(Section):
     """A checkpoint of the dense model to start from; without one the dense model is trained first.
 
     trained: the model comes from its factory with trained weights; None: as it is known of `hf:` and pretrained models.
+    False, with a file: these are weights to start from, such as a pretrained encoder's; names may be missing (a new head) or
+    left over, which is said, and the dense model is trained first.
     """
 
     file: str | None = None
@@ -179,7 +181,7 @@ class RecoverSection(Training):
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[LrSchedule, short("name")] = LrSchedule(start="0%")
     noise: bool = True  # False: train the mean alone, without noise and KL
-    beta: Beta = "auto"  # constant; auto: where the training's ended
+    beta: Beta = "auto"  # constant; auto: a twentieth of where the training's ended
     lr_log_sigma2: float | None = Field(default=None, gt=0)
     distill: Distillation = Distillation()
 

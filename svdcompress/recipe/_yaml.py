@@ -25,9 +25,45 @@ class TooLarge(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, refusing a key that occurs twice: the last one would win in silence."""
+    """The safe loader, with bounds on depth and size (aliases followed) that hold while it reads, and no key twice."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[str, int] = {}  # of what each anchor names
+        self._open: list[tuple[str | None, int]] = []  # of each open collection: its anchor, and its size so far
+
+    def get_event(self) -> Any:
+        """The parser's next event, once it is within the bounds."""
+        event = super().get_event()
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in self._open):
+                raise TooLarge("a value that holds itself")
+            self._add(self._sizes.get(event.anchor, 1))
+        elif isinstance(event, yaml.ScalarEvent):
+            if event.anchor:
+                self._sizes[event.anchor] = 1
+            self._add(1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, 1))
+            if len(self._open) > DEEPEST:
+                raise TooLarge(f"nested more than {DEEPEST} deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = self._open.pop()
+            if anchor:
+                self._sizes[anchor] = size
+            self._add(size)
+        return event
+
+    def _add(self, size: int) -> None:
+        if self._open:
+            anchor, own = self._open[-1]
+            size += own
+            self._open[-1] = (anchor, size)
+        if size > MOST:
+            raise TooLarge(f"more than {MOST:,} values, its aliases followed")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As ever, refusing a key that occurs twice: the last one would win in silence."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -49,49 +85,8 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > LONGEST:
         raise TooLarge(f"{len(text):,} characters; at most {LONGEST:,} are read")
-    _check_events(text)
     try:
         return yaml.load(text, _Loader)  # a SafeLoader  # nosec B506
     except (ValueError, OverflowError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
         # numbers of thousands of digits, dates that do not exist, values of tags that do not fit them
         raise TooLarge(f"a value that cannot be read ({shortened(str(error))})") from error
-
-
-def _check_events(text: str) -> None:
-    """Depth, and size with aliases followed, from the parser's events alone: nothing is built."""
-    sizes: dict[str, int] = {}
-    stack: list[tuple[str | None, int]] = []  # of each open collection: its anchor, and its size so far
-    total = 0
-
-    def add(size: int) -> None:
-        nonlocal total
-        if stack:
-            anchor, own = stack[-1]
-            stack[-1] = (anchor, own + size)
-            size = own + size
-        else:
-            total += size
-        if size > MOST or total > MOST:
-            raise TooLarge(f"more than {MOST:,} values, its aliases followed")
-
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                if any(anchor == event.anchor for anchor, _ in stack):
-                    raise TooLarge("a value that holds itself")
-                add(sizes.get(event.anchor, 1))
-            elif isinstance(event, yaml.ScalarEvent):
-                if event.anchor:
-                    sizes[event.anchor] = 1
-                add(1)
-            elif isinstance(event, yaml.CollectionStartEvent):
-                stack.append((event.anchor, 1))
-                if len(stack) > DEEPEST:
-                    raise TooLarge(f"nested more than {DEEPEST} deep")
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, size = stack.pop()
-                if anchor:
-                    sizes[anchor] = size
-                add(size)
-    except (RecursionError, ValueError, OverflowError) as error:
-        raise TooLarge(f"what cannot be read ({shortened(str(error))})") from error

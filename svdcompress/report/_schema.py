@@ -168,6 +168,8 @@ class Tried(_Part):
     upper: float
     met: bool
     seconds: float
+    estimate: Number = None
+    at_most: Number = None
 
 
 class DenseCost(_Part):

@@ -70,7 +70,7 @@ def search_curve(results: Mapping[str, Any]) -> Curve | None:
 def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] | None:
     """A finished run by its test error, and the dense model's; None where either is missing."""
     sides = [(results.get(side) or {}) for side in ("dense", "sparse")]
-    errors = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
+    errors: list[Any] = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
     ratio = (results.get("compression") or {}).get(measure)
     if isinstance(ratio, Mapping):
         ratio = next(iter(ratio.values()), None)
@@ -82,7 +82,7 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
     return Point(float(ratio), float(after), upper, str(results.get("name") or "")), float(before)
 
 
-def draw(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
+def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
     """Each curve in a colour of its own: trials with the most that their error may be, the best at each size joined."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -127,7 +127,7 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
     from svdcompress.report._draw import QUIET, Drawing, series
 
     with Drawing(5.2, 2.6) as drawing:
-        draw(drawing.ax, [curve], series, QUIET)
+        plot_curves(drawing.ax, [curve], series, QUIET)
         texts = [f"trial {p.name}: {p.ratio:.3g}x, {curve.what} {p.error:.3g}" for p in curve.points]
         drawing.points(drawing.ax, [(p.ratio, p.error) for p in curve.points], texts)
     found = results["search"]
@@ -216,5 +216,5 @@ def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None
         raise UsageError("plot_tradeoff: no run with a report that has errors and sizes was given")
     if ax is None:
         ax = Figure(figsize=(5.6, 3.4), layout="constrained").subplots()
-    draw(ax, curves, lambda k: f"C{k}", "0.5")
+    plot_curves(ax, curves, lambda k: f"C{k}", "0.5")
     return ax.figure  # type: ignore[return-value]

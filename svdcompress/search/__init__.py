@@ -1,16 +1,18 @@
 """The smallest model within a budget of error, and the best one of a size: what decides, apart from what trains."""
 
-from svdcompress.search._budget import Budget, Losses, Verdict
+from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._trial import Trial
 
 __all__ = [
     "LOWEST",
+    "PER_NAT",
     "Budget",
     "Losses",
     "Trial",
     "Verdict",
     "better_pressure",
+    "estimated",
     "next_ratio",
     "pressure_of_size",
     "smallest",

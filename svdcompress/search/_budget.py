@@ -11,15 +11,25 @@ from torch import Tensor
 
 from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
 
+PER_NAT = 0.45
+"""Errors that come with a nat of NLL as a network loses: 0.31 to 0.34 of the LeNets on MNIST in benchmarks/results/evaluate.md,
+about 0.45 of the digits' trials of seeds 4 and 5, which no stored result uses; the more careful one."""
+
+TOLD = 0.5
+"""Points of error, or per cent of RMSE, that must be told from chance where no budget says which."""
+
 
 @dataclass(frozen=True)
 class Losses:
     """What each validation example adds to a model's error, (N,) each: wrong answers (a share of its positions, where it has
-    several) or squares, and how many numbers it has; probabilities: whether the former."""
+    several) or squares, and how many numbers it has; probabilities: whether the former. nll: (M,) mean negative
+    log likelihoods in nats of the examples that a model is compared on where errors are too few, training examples among them,
+    of probabilities with their best temperature; None where it was not looked at."""
 
     parts: Tensor
     numbers: Tensor
     probabilities: bool
+    nll: Tensor | None = None
 
     @property
     def error(self) -> float:
@@ -34,12 +44,16 @@ class Verdict:
 
     error: per cent, or RMSE. drop: what was lost, in points of error, or per cent of the dense RMSE; upper: what is not
     exceeded at the budget's confidence, by the paired differences of the validation examples. met: within the budget.
+    estimate: the drop that the NLL speaks for, where the examples are too few for their errors to tell; else None. at_most:
+    what that does not exceed at the same confidence.
     """
 
     error: float
     drop: float
     upper: float
     met: bool
+    estimate: float | None = None
+    at_most: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -51,8 +65,9 @@ class Budget:
     """The error that may be lost on validation data.
 
     max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
-    RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided; where the
-    validation data are too few for that (see `needed`), the drop itself has to, in whole examples (at least one).
+    RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided. Where the
+    validation data are too few for that (see `needed`), the bound on what `estimated` makes of the NLL has to, and the errors
+    may not surely say otherwise; without an NLL, the drop itself has to, in whole examples (at least one).
 
     >>> Budget(max_drop=0.5).allowed(2.0)
     0.5
@@ -94,28 +109,59 @@ class Budget:
         relative = float(each.std() / each.mean().clamp_min(1e-300)) if len(each) > 1 else 1.0
         return math.ceil((0.5 * relative * 100 * z / allowed) ** 2)  # RMSE: half the relative change of the mean square
 
+    def few(self, dense: Losses) -> bool:
+        """Whether the examples are too few for errors to tell models apart: by the drop allowed, or TOLD without one."""
+        asked = self if math.isfinite(self.allowed(dense.error, dense.probabilities)) else Budget(max_drop=TOLD)
+        return len(dense.parts) < asked.needed(dense)
+
     def judge(self, dense: Losses, small: Losses) -> Verdict:
         """A small model against the dense one, on the same examples in the same order."""
         allowed = self.allowed(dense.error, dense.probabilities)
         z = NormalDist().inv_cdf(self.confidence)
         if dense.probabilities:
             drop = small.error - dense.error
-            upper = 100 * _upper_share(dense, small, z)
+            upper = 100 * _share_edges(dense, small, z)[1]
         else:
             drop = 100 * (small.error / dense.error - 1)
             weight = dense.numbers / dense.numbers.mean()
             high = paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)[1]
             upper = 100 * high / dense.error
+        estimate, at_most = estimated(dense, small, z) if self.few(dense) else (None, None)
         if len(dense.parts) >= self.needed(dense):
-            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9)
+            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9, estimate, at_most)
+        if at_most is not None:
+            surely = 100 * _share_edges(dense, small, z)[0]  # what is lost at least
+            return Verdict(small.error, drop, upper, max(at_most, surely) <= allowed + 1e-9, estimate, at_most)
         if dense.probabilities:  # less than one example is nothing that could be seen
             each = 100 / float(dense.numbers.sum())
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
         return Verdict(small.error, drop, upper, drop <= allowed + 1e-9)
 
 
-def _upper_share(dense: Losses, small: Losses, z: float) -> float:
+def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | None, float | None]:
+    """Points of error that a rise of the NLL speaks for, PER_NAT of them, and the upper edge of its interval by the paired
+    differences of the examples (z: the normal quantile of the edge).
+
+    A count of errors on N examples moves in steps of 1/N and hangs on the few that are close; the NLL moves with each example,
+    and both rise alike as a network is compressed, on training examples too: what it loses is capacity (docs/search.md). None
+    twice for values, whose squares are smooth, and
+    where the NLL was not looked at.
+
+    >>> import torch
+    >>> one = torch.ones(100)
+    >>> dense = Losses(torch.arange(100) < 2, one, True, nll=0.06 * one)
+    >>> round(estimated(dense, Losses(torch.arange(100) < 3, one, True, nll=0.08 * one))[0], 2)
+    0.9
+    """
+    if not dense.probabilities or dense.nll is None or small.nll is None:
+        return None, None
+    rises = 100 * PER_NAT * (small.nll - dense.nll).double()
+    return float(rises.mean()), paired_means(rises, z)[1]
+
+
+def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
+    """What the share of errors rose by at least, and at most."""
     if bool((dense.numbers == 1).all()):
-        return paired_shares(dense.parts, small.parts, z)[1]
+        return paired_shares(dense.parts, small.parts, z)
     difference = (small.parts - dense.parts) / dense.numbers.double().mean()
-    return paired_means(difference, z)[1]
+    return paired_means(difference, z)

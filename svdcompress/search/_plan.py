@@ -45,7 +45,7 @@ def next_ratio(trials: Sequence[Trial], start: float) -> float | None:
     if low is None:
         high = min(lost)
         nearest = min(trials, key=lambda trial: trial.ratio)
-        down = max(high - (2 if nearest.drop > FAR * max(nearest.allowed, 0.1) else 1), LEAST)
+        down = max(high - (2 if nearest.lost > FAR * max(nearest.allowed, 0.1) else 1), LEAST)
         return down if high - down > FINEST / 2 else None
     above = [ratio for ratio in lost if ratio > low]
     if not above:
@@ -62,7 +62,7 @@ def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: 
     """
     if all(abs(start - trial.pressure) > FINEST for trial in trials):
         return start
-    errors = {trial.pressure: trial.error for trial in trials}
+    errors = {trial.pressure: trial.error if trial.estimate is None else trial.estimate for trial in trials}
     best = min(errors, key=lambda pressure: (errors[pressure], -pressure))
     step = 0.5
     while step > FINEST:
@@ -94,4 +94,4 @@ def pressure_of_size(sizes: Sequence[float], target: float) -> float:
 def smallest(trials: Sequence[Trial], measure: str) -> Trial | None:
     """Of the trials within the budget the smallest one, and of equal ones the better; None where none is within it."""
     kept = [trial for trial in trials if trial.met]
-    return min(kept, key=lambda one: (one.costs[measure], one.error, one.number), default=None)
+    return min(kept, key=lambda one: (one.costs[measure], one.lost, one.number), default=None)

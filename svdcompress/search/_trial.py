@@ -13,7 +13,7 @@ class Trial:
     weight of the KL. ratio: the size that was asked for, in powers of two below the dense model's (of what is alive some may
     have gone for it); natural: how many times smaller it would have been by itself. threshold: that its masks come from (None:
     each layer's own). costs: by measure. metrics: on validation data. error, drop, upper, met: as of `Verdict`; allowed: the
-    drop that the budget has room for (1e9 without one). seconds: what it took.
+    drop that the budget has room for (1e9 without one). seconds: what it took. estimate, at_most: as of `Verdict`.
     """
 
     number: int
@@ -30,6 +30,13 @@ class Trial:
     allowed: float
     met: bool
     seconds: float
+    estimate: float | None = None
+    at_most: float | None = None
+
+    @property
+    def lost(self) -> float:
+        """The drop that trials are compared by: by the NLL where the examples are too few for errors to tell."""
+        return self.drop if self.estimate is None else self.estimate
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""

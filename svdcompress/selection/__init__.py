@@ -3,7 +3,7 @@
 from svdcompress.selection._choose import Selection, check_some_left, choose, limits_of, look_at
 from svdcompress.selection._coupled import Coupling, coupled_relevance
 from svdcompress.selection._ranked import Ranked, Ranking, ranked
-from svdcompress.selection._rule import Rule, rule
+from svdcompress.selection._rule import Rule, WhileTraining, rule
 
 __all__ = [
     "Coupling",
@@ -11,6 +11,7 @@ __all__ = [
     "Ranking",
     "Rule",
     "Selection",
+    "WhileTraining",
     "check_some_left",
     "choose",
     "coupled_relevance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class Coupling:
     def __init__(self, model: nn.Module, example_inputs: Any) -> None:
         self.model, self._analysis = model, analyse(model, example_inputs)
 
+    def of(self, model: nn.Module) -> Coupling:
+        """The same of another model with this architecture, or of this one on another device."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
     def relevance(self, threshold: Threshold | None = None, side: str = "input") -> Masks:
         """The masks; arguments and errors as those of `coupled_relevance`."""
         _check(side)
@@ -55,12 +62,12 @@ class Coupling:
         if analysis is None:
             return as_masks(model, masks)
         limits = None if threshold is None else parse_threshold(threshold)
-        alive = {id(layer): masks[name] for name, layer in variational_layers(model)}
+        own = {id(layer): masks[name] for name, layer in variational_layers(model)}
         scores, limit = _scores(model, analysis, side, limits)
         for consumer in analysis.consumers:
             for module, key in holders(model, consumer.parameter):
                 if isinstance(module, VariationalLayer) and key == "weight":
-                    _decide(consumer, module, alive[id(module)], analysis, scores, limit, side, threshold)
+                    _decide(consumer, module, own[id(module)], analysis, scores, limit, side, threshold)
         return as_masks(model, masks)
 
     def sharing(self, side: str = "input") -> list[VariationalLayer]:
@@ -97,7 +104,7 @@ def _slots(consumer: Consumer, side: str) -> np.ndarray:
 
 def _scores(model: nn.Module, analysis: Analysis, side: str, limits: dict[str, float] | None) -> tuple[np.ndarray, np.ndarray]:
     """Log alpha of each unit (NaN where it is not to be judged as one) and its limit, by root."""
-    noise, signal = np.zeros(analysis.count), np.zeros(analysis.count)
+    variance, square = np.zeros(analysis.count), np.zeros(analysis.count)
     limit = np.full(analysis.count, np.inf)
     judged = analysis.free.copy()
     for consumer in analysis.consumers:
@@ -107,16 +114,16 @@ def _scores(model: nn.Module, analysis: Analysis, side: str, limits: dict[str, f
             judged[roots] = False
             continue
         layer = modules[0]
-        held = 1 if layer.mask is None else oriented(consumer, layer.mask)
+        mask = 1 if layer.mask is None else oriented(consumer, layer.mask)
         dims = (1, 3) if side == "input" else (2, 3)
         with torch.no_grad():
-            mean = (oriented(consumer, layer.weight).double().square() * held).sum(dims)
-            spread = (oriented(consumer, layer.log_sigma2).double().exp() * held).sum(dims)
-        np.add.at(noise, roots, spread.cpu().numpy())
-        np.add.at(signal, roots, mean.cpu().numpy())
+            squares = (oriented(consumer, layer.weight).double().square() * mask).sum(dims)
+            variances = (oriented(consumer, layer.log_sigma2).double().exp() * mask).sum(dims)
+        np.add.at(variance, roots, variances.cpu().numpy())
+        np.add.at(square, roots, squares.cpu().numpy())
         np.minimum.at(limit, roots, (limits or layer.threshold)[side])
     with np.errstate(divide="ignore"):
-        scores = np.log(noise) - np.log(signal + EPS)
+        scores = np.log(variance) - np.log(square + EPS)
     scores[~judged] = np.nan
     return scores, limit
 
@@ -136,9 +143,9 @@ def _decide(
     judged = ~np.isnan(scores[roots])
     if not judged.any():
         return
-    stays = torch.from_numpy(scores[roots] < limit[roots])
+    relevant = torch.from_numpy(scores[roots] < limit[roots])
     alone = layer.relevant(threshold, ignoring=side)  # what its other shares drop stays dropped
     shape = (slice(None), None, slice(None), None) if side == "input" else (slice(None), slice(None), None, None)
-    decided = oriented(consumer, alone) & stays[shape].to(mask.device)
+    decided = oriented(consumer, alone) & relevant[shape].to(mask.device)
     view = oriented(consumer, mask)
     view.copy_(torch.where(torch.from_numpy(judged)[shape].to(mask.device), decided, view))

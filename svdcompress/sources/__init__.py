@@ -15,8 +15,8 @@ from svdcompress.sources._nets import NETS
 from svdcompress.sources._npy import load_npy, load_npz
 from svdcompress.sources._positions import IGNORED, class_dim, classes_second, like
 from svdcompress.sources._tables import frame_inputs, open_frame
-from svdcompress.sources._trust import code_in, code_of_data, code_of_loss, code_of_model, code_of_transforms
-from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights
+from svdcompress.sources._trust import code_in, code_of_data, code_of_loss, code_of_model, code_of_run, code_of_transforms
+from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights, start_from
 
 __all__ = [
     "FLOATS",
@@ -37,6 +37,7 @@ __all__ = [
     "code_of_data",
     "code_of_loss",
     "code_of_model",
+    "code_of_run",
     "code_of_transforms",
     "decode",
     "example_inputs",
@@ -58,6 +59,7 @@ __all__ = [
     "preprocess",
     "save_weights",
     "split_batch",
+    "start_from",
 ]
 
 _MOVED = ("Loss", "gaussian_heads", "make_loss")

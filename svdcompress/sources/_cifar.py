@@ -54,8 +54,19 @@ def _records(base: Path, train: list[Path], test: Path, names: Path, labels: int
         )
     parts = zip(*(_binary(file, labels) for file in train), strict=True)
     images, targets = (torch.cat(part) for part in parts)
-    classes = names.read_text(encoding="utf-8").split() if os.path.isfile(names) else None
-    return Raw(Table(str(base), images, targets), Table(str(test), *_binary(test, labels)), classes=classes)
+    classes = _names(names) if os.path.isfile(names) else None
+    table = Table(str(test), *_binary(test, labels))
+    most = max(int(targets.max()), int(table.targets.max()))
+    if classes is not None and most >= len(classes):
+        raise DataError(f"data: {base}: label {most}, and {names.name} names {len(classes)} classes")
+    return Raw(Table(str(base), images, targets), table, classes=classes)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data: {path}: cannot be read ({error})") from error
 
 
 def _binary(path: Path, labels: int) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,11 @@ import torch
 from svdcompress.errors import DataError, shortened
 from svdcompress.sources._names import check_folder
 from svdcompress.sources._raw import optional
+from svdcompress.sources._tokenizer import NO_LIMIT, check_tokenizer, most_tokens
 
 MAX_LENGTH = 128
 """Tokens to which texts are cut or padded, unless `max_length` says otherwise."""
 
-NO_LIMIT = 10**9
-"""From here on a tokenizer's `model_max_length` is none."""
 LONGEST = 2**20
 """Tokens that one text may have."""
 
@@ -36,13 +35,14 @@ def tokens(
             f"data.args.tokenizer: {origin} holds text; name the folder or id of its tokenizer (--data-arg tokenizer=FOLDER)"
         )
     check_folder(str(args["tokenizer"]), DataError, "data.args.tokenizer")
+    check_tokenizer(str(args["tokenizer"]), "data.args.tokenizer")
     transformers = optional("transformers", "transformers", "text")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args["tokenizer"], trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
         raise DataError(f"data.args.tokenizer: {args['tokenizer']}: {reason}") from error
-    most = getattr(tokenizer, "model_max_length", None) or NO_LIMIT  # a huge number where the tokenizer does not know
+    most = most_tokens(tokenizer, f"data.args.tokenizer: {args['tokenizer']}")
     length = args["max_length"] if args.get("max_length") is not None else min(MAX_LENGTH, most)
     if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= LONGEST:
         raise DataError(f"data.args.max_length: {length!r:.40} is no number of tokens from 1 to {LONGEST:,}")

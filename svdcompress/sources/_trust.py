@@ -28,8 +28,14 @@ LOADING = ("name", "revision", "split", *ARGS)
 
 
 def code_in(recipe: Recipe) -> dict[str, str]:
-    """{field: name} of all of a recipe that would run code: Python names, and arguments that could load some."""
+    """{field: name} of all that would run code when a run is opened: Python names, and arguments that could load some."""
     return {**code_of_model(recipe.model), **code_of_data(recipe.data), **code_of_loss(recipe.loss)}
+
+
+def code_of_run(recipe: Recipe) -> dict[str, str]:
+    """The same of a run that goes on: `code_in`, and the program that its search asks for latencies."""
+    command = recipe.search.latency_command
+    return {**code_in(recipe), **({} if command is None else {"search.latency_command": command})}
 
 
 def code_of_model(section: ModelSection) -> dict[str, str]:

@@ -51,6 +51,33 @@ def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = 
     return model
 
 
+def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> list[str]:
+    """Load what fits of a checkpoint into a model that is to be trained, in place: a pretrained encoder under a new head.
+
+    Names that the file lacks stay as they were drawn, names that the model lacks are left out; returns a line on each. The
+    rest is as in `load_weights`; raises CheckpointError, too, where less than half of the model's numbers are in the file,
+    or a shape differs.
+    """
+    path = Path(path)
+    state = _nested(_read(path), path)
+    if strip_prefix:
+        state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
+    state = _unwrapped(state, model)
+    own = model.state_dict()
+    fits = {name: tensor for name, tensor in state.items() if name in own}
+    if 2 * sum(own[name].numel() for name in fits) < sum(tensor.numel() for tensor in own.values()):
+        _check(state, model, path)  # which lists the names
+    _check({**own, **fits}, model, path)
+    model.load_state_dict(fits, strict=False)
+    new = [name for name in own if name not in fits and not name.endswith("num_batches_tracked")]
+    unused = [name for name in state if name not in own]
+    return [
+        f"{path.name}: {len(names)} {what}: {', '.join(shortened(name, 120) for name in names[:4])}{' ...' * (len(names) > 4)}"
+        for names, what in ((new, "tensors are not in it and start as drawn"), (unused, "of its tensors are not used"))
+        if names
+    ]
+
+
 def save_weights(model: nn.Module, path: str | Path) -> None:
     """Write a model's state_dict as safetensors; of tied tensors one is stored. `load_weights` reads it back."""
     state, seen = {}, set()
@@ -207,6 +234,8 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
             if names:
                 more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
                 lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
+        if loaded and missing and not wrong:
+            lines.append("  Weights to start training from, such as an encoder under a new head? Add --untrained")
         raise CheckpointError("\n".join(lines))
     for name, tensor in state.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or not _same_kind(tensor.dtype, own[name].dtype):

@@ -1,11 +1,9 @@
 """The fine-tuning loop, on any device and any number of them."""
 
-import warnings
-from typing import Any
-
 from svdcompress.errors import out_of_memory  # here for callers of before
 from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.likelihoods import score  # here for callers of before
+from svdcompress.renamed import former_names
 from svdcompress.train._device import Place, broadcast, broadcast_weights, find_place, leave, make_accelerator, wait
 from svdcompress.train._fit import fit
 from svdcompress.train._metrics import evaluate, losses
@@ -51,12 +49,4 @@ __all__ = [
     "write_atomically",
 ]
 
-_FORMER = {"agree": "broadcast_weights", "told": "broadcast"}
-"""Names of before, for one more release."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        warnings.warn(f"svdcompress.train.{name} is now {_FORMER[name]}", DeprecationWarning, stacklevel=2)
-        return globals()[_FORMER[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = former_names(__name__, {"agree": "broadcast_weights", "told": "broadcast"})

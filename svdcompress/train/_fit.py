@@ -14,6 +14,7 @@ from svdcompress.errors import DataError, UsageError
 from svdcompress.likelihoods import Likelihood, Loss, likelihood_for
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
+from svdcompress.relevance import Masks
 from svdcompress.sources import Examples
 from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
@@ -41,6 +42,7 @@ def fit(
     task: str | Likelihood = "classification",
     dim: int | None = None,
     validate: Callable[[nn.Module], dict[str, float]] | None = None,
+    masks: Callable[[nn.Module], Masks] | None = None,
     total: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -68,6 +70,8 @@ def fit(
     teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
     dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
+    masks: which weights stay, of the model in `eval()` after each epoch, for the history's sparsity (None: those that are
+        relevant by each layer's own threshold, or its frozen mask).
     total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
     shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
         units in place, the optimizer starts anew. Not under several processes.
@@ -99,6 +103,7 @@ def fit(
         teacher=learnt,
         lr_log_sigma2=lr_log_sigma2,
         noise=noise,
+        masks=masks,
         total=total,
         seed=seed,
         compiled=compiled,

@@ -77,7 +77,7 @@ class Loop:
         work, standing, model = self._work, self._standing, self._work.model
         model.eval()
         if next(variational_layers(model), None) is not None:
-            row["sparsity"] = standing.sparsity(model)
+            row["sparsity"] = standing.sparsity(relevance(model) if work.masks is None else work.masks(model))
         if work.validate is not None:
             metrics = work.validate(model)
             row.update({f"val_{name}": value for name, value in metrics.items()})

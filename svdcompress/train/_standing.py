@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import to_device
 from svdcompress.likelihoods import score
-from svdcompress.relevance import relevance
+from svdcompress.relevance import Masks
 
 Row = dict[str, Any]
 """The figures of an epoch, as the history holds them."""
@@ -59,9 +59,8 @@ class Standing:
     history: list[Row] = field(default_factory=list)
     best: Best = field(default_factory=Best)
 
-    def sparsity(self, model: nn.Module) -> float:
-        """The share of weights that are irrelevant or were removed."""
-        masks = relevance(model)
+    def sparsity(self, masks: Masks) -> float:
+        """The share of weights that are outside the masks or were removed."""
         return 1 - masks.kept / (self.total or masks.total)
 
     def state(self) -> dict[str, Any]:

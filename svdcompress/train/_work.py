@@ -13,6 +13,7 @@ from torch import nn
 from svdcompress.likelihoods import Loss
 from svdcompress.objective import ELBO
 from svdcompress.recipe import Training
+from svdcompress.relevance import Masks
 from svdcompress.sources import Examples
 from svdcompress.train._distill import Teacher
 from svdcompress.train._progress import Bars
@@ -35,6 +36,7 @@ class Work:
     teacher: Teacher | None
     lr_log_sigma2: float | None
     noise: bool
+    masks: Callable[[nn.Module], Masks] | None
     total: int | None
     seed: int
     compiled: bool

@@ -1,6 +1,7 @@
 """What a Bayesian network says of itself: predictive distribution, its decomposition, its quality and its calibration."""
 
 from svdcompress.likelihoods import TASKS, Prediction
+from svdcompress.renamed import former_names
 from svdcompress.uncertainty._bootstrap import paired_bootstrap, significant
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._compare import compare
@@ -8,7 +9,7 @@ from svdcompress.uncertainty._contenders import Contender, ensemble_contender, m
 from svdcompress.uncertainty._gather import Batches, Gathered, gather
 from svdcompress.uncertainty._intervals import paired_means, paired_rmse, paired_shares, wilson
 from svdcompress.uncertainty._outside import images_like, outside
-from svdcompress.uncertainty._plots import draw
+from svdcompress.uncertainty._plots import plot
 from svdcompress.uncertainty._predict import ensemble_predict, mc_predict, mean_predict
 from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
 from svdcompress.uncertainty._shift import LEVELS, shifts
@@ -22,7 +23,6 @@ __all__ = [
     "Prediction",
     "auroc",
     "compare",
-    "draw",
     "ensemble_contender",
     "ensemble_predict",
     "fit_tau",
@@ -37,6 +37,7 @@ __all__ = [
     "paired_means",
     "paired_rmse",
     "paired_shares",
+    "plot",
     "quality",
     "regression_quality",
     "rejection",
@@ -47,3 +48,5 @@ __all__ = [
     "significant",
     "wilson",
 ]
+
+__getattr__ = former_names(__name__, {"draw": "plot"})

@@ -36,24 +36,24 @@ class Judge:
         """A contender's predictions of a set."""
         return gather(contender.predict, batches, self.likelihood, more=contender.scores)
 
-    def noise(self, contender: Contender) -> float:
+    def observation_variance(self, contender: Contender) -> float:
         """The constant noise of a regression, as a variance, fitted on the validation data; 0 for other tasks."""
         if not self.likelihood.constant_noise:
             return 0.0
         fitted = self.gathered(contender, self.validation)
         return 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
 
-    def metrics(self, found: Gathered, noise: float) -> dict[str, float]:
+    def metrics(self, found: Gathered, observed: float) -> dict[str, float]:
         """Figures of a set."""
         if self.likelihood.probabilities:
             return quality(found.mean, found.targets)
-        return regression_quality(*self._in_units(found, noise))
+        return regression_quality(*self._in_units(found, observed))
 
-    def totals(self, found: Gathered, noise: float) -> Totals:
+    def totals(self, found: Gathered, observed: float) -> Totals:
         """The same by input, for the bootstrap."""
         if self.likelihood.probabilities:
             return totals_of_probabilities(found.mean, found.targets, found.owner, found.inputs)
-        return totals_of_values(*self._in_units(found, noise), found.owner, found.inputs)
+        return totals_of_values(*self._in_units(found, observed), found.owner, found.inputs)
 
     def losses(self, found: Gathered) -> Tensor:
         """Of each input: the share of its labels that are wrong, or its mean square, in the target's units; (N,)."""
@@ -71,8 +71,8 @@ class Judge:
         """Whether its doubt differs between inputs at all: that of one value with constant noise does not."""
         return self.likelihood.probabilities or bool((found.scores["variance"] > 0).any())
 
-    def _in_units(self, found: Gathered, noise: float) -> tuple[Tensor, Tensor, Tensor]:
-        return found.mean * self.scale, (found.variance + noise) * self.scale**2, found.targets * self.scale
+    def _in_units(self, found: Gathered, observed: float) -> tuple[Tensor, Tensor, Tensor]:
+        return found.mean * self.scale, (found.variance + observed) * self.scale**2, found.targets * self.scale
 
 
 def compare(
@@ -124,12 +124,12 @@ def compare(
         sampled_contender("sparse, samples", sparse, likelihood, samples, seed),
     ]
     reference = next((c.name for c in contenders if c.name == "dense, temperature"), contenders[0].name)
-    rows, totals, noises = [], {}, {}
+    rows, totals, observed = [], {}, {}
     for contender in contenders:
-        noises[contender.name] = judge.noise(contender)
+        observed[contender.name] = judge.observation_variance(contender)
         found = judge.gathered(contender, test)
-        totals[contender.name] = [judge.totals(found, noises[contender.name])]
-        rows.append(_row(contender, found, noises[contender.name], judge, ood or {}))
+        totals[contender.name] = [judge.totals(found, observed[contender.name])]
+        rows.append(_row(contender, found, observed[contender.name], judge, ood or {}))
     differences = paired_bootstrap(totals, reference, replicates, seed)
     result = {
         "task": likelihood.name,
@@ -142,11 +142,11 @@ def compare(
         "contenders": [{**row, "difference": differences[row["name"]]} for row in rows],
     }
     if shifts:
-        result["shift"] = _shifted(contenders, shifts, judge, noises, reference, replicates, seed)
+        result["shift"] = _shifted(contenders, shifts, judge, observed, reference, replicates, seed)
     return result
 
 
-def _row(contender: Contender, found: Gathered, noise: float, judge: Judge, ood: Mapping[str, Batches]) -> dict[str, Any]:
+def _row(contender: Contender, found: Gathered, observed: float, judge: Judge, ood: Mapping[str, Batches]) -> dict[str, Any]:
     losses, knows = judge.losses(found), judge.knows(found)
     percent = judge.likelihood.probabilities
     doubt = "entropy" if percent else "variance"
@@ -155,7 +155,7 @@ def _row(contender: Contender, found: Gathered, noise: float, judge: Judge, ood:
     return {
         "name": contender.name,
         "about": contender.about,
-        "metrics": judge.metrics(found, noise),
+        "metrics": judge.metrics(found, observed),
         "reliability": reliability(found.mean, found.targets) if percent else None,
         "rejection": {"score": doubt, **rejection(found.scores[doubt], losses)} if knows else None,
         "selective": {"score": judge.score, **selective(found.scores[judge.score], losses, targets)} if knows else None,
@@ -169,7 +169,7 @@ def _shifted(
     contenders: Sequence[Contender],
     shifts: Mapping[str, Sequence[Batches]],
     judge: Judge,
-    noises: Mapping[str, float],
+    observed: Mapping[str, float],
     reference: str,
     replicates: int,
     seed: int,
@@ -188,12 +188,12 @@ def _shifted(
                     continue
                 found = judge.gathered(contender, batches)
                 inputs = found.inputs
-                point = judge.metrics(found, noises[contender.name])
+                point = judge.metrics(found, observed[contender.name])
                 if judge.knows(found):
                     point["selective"] = _selective_error(found, judge)
                 points.append(point)
                 if level:
-                    totals[contender.name].append(judge.totals(found, noises[contender.name]))
+                    totals[contender.name].append(judge.totals(found, observed[contender.name]))
                 else:
                     as_they_are[id(batches)] = point
             curves[kind][contender.name] = points

@@ -25,7 +25,7 @@ Run = Callable[[Any], Any]
 """A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
 
 
-class Draws:
+class DrawRunner:
     """Draws of a model's output for slices of a batch.
 
     run: the model. sampler: on whose noise it draws. antithetic: draws come in pairs of opposite noise. rowwise: the draws of
@@ -102,13 +102,13 @@ class Draws:
         """Draw weights and run; what was drawn leaves vmap as a result, so that other slices can be given it."""
         self.sampler.resample()
         output = self.run(inputs)
-        leaves, self._form = tree_flatten(list(self.sampler.draws.values()))
-        self._keys = list(self.sampler.draws)
+        leaves, self._form = tree_flatten(list(self.sampler.noises.values()))
+        self._keys = list(self.sampler.noises)
         self.sampler.resample()
         return output, leaves
 
     def _again(self, inputs: Any, noises: list[Tensor]) -> Any:
-        self.sampler.draws = dict(zip(self._keys, tree_unflatten(noises, self._form), strict=True))
+        self.sampler.noises = dict(zip(self._keys, tree_unflatten(noises, self._form), strict=True))
         output = self.run(inputs)
         self.sampler.resample()
         return output
@@ -128,7 +128,7 @@ class Draws:
             generator.set_state(self._state)
             self.sampler.sign = -torch.ones((), device=generator.device)
         if self.weights:
-            self.sampler.draws = self._kept.setdefault(index, {})
+            self.sampler.noises = self._kept.setdefault(index, {})
         return self.run(inputs)
 
 

@@ -36,7 +36,7 @@ MEASURES = {
 }
 
 
-def draw(result: dict[str, Any], folder: str | Path) -> list[Path]:
+def plot(result: dict[str, Any], folder: str | Path) -> list[Path]:
     """Write the pictures of what `compare` returned into a folder as PNG, which is made; returns the files.
 
     Raises OutputError for a place that cannot be written.

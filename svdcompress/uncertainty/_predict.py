@@ -19,7 +19,7 @@ from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take
 from svdcompress.uncertainty._look import fitting, look
 from svdcompress.uncertainty._moments import moments_predict
-from svdcompress.uncertainty._passes import Draws, evaluating
+from svdcompress.uncertainty._passes import DrawRunner, evaluating
 
 BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
 OTHER_BUDGET = 2**25
@@ -101,7 +101,7 @@ def mc_predict(
         else:
             widest, shared = look(model, run, x, size, layers if not (members or local) else ())
         sampler = Sampler(generator, members, shared, layers)
-        draws = Draws(run, layers, sampler, antithetic, rows and not shared)
+        draws = DrawRunner(run, layers, sampler, antithetic, rows and not shared)
         if device.type == "cpu":
             _keep_freed_memory()
         weights = _weights(layers if members else shared) if draws.weights else None

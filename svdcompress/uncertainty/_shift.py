@@ -172,7 +172,7 @@ def mask_words(inputs: Any, level: float, generator: torch.Generator) -> Any:
     stands in its place.
     """
     inputs = map_tensors(inputs, lambda tensor: tensor)  # a plain dict, of whatever kind of mapping
-    ids = inputs.get("input_ids") if isinstance(inputs, dict) else inputs
+    ids: Any = inputs.get("input_ids") if isinstance(inputs, dict) else inputs
     if not are_ids(ids):
         return inputs
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None

@@ -61,6 +61,25 @@ def test_variances_and_evidence_are_those_of_the_whole_matrix():
     assert all(delta.evidence(best, tau) >= delta.evidence(best * factor, tau) for factor in (0.7, 0.9, 1.1, 1.4))
 
 
+def test_variances_by_group_have_the_most_evidence():
+    """A step either way of any group's variance has less; groups differ by what their weights are like."""
+    generator = torch.Generator().manual_seed(0)
+    slopes = torch.randn(30, 14, generator=generator).double()
+    groups = torch.arange(14) // 5  # of 5, 5 and 4
+    own = torch.tensor([0.1, 1.0, 5.0]).double()[groups] * torch.randn(14, generator=generator).double()
+    tau = 4.0
+    found = Delta(slopes, torch.ones(14).double(), own).by_group(groups, tau)
+    variances = torch.stack([found.prior[groups == group].unique() for group in range(3)])
+    assert variances.shape == (3, 1) and variances[0] < variances[1] < variances[2]
+    best = found.evidence(1.0, tau)
+    for group in range(3):
+        for step in (0.7, 0.97, 1.03, 1.4):
+            other = torch.where(groups == group, step * found.prior, found.prior)
+            assert Delta(slopes, other, own).evidence(1.0, tau) < best
+    together = Delta(slopes, torch.ones(14).double(), own)
+    assert together.evidence(together.best_scale(tau), tau) < best
+
+
 def test_of_a_linear_model_it_is_the_exact_posterior():
     torch.manual_seed(0)
     x, model = torch.randn(30, 4).double(), svdc.convert(nn.Linear(4, 1, bias=False), log_sigma2=-12.0).double().eval()

@@ -65,7 +65,8 @@ def test_bands_at_this_size_are_wider_beyond_the_record_and_coverage_is_told(tmp
     widening = ("Gaussian process", "MC dropout 0.1, ReLU", "MC dropout 0.2, ReLU", "sparse variational, ReLU")
     for name in (*widening, "sparse, delta method"):
         assert nets[name]["band_beyond_ppm"] > 2 * nets[name]["band_known_ppm"] > 0, name
-    assert results["sparsity"]["compression"] > 3 and results["delta"]["prior_variance"] > 0
+    assert results["sparsity"]["compression"] > 3 and min(results["delta"]["prior_variance"].values()) > 0
+    assert results["delta"]["evidence"] > results["delta"]["evidence_of_one_variance"]
     for net in nets.values():
         assert 0 <= net["coverage_held_back"] <= 1 and 0 <= net["coverage_known"] <= 1
     assert nets["sparse variational, ReLU"]["coverage_known"] > 0.8

@@ -202,5 +202,14 @@ def test_what_does_not_fit_is_refused(src, tmp_path, change, reason):
     with pytest.raises(Exception, match=reason) as caught:
         unpack(path, tmp_path / "back.onnx")
     assert type(caught.value).__name__ in ("CheckpointError", "ExportError")
+    for place in ("a", [1], {}, None, 0.5, True, -1, 10**30):
+        data = lzma.decompress((tmp_path / "a.svdc").read_bytes())
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        header["numbers"]["data_offsets"][0] = place
+        text = json.dumps(header).encode()
+        bad = lzma.compress(len(text).to_bytes(8, "little") + text + data[end:])
+        (tmp_path / "d.svdc").write_bytes(bad)
+        refused(tmp_path / "d.svdc", tmp_path, "its header is damaged")
     later = put_together(tmp_path / "c.svdc", tensors, {**metadata, "format": "7"})
     refused(later, tmp_path, "format 7, of a newer svdcompress")

@@ -27,7 +27,7 @@ from marks import RESULTS, put
 
 KEPT = RESULTS / "reliability_fuzz.json"
 CHUNK = 250
-AND_LESS = " Rows with fewer than 10,000 are as far as it came: `--resume` goes on."
+AND_LESS = " Rows with fewer than 10,000 are not finished: `--resume` goes on."
 
 
 def main() -> int:

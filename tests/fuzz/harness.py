@@ -1,4 +1,4 @@
-"""Mutations of files, and what may come of reading one: a typed error or a right result, quickly, the caller's model untouched.
+"""Mutations of files, and what reading one may end in: a typed error or a right result, quickly, the caller's model untouched.
 
 A format is a folder of good files, and a function that reads it. A mutation follows from its format, seed and number alone, so
 that a fault is made again by `python tests/fuzz/fuzz.py FORMAT --only NUMBER`.
@@ -67,7 +67,7 @@ class Slow(BaseException):
 
 @dataclass
 class Count:
-    """What came of the mutations of one format. faults: (number, what)."""
+    """How the readings of one format's mutations ended. faults: (number, what)."""
 
     tried: int = 0
     refused: int = 0

@@ -101,7 +101,7 @@ class Whole:
 
 @dataclass
 class Record:
-    """What came of one run. kills: when it really was killed. fault: "" where it ended as the undisturbed one."""
+    """How one run ended. kills: when it really was killed. fault: "" where it ended as the undisturbed one."""
 
     number: int
     variant: str

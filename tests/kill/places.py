@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: int) -> dict[str, Any]:
-    """A run that meets a trouble (as a stage begins, but for a full disk), and what came of it."""
+    """A run that meets a trouble (as a stage begins, but for a full disk), and how it ended."""
     out, away = disk.place / "run", disk.place / "away"
     if mounts:
         disk.mount(size)

@@ -1,13 +1,12 @@
-"""The mutants of `make mutants`: which edits are made of a file, and who calls what in an instrumented copy."""
+"""The mutants of `make mutants`: which edits are made of a file, which tests are nearest to it, and what a fork tells."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 
-from calls import instrument
+from mutants import forked
 from mutate import mutants
+from nearest import Nearest
 
 SOURCE = '''"""A file with a number, 3."""
 from __future__ import annotations
@@ -80,9 +79,45 @@ def test_characters_of_several_bytes_do_not_move_an_edit(tmp_path):
     assert 'return "größe" if x <= 1 else "ü"' in {each.applied(source).splitlines()[1].strip() for each in found}
 
 
-def test_functions_of_an_instrumented_copy_tell_that_they_were_called(tmp_path):
-    made(tmp_path)
-    instrument(tmp_path)
-    code = "import mutant_hits, svdcompress.room as r; r.is_int(3); print(*mutant_hits.hits); print(r.Room.count.__doc__)"
-    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["svdcompress/room.py is_int", "At most `most`, 7."]
+NEAR = {
+    "svdcompress/room.py": SOURCE + "\n\n@register\ndef hidden(x):\n    return 3\n",
+    "svdcompress/hall.py": "def walk(room):\n    return room.count(LIMIT)\n",
+    "tests/test_room.py": "def test_room(fixture):\n    Room()\n\n\ndef test_whole():\n    assert is_int(3)\n",
+    "tests/test_hall.py": "class TestHall:\n    def test_walk(self):\n        walk(1)\n\n"
+    "    def test_count(self):\n        x.count()\n",
+    "tests/conftest.py": "def fixture():\n    return is_int(walk)\n\n\ndef test_no_test():\n    is_int(1)\n",
+}
+
+
+def nearest(tmp_path, function, line=0, own=()):
+    for name, text in NEAR.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return [test.removeprefix("tests/") for test in Nearest(tmp_path).tests("svdcompress/room.py", function, line, own)]
+
+
+def test_the_nearest_tests_are_those_by_the_fewest_steps_of_names(tmp_path):
+    hall = "test_hall.py::TestHall::test_count", "test_hall.py::TestHall::test_walk"
+    room = "test_room.py::test_room"
+    assert nearest(tmp_path, "Room.count") == [room, hall[0], hall[1]]
+    assert nearest(tmp_path, "Room.count", own=("test_hall.py",)) == [hall[0], room, hall[1]]
+    assert nearest(tmp_path, "is_int") == ["test_room.py::test_whole", room], "by a fixture; conftest.py has no tests"
+    line = SOURCE.splitlines().index("LIMIT = 5") + 1
+    assert set(nearest(tmp_path, "", line)) >= {hall[0], hall[1]}, "a constant"
+    assert nearest(tmp_path, "hidden") == nearest(tmp_path, "hidden", own=("none",)) != [], (
+        "a decorator's: by its file's others"
+    )
+
+
+def test_a_fork_tells_what_failed_and_how_many_passed(tmp_path):
+    (tmp_path / "test_one.py").write_text(
+        "import os, time\ndef test_a(): pass\ndef test_b(): assert 0\ndef test_c(): assert 0\n"
+        "def test_d(): os._exit(7)\ndef test_e():\n    while True: pass\n"
+    )
+    tests = [f"test_one.py::test_{each}" for each in "abcde"]
+    assert forked(tmp_path, tests[:3]) == (1, tests[1:2])
+    assert forked(tmp_path, tests[:3], first=False) == (1, tests[1:3])
+    assert forked(tmp_path, tests[:1]) == (1, [])
+    assert forked(tmp_path, [tests[3]]) == (0, ["pytest ended with 7"])
+    assert forked(tmp_path, [tests[4]], seconds=0.1) == (0, ["no end within 2 s"])
+    assert forked(tmp_path, [tests[0]], seconds=0) == (0, []), "no further test once the time is up"

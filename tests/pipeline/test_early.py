@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from svdcompress.errors import DataError, ModelError
-from svdcompress.pipeline import check_model
+from svdcompress.errors import CheckpointError, DataError, ModelError
+from svdcompress.pipeline import check_model, run
 from svdcompress.recipe import DataSection, ModelSection, load_recipe
 from svdcompress.sources import Data, FromDataset, InMemory, open_data, outputs_hint
 
@@ -124,3 +125,23 @@ def inputs_of(inputs):
             return {name: value[key] for name, value in self.items()} if isinstance(key, slice) else super().__getitem__(key)
 
     return Rows(inputs)
+
+
+def test_weights_to_start_from_are_trained_first_and_what_they_lack_is_told(tmp_path):
+    torch.manual_seed(0)
+    encoder = {f"0.{name}": tensor for name, tensor in nn.Linear(8, 24).state_dict().items()}
+    torch.save(encoder, tmp_path / "encoder.pt")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 3))\n"
+    )
+    x = torch.randn(200, 8)
+    np.savez(tmp_path / "x.npz", x=x.numpy(), y=x[:, :3].argmax(1).numpy())
+    fields = {"model": f"{tmp_path}/net.py:make", "data": f"npz:{tmp_path / 'x.npz'}", "weights": f"{tmp_path}/encoder.pt"}
+    quick = {"dense.epochs": 2, "train.epochs": 1, "recover.epochs": 0, "uncertainty.samples": 0, "report.latency": False}
+    results = run(
+        load_recipe(None, fields={**fields, **quick, "weights.trained": False, "export.onnx": False}), tmp_path / "run"
+    )
+    assert any("2 tensors are not in it and start as drawn: 2.weight, 2.bias" in line for line in results["notes"])
+    assert [row["stage"] for row in results["history"]].count("dense") == 2
+    with pytest.raises(CheckpointError, match="--untrained"):
+        run(load_recipe(None, fields={**fields, **quick}), tmp_path / "other")

@@ -104,14 +104,13 @@ def test_costly_figures_are_of_fewer_examples_and_say_so(monkeypatch):
     small = convert(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).eval()
     dense.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
     monkeypatch.setattr(_uncertainty, "_seconds", lambda *args: 0.001)
-    found = uncertainty(dense, small, many(), 60, 0, 30.0)
-    of = found["uncertainty_of"]
+    figures, diagrams, of = uncertainty(dense, small, many(), 60, 0, 30.0)
     assert (of["examples"], of["test"], of["samples"], of["asked"]) == (1000, 1500, 30, 60)
     assert "1,000 of the 1,500 test examples with 30 samples" in of["text"] and "uncertainty.budget=none" in of["text"]
-    assert list(found["uncertainty"]) == ["dense", "sparse, mean", "sparse, 30 samples"]
-    assert sum(found["calibration"]["dense"]["count"]) == sum(found["calibration"]["sparse, mean"]["count"]) == 1000
-    whole = uncertainty(dense, small, many(), 60, 0, None)
-    assert whole["uncertainty_of"]["text"] == "" and sum(whole["calibration"]["sparse, 60 samples"]["count"]) == 1500
+    assert list(figures) == ["dense", "sparse, mean", "sparse, 30 samples"]
+    assert sum(diagrams["dense"]["count"]) == sum(diagrams["sparse, mean"]["count"]) == 1000
+    _, diagrams, of = uncertainty(dense, small, many(), 60, 0, None)
+    assert of["text"] == "" and sum(diagrams["sparse, 60 samples"]["count"]) == 1500
 
 
 def test_the_time_of_a_sample_is_measured():
@@ -122,5 +121,5 @@ def test_the_time_of_a_sample_is_measured():
 
 def test_pixels_of_many_images_are_not_all_kept(monkeypatch):
     monkeypatch.setattr(_uncertainty, "MOST_NUMBERS", 2000)
-    found = uncertainty(nn.Linear(4, 2), convert(nn.Linear(4, 2)).eval(), many(), 3, 0, None)
-    assert found["uncertainty_of"]["examples"] == 1000
+    _, _, of = uncertainty(nn.Linear(4, 2), convert(nn.Linear(4, 2)).eval(), many(), 3, 0, None)
+    assert of["examples"] == 1000

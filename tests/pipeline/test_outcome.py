@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from svdcompress import convert
 from svdcompress.cli import app
+from svdcompress.cost import Cost
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
 from svdcompress.pipeline._outcome import nothing_smaller
+from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
 from svdcompress.sources import save_weights
+from svdcompress.train import Reach
 
 QUICK = ["export.monte_carlo=false", "report.latency=false", "uncertainty.samples=0", "device=cpu"]
 
@@ -108,12 +111,13 @@ def test_dry_run_and_inspect_tell_of_the_reach_of_a_trained_model(tmp_path, monk
 
 def results(before=1000, after=1000, zeros=0.1, dead=0, groups=(), within=1.0):
     row = {"weights_before": 900, "weights": round(900 * (1 - zeros)), "outputs_before": 30, "outputs": 30 - dead}
-    facts = {"dense": {"parameters": before}, "sparse": {"parameters": after}, "layers": [row]}
-    return {**facts, "pruning": {"groups": list(groups)}, "reach": {"within": within}}
+    sides = [Side(counts=Cost(count, count, count, count, count)) for count in (before, after)]
+    reach = Reach({}, 1, 1e-3, 1.0, 1.0, 0.0, within, None)
+    return RunResults(dense=sides[0], sparse=sides[1], layers=[row], pruning={"groups": list(groups)}, reach=reach)
 
 
 def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apart():
-    assert nothing_smaller(settings(), results(after=900)) == []
+    assert nothing_smaller(settings(), results(after=900)) == [] == nothing_smaller(settings(), RunResults())
     (line,) = nothing_smaller(settings(), results(zeros=0.8))
     assert "80% of the weights are zero, but scattered" in line and "convert.share='{weight:" in line
     (line,) = nothing_smaller(settings(), results(), [{"stage": "train", "beta": 0.02}, {"stage": "recover", "beta": 5}])

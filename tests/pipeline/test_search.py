@@ -12,7 +12,7 @@ import svdcompress as svdc
 from svdcompress.errors import ExportError, Interrupted, PruneError, RecipeError
 from svdcompress.pipeline import open_run, run
 from svdcompress.pipeline._measure import asked
-from svdcompress.pipeline._search_start import for_objective, objective_of
+from svdcompress.pipeline._search_start import for_objective, judged, objective_of
 from svdcompress.recipe import load_recipe
 
 QUICK = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=3", "search.trials=3"]
@@ -131,6 +131,37 @@ def test_few_validation_examples_are_said(searched):
     assert "validation examples cannot tell" not in warned  # 25 points can be told
     recipe, *_ = searched
     assert recipe.search.confidence == 0.9
+
+
+def test_few_examples_are_judged_by_the_nll(tiny_recipe, tmp_path):
+    overrides = ("search.max_drop=0.5", "search.trials=1", "search.levels=1", "report.html=false")
+    results = run(searching(tiny_recipe, *overrides), tmp_path / "run")
+    (said,) = [line for line in results["warnings"] if "validation examples cannot tell a drop of 0.5 points" in line]
+    assert "What is lost is estimated from the NLL of validation and training examples" in said
+    (trial,) = results["search"]["trials"]
+    assert isinstance(trial["estimate"], float) and (trial["met"] is False or trial["at_most"] <= 0.5)
+
+
+def test_the_nll_of_a_trial_is_that_of_its_best_temperature(searched):
+    """Against a fine grid on the dense model's own logits."""
+    _, out, results = searched
+    assert all(trial["estimate"] is None for trial in results["search"]["trials"])  # 25 points can be told by errors
+    opened = open_run(out)
+    parts = [(opened.dense(x).detach().double(), y) for x, y in opened.data.validation.batches(64)]
+    z, y = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    wrong = 100 * float((z.argmax(1) != y).double().mean())
+    nll = {
+        step: float(torch.nn.functional.cross_entropy(z / np.exp(step), y, reduction="sum")) for step in np.arange(-2, 2, 0.002)
+    }
+    best = min(nll, key=lambda step: nll[step] + 0.5 * step**2)  # as if one example were known beforehand
+    found = judged(opened.dense, opened.data.validation, opened.data, "cpu")
+    assert found.nll is not None and len(found.nll) == len(y) + len(opened.data.train)  # of training examples, too
+    assert float(found.nll[: len(y)].sum()) == pytest.approx(nll[best], rel=1e-4)
+    parts = [(opened.dense(x).detach().double(), y) for x, y in opened.data.train.batches(64)]
+    z, seen = torch.cat([part[0] for part in parts]) / np.exp(best), torch.cat([part[1] for part in parts])
+    want = float(torch.nn.functional.cross_entropy(z, seen))
+    assert float(found.nll[len(y) :].mean()) == pytest.approx(want, rel=1e-3)
+    assert found.error == pytest.approx(wrong)
 
 
 def test_what_is_made_small_follows_the_shares():

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.errors import DataError, ExportError, OutputError, UsageError
+from svdcompress.calibrate import Promises, save_promises
+from svdcompress.errors import CheckpointError, DataError, ExportError, OutputError, UsageError
 from svdcompress.export import export_onnx
 from svdcompress.predict import predict_run, read_inputs
-from svdcompress.predict._write import columns
 from svdcompress.recipe import CalibrateSection
 from svdcompress.sources import preprocess
 from svdcompress.uncertainty import mc_predict
@@ -163,6 +163,68 @@ def test_an_onnx_file_that_does_not_look_at_its_outputs(images, tmp_path):
             predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True, seed=1)
 
 
+def test_monte_carlo_files_that_are_something_else(images, tmp_path, monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    np.save(tmp_path / "x.npy", np.ones((3, 1, 6, 5), np.float32))
+    path, good = tmp_path / "model_mc.onnx", onnx.load(str(images.folder / "model_mc.onnx"))
+    monkeypatch.setattr(_run, "open_run", lambda folder: opened(tmp_path, images.model))
+
+    def refused(message, change):
+        model = onnx.ModelProto()
+        model.CopyFrom(good)
+        change(model)
+        onnx.save(model, str(path))
+        with pytest.raises(ExportError, match=message):
+            predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=2, onnx=True)
+        assert not (tmp_path / "p.csv").exists()
+
+    def says(text):
+        return lambda model: model.metadata_props.add(key="preprocessing", value=text)
+
+    def names_no_mean(model):
+        next(output for output in model.graph.output if output.name == "mean").name = "means"
+        for node in model.graph.node:
+            node.output[:] = ["means" if name == "mean" else name for name in node.output]
+            node.input[:] = ["means" if name == "mean" else name for name in node.input]
+
+    again = r"write it again with: svdc export .* --monte-carlo --out"
+    refused(rf"model_mc\.onnx: onnxruntime cannot load it .*{again}", lambda model: model.graph.node.pop(0))
+    refused(rf"model_mc\.onnx: its outputs are not those of a Monte-Carlo file; {again}", names_no_mean)
+    for text in ("5", "[]", '{"transform": 3}', '{"target_scale": ["a", 1]}'):
+        refused(r"model_mc\.onnx: what its metadata say of the inputs is damaged: preprocessing\.", says(text))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scores": torch.zeros(40)}, "differ in length"),
+        ({"scores": torch.full((300,), float("nan"))}, "scores holds values that are not finite"),
+        ({"right": torch.ones(300)}, "right is torch.float32"),
+        ({"labels": torch.arange(300)}, "labels that are no class"),
+        ({"labels": torch.zeros(300, dtype=torch.int32)}, "labels is torch.int32"),
+        ({"labels": None}, "of the task classification, the run of classification|the run of"),
+        ({"classes": 3}, "of 3 classes, the run of 4"),
+        ({"classes": 10**400}, "classes, the run of 4"),
+    ],
+)
+def test_promises_that_no_run_writes(images, tmp_path, change, said):
+    np.save(tmp_path / "x.npy", np.ones((3, 1, 6, 5), np.float32))
+    confidence = torch.linspace(0.3, 1, 300, dtype=torch.float64)
+    parts = {"confidence": confidence, "right": confidence > 0.4, "scores": 1 - confidence, "labels": torch.arange(300) % 4}
+    run = opened(tmp_path, images.model, preprocessing=images.preprocessing, classes=images.classes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "open_run", lambda folder: run)
+        for settings, message in (({}, ""), (change, said)):
+            settings = {"task": "classification", "classes": 4, **parts, **settings}
+            save_promises(tmp_path / "validation.safetensors", {"samples": Promises(**settings)})
+            if not message:
+                predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=2, coverage=0.9, answer_above=0.5)
+                continue
+            with pytest.raises(CheckpointError, match=rf"(?s)validation.safetensors: .*{message}"):
+                predict_run("run", tmp_path / "x.npy", tmp_path / "q.npz", samples=2, coverage=0.9)
+    assert not (tmp_path / "q.npz").exists()
+
+
 def test_a_folder_of_images(images, tmp_path):
     arrays = pictures(tmp_path / "pictures")
     out, _ = predict_run("run", tmp_path / "pictures", tmp_path / "p.csv", samples=10)
@@ -291,23 +353,34 @@ def test_places_and_numbers_that_do_not_do(images, tmp_path, monkeypatch):
         predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", onnx=True)
 
 
-@pytest.mark.parametrize("dim", [1, -1])
-def test_a_table_of_positions_has_a_row_for_each(dim):
-    rng = np.random.default_rng(0)
-    mean = rng.dirichlet(np.ones(3), (2, 4, 5))  # (N, rows, columns, classes)
-    arrays = {"mean": np.moveaxis(mean, -1, dim), "variance": np.moveaxis(mean * 0.1, -1, dim), "entropy": mean.sum(-1)}
-    table = columns(arrays, ["a", "b"], "classification", ["x", "y", "z"], dim)
-    assert len(table["name"]) == 40 and table["name"][19:21] == ["a", "b"] and table["position"][27] == "1,2"
-    assert table["label"][27] == "xyz"[mean[1, 1, 2].argmax()]
-    assert table["mean_y"][27] == mean[1, 1, 2, 1] and table["variance_z"][27] == 0.1 * mean[1, 1, 2, 2]
+@pytest.mark.parametrize(
+    ("report", "by"), [({"better": "mean"}, "mean"), ({"better": "samples"}, "samples"), (None, "samples")]
+)
+def test_without_a_number_of_samples_the_validation_data_decide(images, tmp_path, report, by):
+    arrays = pictures(tmp_path / "pictures")
+    np.save(tmp_path / "x.npy", arrays[:, None])
+    images.results = {"calibrate": report}
+    told = {}
+    out, _ = predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", told=told)
+    found = np.load(out)
+    assert told["by"] == by and bool((found["mutual_information"] > 0).all()) is (by == "samples")
+    x = preprocess(torch.from_numpy(arrays[:, None]), images.preprocessing)
+    wanted = torch.softmax(images.model(x), 1) if by == "mean" else expected(images, arrays[:, None], 100).mean
+    assert np.allclose(found["mean"], wanted.detach().numpy(), atol=1e-6)
+    drawn, _ = predict_run("run", tmp_path / "x.npy", tmp_path / "q.npz", samples=100, told=told)
+    assert told["by"] == "samples" and np.allclose(np.load(drawn)["mean"], expected(images, arrays[:, None], 100).mean.numpy())
 
 
-def test_a_mask_has_a_row_for_each_pixel_and_a_large_one_no_table():
-    mean = np.random.default_rng(0).random((2, 1, 4, 5))
-    table = columns({"mean": mean, "variance": mean, "epistemic": mean}, ["a", "b"], "binary")
-    assert (
-        table["mean"][27] == mean[1, 0, 1, 2] and table["position"][27] == "1,2" and table["std"][27] == mean[1, 0, 1, 2] ** 0.5
-    )
-    large = np.zeros((3, 1, 1000, 1000), dtype=np.float32)
-    with pytest.raises(UsageError, match=r"1,000,000 positions of 3 inputs are too many for a table; write them as \.npz"):
-        columns({"mean": large, "variance": large}, ["a", "b", "c"], "regression")
+def test_a_report_that_cannot_be_read_leaves_draws(images, tmp_path):
+    class Damaged(SimpleNamespace):
+        @property
+        def results(self):
+            raise OutputError("report.json: damaged")
+
+    np.save(tmp_path / "x.npy", pictures(tmp_path / "pictures")[:, None])
+    facts = {name: value for name, value in vars(images).items() if name != "results"}
+    told = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "open_run", lambda folder: Damaged(**facts))
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", told=told)
+    assert told["by"] == "samples"

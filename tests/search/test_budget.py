@@ -68,6 +68,41 @@ def test_few_examples_are_judged_by_the_drop_itself_in_whole_ones():
     assert not budget.judge(answers(dense), answers(small)).met
 
 
+def with_nll(wrong, nll):
+    wrong = torch.as_tensor(wrong, dtype=torch.float64)
+    return Losses(wrong, torch.ones_like(wrong), True, torch.as_tensor(nll, dtype=torch.float64))
+
+
+def test_few_examples_with_an_nll_are_judged_by_its_rise():
+    """By hand: a rise of 0.9 nats over 144 examples, at 0.45 errors for each nat."""
+    dense = with_nll([1, 1, 1] + [0] * 141, [4.0, 3.0, 3.0] + [2 / 141] * 141)
+    worse = with_nll([1, 1, 1] + [0] * 141, [4.3, 3.3, 3.3] + [2 / 141] * 141)  # as many errors, which are further off
+    verdict = Budget(max_drop=0.5).judge(dense, worse)
+    assert verdict.drop == 0 and verdict.estimate == pytest.approx(45 * 0.9 / 144) and verdict.met
+    variance = (3 * (0.3 - 0.9 / 144) ** 2 + 141 * (0.9 / 144) ** 2) / 143
+    assert verdict.at_most == pytest.approx(45 * (0.9 / 144 + 1.2815515655446004 * (variance / 144) ** 0.5))
+    assert Budget(max_drop=0.5).judge(dense, worse).met and not Budget(max_drop=0.4).judge(dense, worse).met
+
+
+def test_an_nll_that_did_not_rise_does_not_excuse_errors_that_surely_did():
+    dense = with_nll([1, 1] + [0] * 98, [0.05] * 100)
+    small = with_nll([1] * 20 + [0] * 80, [0.05] * 100)
+    verdict = Budget(max_drop=0.5).judge(dense, small)
+    assert verdict.estimate == pytest.approx(0.0) and not verdict.met
+
+
+def test_an_nll_is_not_asked_where_errors_tell():
+    wrong = torch.arange(20_000) < 400
+    dense, small = with_nll(wrong, [0.05] * 20_000), with_nll(wrong, [0.5] * 20_000)
+    verdict = Budget(max_drop=0.5).judge(dense, small)
+    assert verdict.estimate is None and verdict.met
+
+
+def test_a_dense_model_without_an_error_says_something_all_the_same():
+    dense, small = with_nll([0] * 50, [0.01] * 50), with_nll([0] * 50, [0.02] * 50)
+    assert 0 < Budget(max_drop=0.5).judge(dense, small).estimate < 1
+
+
 def test_how_many_examples_it_takes():
     """At that many, an equal model whose differences are as many as the dense one's errors is told from one at the limit."""
     dense = answers(torch.arange(10_000) < 200)

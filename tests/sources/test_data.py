@@ -247,6 +247,11 @@ def test_cifar_as_binary_records_and_as_archives_of_images(tmp_path):
     data = opened(name=f"cifar10:{tmp_path}")
     assert data.test.inputs.shape == (20, 3, 32, 32)
     assert torch.equal(data.test.inputs[3, 1, 0, :4], torch.from_numpy(records[3, 1 + 1024 : 1 + 1028]) / 255)
+    for names, message in ((b"cat \xff", "batches.meta.txt: cannot be read"), (b"cat dog", "label 9, and .* names 2 classes")):
+        (tmp_path / "batches.meta.txt").write_bytes(names)
+        with pytest.raises(DataError, match=message):
+            opened(name=f"cifar10:{tmp_path}")
+    (tmp_path / "batches.meta.txt").unlink()
     (tmp_path / "test_batch.bin").write_bytes(b"1234")
     with pytest.raises(DataError, match=r"test_batch\.bin: 4 bytes are not whole CIFAR-10 records"):
         opened(name=f"cifar10:{tmp_path}")

@@ -1,6 +1,7 @@
 """Text for language models: tables with a tokenizer, and Hugging Face's data sets."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -93,6 +94,49 @@ def _without_text(reviews, folder):
     file = folder / "numbers.csv"
     open_frame(reviews, "csv").drop(columns="review").to_csv(file, index=False)
     return file
+
+
+def changed(tokenizer, folder, file, **changes):
+    """The folder of a tokenizer with a file's values changed."""
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    content = json.loads((folder / file).read_text())
+    for name, value in changes.items():
+        section, _, key = name.rpartition("__")
+        (content[section] if section else content)[key] = value
+    (folder / file).write_text(json.dumps(content))
+    return str(folder)
+
+
+@pytest.mark.parametrize("key", ["vocab", "merges"])
+def test_a_tokenizer_that_names_files_as_its_words_is_refused(reviews, tokenizer, tmp_path, key):
+    """The library would read /dev/zero until there is no memory left."""
+    folder = changed(tokenizer, tmp_path / "t", "tokenizer.json", **{f"model__{key}": "/dev/zero"})
+    with pytest.raises(DataError, match=rf"tokenizer\.json: {key} is text \(/dev/zero\), not the words"):
+        opened(reviews, tokenizer=folder)
+    text = (tmp_path / "t" / "tokenizer.json").read_text()  # the key twice, the harmless one last
+    (tmp_path / "t" / "tokenizer.json").write_text(text.replace('"/dev/zero"', f'"/dev/zero", "{key}": {{"[UNK]": 0}}'))
+    with pytest.raises(DataError, match=rf"{key} is text"):
+        opened(reviews, tokenizer=folder)
+
+
+def test_a_tokenizer_that_names_files_outside_of_its_folder_is_refused(reviews, tokenizer, tmp_path):
+    (tmp_path / "secret.txt").write_text("secret\n")
+    for name in (str(tmp_path / "secret.txt"), "../secret.txt", "/dev/zero"):
+        folder = changed(tokenizer, tmp_path / "t", "tokenizer_config.json", vocab_file=name)
+        with pytest.raises(DataError, match=r"tokenizer_config\.json: vocab_file names a file elsewhere"):
+            opened(reviews, tokenizer=folder)
+    made = changed(tokenizer, tmp_path / "u", "tokenizer_config.json", tokenizer_file="/somebody/s/tokenizer.json")
+    assert opened(reviews, tokenizer=made, max_length=6).classes == ["no", "yes"]
+    (tmp_path / "u" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: cannot be read"):
+        opened(reviews, tokenizer=made)
+
+
+@pytest.mark.parametrize("length", ["many", [3], {"a": 1}, -5, True])
+def test_a_longest_text_that_is_no_number_is_refused(reviews, tokenizer, tmp_path, length):
+    folder = changed(tokenizer, tmp_path / "t", "tokenizer_config.json", model_max_length=length)
+    with pytest.raises(DataError, match=r"its model_max_length is .*, which is no number of tokens"):
+        opened(reviews, tokenizer=folder, max_length=6)
 
 
 def test_a_saved_data_set_of_text_and_one_of_numbers(tmp_path, tokenizer):

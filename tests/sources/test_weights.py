@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from svdcompress.errors import CheckpointError
-from svdcompress.sources import load_weights, save_weights
+from svdcompress.sources import load_weights, save_weights, start_from
 
 
 def make():
@@ -157,3 +157,35 @@ def test_what_does_not_fit_is_listed(tmp_path, trained):
     assert "missing (1): 3.weight" in text
     assert "unexpected (1): head.weight" in text
     assert "wrong shape (1): 0.weight (3, 5), the model has (3, 4)" in text
+
+
+def test_weights_to_start_from_may_lack_a_head_and_have_more(tmp_path, trained):
+    state = {name: tensor for name, tensor in trained.state_dict().items() if not name.startswith("3.")}
+    torch.save({**state, "cls.bias": torch.ones(2)}, tmp_path / "encoder.pt")
+    model = make()
+    drawn = model[3].weight.clone()
+    lines = start_from(model, tmp_path / "encoder.pt")
+    assert torch.equal(model[0].weight, trained[0].weight) and torch.equal(model[3].weight, drawn)
+    assert len(lines) == 2 and "3.weight, 3.bias" in lines[0] and "cls.bias" in lines[1]
+    with pytest.raises(CheckpointError, match=r"missing(.|\n)*--untrained"):
+        load_weights(make(), tmp_path / "encoder.pt")
+    torch.save(trained.state_dict(), tmp_path / "all.pt")
+    assert start_from(make(), tmp_path / "all.pt") == []
+
+
+@pytest.mark.parametrize("wrong", ["little", "shape", "nan"])
+def test_weights_to_start_from_that_do_not_fit_change_nothing(tmp_path, trained, wrong):
+    state = trained.state_dict()
+    if wrong == "little":
+        state = {"1.weight": state["1.weight"], "other": torch.ones(3)}
+    elif wrong == "shape":
+        state["0.weight"] = torch.ones(3, 5)
+    else:
+        state["0.weight"][0, 0] = torch.nan
+    torch.save(state, tmp_path / "w.pt")
+    model = make()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    words = {"little": "missing", "shape": "wrong shape", "nan": "not finite"}
+    with pytest.raises(CheckpointError, match=words[wrong]):
+        start_from(model, tmp_path / "w.pt")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

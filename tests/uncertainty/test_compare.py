@@ -12,7 +12,6 @@ import svdcompress as svdc
 from svdcompress.errors import DataError, UsageError
 from svdcompress.uncertainty import (
     compare,
-    draw,
     ensemble_contender,
     ensemble_predict,
     images_like,
@@ -20,6 +19,7 @@ from svdcompress.uncertainty import (
     mean_contender,
     mean_predict,
     outside,
+    plot,
     quality,
     regression_quality,
     shifts,
@@ -96,7 +96,7 @@ def test_uncertain_inputs_are_more_often_wrong(classification):
 
 
 def test_pictures(classification, tmp_path):
-    files = draw(classification[0], tmp_path / "plots")
+    files = plot(classification[0], tmp_path / "plots")
     assert [file.name for file in files] == ["reliability.png", "answered.png", "out_of_distribution.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000 for file in files)
 
@@ -160,7 +160,7 @@ def test_regression(task, tmp_path):
         assert row["metrics"]["coverage"] > 0.85 and row["metrics"]["nll"] < 1
     assert rows["dense"]["rejection"] is None or task == "gaussian"
     assert rows["sparse, samples"]["rejection"]["score"] == "variance"
-    assert draw(result, tmp_path)
+    assert plot(result, tmp_path)
 
 
 def test_binary_with_a_temperature():
@@ -299,4 +299,4 @@ def test_corrupted_data_level_by_level(classification, tmp_path):
     every = [point["ece"] for kind in shift["curves"] for point in shift["curves"][kind]["dense"][1:]]
     assert mean["ece"] == pytest.approx(sum(every) / len(every), rel=1e-4)
     assert shift["mean"]["dense, temperature"]["difference"]["nll"]["value"] == 0
-    assert [file.name for file in draw(found, tmp_path)][-1] == "shift.png"
+    assert [file.name for file in plot(found, tmp_path)][-1] == "shift.png"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from svdcompress.errors import OutputError
-from svdcompress.uncertainty import draw, outside
+from svdcompress.uncertainty import outside, plot
 
 CLS, SEP, PAD = 101, 102, 0
 
@@ -65,4 +65,4 @@ def test_a_set_that_is_the_test_data_again_is_left_out():
 def test_pictures_that_cannot_be_written_are_an_output_error(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match="file: cannot be made"):
-        draw({"contenders": [], "task": "regression"}, tmp_path / "file")
+        plot({"contenders": [], "task": "regression"}, tmp_path / "file")

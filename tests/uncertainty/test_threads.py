@@ -181,7 +181,7 @@ def test_the_memory_of_a_draw_goes_with_it():
     mc_predict(model, x, 20)
     with torch.no_grad(), svdc.sampling(model) as sampler:
         model(x)
-        assert not sampler.draws  # no longer than the call
+        assert not sampler.noises  # no longer than the call
     assert all(not vars(layer).keys() & {"sampler", "_own", "_cache"} for layer in stochastic_layers(model))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from svdcompress.layers._moments import Spread
 from svdcompress.layers._registry import Named, chosen
 from svdcompress.layers.priors import Prior
+from svdcompress.renamed import renamed_arguments
 
 TINY = 1e-16
 """Least variance under the root; its noise (1e-8) is below float32's resolution, and the root keeps a finite gradient."""
@@ -59,10 +60,11 @@ class Posterior(Named):
         """The log variance of each weight, in the weight's shape, with gradients of the layer's parameters."""
         raise NotImplementedError
 
-    def spread(self, layer: Shaped, keep: Tensor | None) -> Spread | None:
+    @renamed_arguments(keep="mask")
+    def spread(self, layer: Shaped, mask: Tensor | None) -> Spread | None:
         """The variances in a form by which those of the outputs cost less, with gradients; None where there is none.
 
-        keep: bool, which weights count, of the weight's shape; None: all of them.
+        mask: bool, which weights count, of the weight's shape; None: all of them.
         """
         return None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from svdcompress.layers._moments import Linear
 from svdcompress.layers.posteriors._base import Posterior, Shaped
 from svdcompress.layers.priors import ARD, Prior, kl_rank_one
+from svdcompress.renamed import renamed_arguments
 
 
 class RankOne(Posterior):
@@ -38,9 +39,10 @@ class RankOne(Posterior):
         """Their sum, (groups, outputs, 1, 1) + (groups, 1, inputs, positions), in the weight's shape."""
         return layer.as_weight(layer.log_sigma2_row + layer.log_sigma2_column)
 
-    def spread(self, layer: Shaped, keep: Tensor | None) -> Factors | None:
+    @renamed_arguments(keep="mask")
+    def spread(self, layer: Shaped, mask: Tensor | None) -> Factors | None:
         """Both factors, where no weight is left out."""
-        if keep is not None and (torch.compiler.is_compiling() or not bool(keep.all())):
+        if mask is not None and (torch.compiler.is_compiling() or not bool(mask.all())):
             return None
         wide = torch.promote_types(layer.log_sigma2_row.dtype, torch.float32)
         row, column = layer.log_sigma2_row.to(wide).exp(), layer.log_sigma2_column.to(wide).exp()

@@ -6,48 +6,68 @@ the posterior is left in the KL. `kl_ard` and `kl_group_ard` are the formulas as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from svdcompress.layers._alpha import EPS, wide
-from svdcompress.layers._share import REDUCED
-from svdcompress.layers.priors import _groups
-from svdcompress.layers.priors._base import Layout, Prior
-from svdcompress.layers.priors._groups import Parts, kept_of
+from svdcompress.layers.priors._groups import GroupedPrior, Parts, counts
 
 
-class ARD(Prior):
+class ARD(GroupedPrior):
     """N(0, lambda^2) with a lambda of each weight or prior group, at its best: `0.5 sum [log(mu^2 + sigma2) - log sigma2]`."""
 
     name = "ard"
-    shares: ClassVar[tuple[str, ...]] = tuple(REDUCED)
 
-    def kl(
-        self,
-        mean: Tensor,
+    @staticmethod
+    def value(weight: Tensor, log_sigma2: Tensor, mask: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+        """Normal priors, each group's variance at its optimum: `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`.
+
+        Returns the sum, and the prior's variances for each share.
+        """
+        moment = log_sigma2.exp().addcmul_(weight, weight)
+        if mask is not None:
+            moment.mul_(mask)
+        total, moments = weight.new_zeros(()), []
+        for index, (dims, part) in enumerate(parts):
+            if dims:
+                count: Any = counts(mask, weight, dims)
+                # Divided before it is summed: exp(80) of thousands of weights has no sum in float32, but a mean.
+                number = count if mask is None else count.clamp_min(1)
+                each = moment.div_(number) if index + 1 == len(parts) else moment / number
+                shared = each.sum(dims, keepdim=True).add_(EPS)
+                groups = (shared.log() * count).sum()
+                spread = log_sigma2 if mask is None else log_sigma2 * mask
+                total = total.add(groups - spread.sum(), alpha=0.5 * part)
+            else:
+                shared = moment.add_(EPS) if len(parts) == 1 else moment + EPS
+                terms = shared.log().sub_(log_sigma2)
+                total = total.add((terms if mask is None else terms.mul_(mask)).sum(), alpha=0.5 * part)
+            moments.append(shared)
+        return total, moments
+
+    @staticmethod
+    def gradients(
+        weight: Tensor,
         log_sigma2: Tensor,
-        keep: Tensor | None = None,
-        share: Mapping[str, float] | None = None,
-        layout: Layout = (1, False),
-    ) -> Tensor:
-        """As `Prior.kl`, for every share."""
-        return _groups.apply(_Function, mean, log_sigma2, keep, share, layout)
-
-
-class _Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts, layout: Layout) -> Tensor:
-        return _groups.forward(ctx, _value, weight, log_sigma2, keep, parts, layout)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _groups.backward(ctx, _gradients, grad)
+        mask: Tensor | None,
+        parts: Parts,
+        moments: Sequence[Tensor],
+        grad: Tensor,
+        wanted: Sequence[bool],
+    ) -> tuple[Tensor | None, Tensor | None]:
+        # In place, and without broadcasting a number into addcmul, which is not vectorised: that was half of the KL's cost.
+        precision: Any = None  # the gradient over the prior's variance, summed over shares
+        for (_, part), shared in zip(parts, moments, strict=True):
+            term = (grad * part) / shared
+            precision = term if precision is None else precision + term
+        if mask is not None:
+            precision, grad = precision * mask, grad * mask
+        of_weight = weight * precision if wanted[0] else None
+        return of_weight, log_sigma2.exp().mul_(precision).sub_(grad).mul_(0.5) if wanted[1] else None
 
 
 def kl_ard(log_alpha: Tensor) -> Tensor:
@@ -67,50 +87,3 @@ def kl_group_ard(weight: Tensor, log_sigma2: Tensor, dims: tuple[int, ...]) -> T
     weight, log_sigma2 = wide(weight), wide(log_sigma2)
     second_moment = (weight.square() + log_sigma2.exp()).mean(dims, keepdim=True)
     return 0.5 * (torch.log(second_moment + EPS) - log_sigma2).sum()
-
-
-def _value(weight: Tensor, log_sigma2: Tensor, keep: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
-    """Normal priors, each group's variance at its optimum: `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`.
-
-    Returns the sum, and the prior's variances for each share.
-    """
-    moment = log_sigma2.exp().addcmul_(weight, weight)
-    if keep is not None:
-        moment.mul_(keep)
-    total, moments = weight.new_zeros(()), []
-    for index, (dims, part) in enumerate(parts):
-        if dims:
-            count: Any = kept_of(keep, weight, dims)
-            # Divided before it is summed: exp(80) of thousands of weights has no sum in float32, but a mean.
-            number = count if keep is None else count.clamp_min(1)
-            each = moment.div_(number) if index + 1 == len(parts) else moment / number
-            shared = each.sum(dims, keepdim=True).add_(EPS)
-            groups = (shared.log() * count).sum()
-            spread = log_sigma2 if keep is None else log_sigma2 * keep
-            total = total.add(groups - spread.sum(), alpha=0.5 * part)
-        else:
-            shared = moment.add_(EPS) if len(parts) == 1 else moment + EPS
-            terms = shared.log().sub_(log_sigma2)
-            total = total.add((terms if keep is None else terms.mul_(keep)).sum(), alpha=0.5 * part)
-        moments.append(shared)
-    return total, moments
-
-
-def _gradients(
-    weight: Tensor,
-    log_sigma2: Tensor,
-    keep: Tensor | None,
-    parts: Parts,
-    moments: Sequence[Tensor],
-    grad: Tensor,
-    wanted: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    # In place, and without broadcasting a number into addcmul, which is not vectorised: that was half of the KL's cost.
-    precision: Any = None  # the gradient over the prior's variance, summed over shares
-    for (_, part), shared in zip(parts, moments, strict=True):
-        term = (grad * part) / shared
-        precision = term if precision is None else precision + term
-    if keep is not None:
-        precision, grad = precision * keep, grad * keep
-    of_weight = weight * precision if wanted[0] else None
-    return of_weight, log_sigma2.exp().mul_(precision).sub_(grad).mul_(0.5) if wanted[1] else None

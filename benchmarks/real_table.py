@@ -1,0 +1,46 @@
+"""benchmarks/results/real.md from real.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a part for each network."""
+    lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
+    lines.append(
+        "Accuracy on test images that chose nothing (half of them where the weights are public), with Wilson's 95% interval;"
+    )
+    lines.append(
+        "chosen: on those that chose; all 10,000: on both. Change: the error of our network less that of the row, in points,"
+    )
+    lines += ["paired, 95%; below 0 ours is better.", ""]
+    head = ("net", "MACs", "parameters", "non-zeros", "accuracy %", "chosen", "all 10,000", "change", "wall-clock")
+    for name, one in results.items():
+        made, base = one["setting"], one["nets"]["dense start"]
+        facts = [
+            f"`--goal {one['goal']}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
+            f"{made['recover']}, {made['levels']} levels)",
+            f"Adam at {made['lr']:g}",
+            f"precision {made['precision']}",
+            f"distillation {made['distill']:g} (ours alone)",
+            f"augmentation {json.dumps(made['augment'])}",
+            f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
+        ]
+        lines += [f"## {name}", "", f"Anchor: {one['anchor']}.", "", *(f"- {fact}" for fact in facts), ""]
+        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        for label, net in one["nets"].items():
+            accuracy, (low, high) = net["accuracy"], net["interval"]
+            moved = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*net["change"]) if "change" in net else ""
+            cells = [label, f"{base['macs'] / net['macs']:.2f}x", f"{base['parameters'] / net['parameters']:.2f}x"]
+            cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})"]
+            cells += [
+                f"{accuracy['chosen']:.2f}",
+                f"{accuracy['all']:.2f}" if "all" in accuracy else "",
+                moved,
+                f"{net['seconds'] / 60:.0f} min" if "seconds" in net else "",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
