@@ -15,7 +15,7 @@ SECTIONS = ("relevance", "filters")
 WIDTH = 1100
 
 
-def draw(run: Path) -> None:
+def picture(run: Path) -> None:
     """Both schemes of colour, as report-light.png and report-dark.png."""
     text = report.render(report.load(run), run)
     with sync_playwright() as playwright:
@@ -31,4 +31,4 @@ def draw(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]))
+    picture(Path(sys.argv[1]))
