@@ -1,10 +1,11 @@
 """Everything that waits for a GPU, most valuable first, in slices of under ten minutes that go on where the last one ended.
 
-    python benchmarks/gpu.py [--minutes 9] [--out FOLDER] [--cifar FOLDER] [--resnet FOLDER]     (or: make gpu)
+    python benchmarks/gpu.py [--minutes 9] [--out FOLDER] [--cifar FOLDER --resnet FOLDER] [--rxnfp FOLDER --yields FOLDER]
+                             [--crepe FOLDER --speech FILE]     (or: make gpu)
 
 Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda`, the rows of
-benchmarks/speed.py that need a GPU, then the long rows: the public ResNets on CIFAR-10 by `svdc sparsify --goal`, resumed in
-each slice. A step that was done is not repeated; one that fails is told with its last lines, and the next one begins.
+benchmarks/speed.py that need a GPU, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options),
+resumed in each slice. A step that was done is not repeated; one that fails is told with its last lines, and the next begins.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from real import CASES
+from real_nets import NAMES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -40,30 +42,23 @@ class Step:
     least: float = 30.0
 
 
-def steps(out: Path, cifar: Path | None, resnet: Path | None) -> list[Step]:
-    """All of them, in order."""
-    python = [sys.executable]
+def steps(options: argparse.Namespace) -> list[Step]:
+    """All of them, in order; the long rows as far as their folders are named."""
+    python, slot = sys.executable, ["--minutes", "{minutes}"]
     found = [
-        Step("tests", [*python, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", "-p", "no:cacheprovider"], 60),
-        Step("speed", [*python, "benchmarks/speed.py", "--again", *SPEED], 120),
+        Step("tests", [python, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", "-p", "no:cacheprovider"], 60),
+        Step("speed", [python, "benchmarks/speed.py", "--again", *SPEED], 120),
     ]
-    if cifar is None or resnet is None:
-        return found
-    for name in CASES:
-        command = [*python, "benchmarks/real.py", "--cifar", str(cifar), "--resnet", str(resnet), "--runs", str(out)]
-        command += [
-            "--only",
-            name,
-            "--set",
-            "train.precision=bf16",
-            "--set",
-            "recover.precision=bf16",
-            "--set",
-            "train.batch_size=128",
-        ]
-        command += ["--set", "recover.batch_size=128", "--minutes", "{minutes}"]
-        found.append(Step(name, command, 120))
-    return found
+    long: list[tuple[str, list[str]]] = []
+    if options.cifar and options.resnet:
+        folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]
+        long += [(name, ["benchmarks/real.py", *folders, "--only", name]) for name in CASES]
+    for name in NAMES:
+        needed = ("crepe", "speech") if name == "crepe" else ("rxnfp", "yields")
+        if all(getattr(options, each) for each in needed):
+            folders = [part for each in needed for part in (f"--{each}", str(getattr(options, each)))]
+            long.append((name, ["benchmarks/real_nets.py", *folders, "--only", name]))
+    return found + [Step(name, [python, *command, "--runs", str(options.out), *slot], 120) for name, command in long]
 
 
 def main() -> None:
@@ -71,8 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
-    parser.add_argument("--cifar", type=Path, default=None)
-    parser.add_argument("--resnet", type=Path, default=None)
+    for name in ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech"):
+        parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
     import torch
 
@@ -82,7 +77,7 @@ def main() -> None:
     ledger = options.out / "gpu.json"
     known = json.loads(ledger.read_text()) if ledger.is_file() else {}
     end = time.monotonic() + 60 * options.minutes
-    for step in steps(options.out, options.cifar, options.resnet):
+    for step in steps(options):
         if known.get(step.name, {}).get("rc") == 0:
             continue
         left = end - time.monotonic()
@@ -100,7 +95,7 @@ def main() -> None:
             rc = None
         known[step.name] = {"rc": rc, "seconds": time.monotonic() - started, "device": torch.cuda.get_device_name()}
         ledger.write_text(json.dumps(known, indent=1) + "\n")
-    names = [step.name for step in steps(options.out, options.cifar, options.resnet)]
+    names = [step.name for step in steps(options)]
     print(f"left: {', '.join(name for name in names if known.get(name, {}).get('rc') != 0) or 'nothing'}")
 
 

@@ -36,6 +36,7 @@ import torch
 from controls import Magnitude, change
 from mnist import machine, read, write
 from real_table import table
+from slices import UNFINISHED, Slice
 from torch import Tensor, nn
 
 from svdcompress import cost
@@ -46,8 +47,6 @@ from svdcompress.uncertainty import wilson
 
 HERE = Path(__file__).resolve().parent
 BATCH = 500
-UNFINISHED = 75
-"""The exit code of a slice that has ended before its work."""
 PRUNE_EVERY = 50
 """Steps between two steps of a pruner."""
 
@@ -74,26 +73,6 @@ CASES = {
     "vgg16-parameters25x": Case("vgg16", None, "parameters=25x", "18x parameters at no loss"),
     "vgg16-nonzero80x": Case("vgg16", None, "nonzero=80x", "Sparse VD: 65x non-zeros"),
 }
-
-
-class Slice:
-    """The time that is left; `Over` is raised where it ends."""
-
-    class Over(Exception):
-        """The slice has ended."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-
-    @property
-    def left(self) -> float | None:
-        """Seconds; None without an end."""
-        return None if self.end == math.inf else max(1.0, self.end - time.monotonic())
-
-    def check(self) -> None:
-        """Raise Over where the time has run out."""
-        if time.monotonic() > self.end:
-            raise self.Over
 
 
 # Ours

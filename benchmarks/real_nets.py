@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import subprocess
 import sys
 import time
@@ -35,14 +34,13 @@ import torch
 from mnist import machine, read, write
 from models import crepe
 from real_nets_figures import pitch_figures, yield_figures
-from real_nets_peers import PEERS, Slice, Way, nothing, train
+from real_nets_peers import PEERS, Way, nothing, train
+from slices import UNFINISHED, Slice
 from torch import nn
 
 from svdcompress.pipeline import OpenRun, open_run
 
 HERE = Path(__file__).resolve().parent
-UNFINISHED = 75
-"""The exit code of a slice that has ended before its work."""
 
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
 NAMES = [*REACTIONS[:1], "crepe", *REACTIONS[3:], *REACTIONS[1:3]]
@@ -256,7 +254,7 @@ def main() -> None:
     options = parser.parse_args()
     options.runs = options.runs.resolve()
     options.runs.mkdir(parents=True, exist_ok=True)
-    slot = Slice(math.inf if options.minutes is None else 60 * options.minutes)
+    slot = Slice(options.minutes)
     path, failed, found = HERE / "results" / "real_nets.json", [], cases(options)
     if left := [name for name in options.only if name not in found]:
         print(f"left out, as their files are not named: {', '.join(left)}")

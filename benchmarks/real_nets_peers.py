@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -28,26 +27,6 @@ TAYLOR_BATCHES = 4
 STEPS_OF_HEADS = 36
 """Steps of torch-pruning where it drops attention heads: of 48 a little more than one a step, as it fails (1.6.1, an
 UnboundLocalError) at a step too small for one."""
-
-
-class Slice:
-    """The time that is left; `Over` is raised where it ends."""
-
-    class Over(Exception):
-        """The slice has ended; what was done so far is kept."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float | None:
-        """Seconds; None without an end."""
-        return None if self.end == math.inf else max(1.0, self.end - time.monotonic())
-
-    def check(self) -> None:
-        """Raise Over where the time has run out."""
-        if time.monotonic() > self.end:
-            raise self.Over
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _factors(
                 flat = flat_heads(likelihood, heads)
             root = noise_root(likelihood, tree_map(Tensor.detach, heads), tau)
             outputs = [seen[name][1] for name in layers]
-            grams = [0.0] * len(layers)
+            grams: list[Tensor | float] = [0.0] * len(layers)
             for head in range(root.shape[2]):
                 slopes = torch.autograd.grad((flat * root[:, :, head]).sum(), outputs, retain_graph=True)
                 for index, (slope, layer) in enumerate(zip(slopes, layers.values(), strict=True)):
