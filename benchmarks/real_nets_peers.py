@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from slices import Slice
 from torch import Tensor, nn
 
 from svdcompress import cost
