@@ -267,6 +267,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known = read(HERE / "results" / "real.json").get(name, {})
     nets = known.setdefault("nets", {})
     small, missed = figures(opened.model.to(device), opened)
+    small |= {name: results["sparse"][name] for name in ("macs", "parameters", "nonzero")}  # of the means alone
     epochs = sum(row["stage"] != "dense" for row in results["history"])
     size = Size(small["macs"], small["nonzero" if CASES[name].goal.startswith("nonzero") else "parameters"], epochs)
     seconds = {part: results["seconds"].get(part, 0.0) for part in ("search",)}

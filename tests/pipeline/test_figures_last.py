@@ -104,12 +104,13 @@ def test_costly_figures_are_of_fewer_examples_and_say_so(monkeypatch):
     small = convert(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).eval()
     dense.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
     monkeypatch.setattr(_uncertainty, "_seconds", lambda *args: 0.001)
-    figures, diagrams, of = uncertainty(dense, small, many(), 60, 0, 30.0)
+    figures, diagrams, of, unsure = uncertainty(dense, small, many(), 60, 0, 30.0)
     assert (of["examples"], of["test"], of["samples"], of["asked"]) == (1000, 1500, 30, 60)
     assert "1,000 of the 1,500 test examples with 30 samples" in of["text"] and "uncertainty.budget=none" in of["text"]
     assert list(figures) == ["dense", "sparse, mean", "sparse, 30 samples"]
+    assert unsure and all(0 <= one["example"] < 1500 for one in unsure)
     assert sum(diagrams["dense"]["count"]) == sum(diagrams["sparse, mean"]["count"]) == 1000
-    _, diagrams, of = uncertainty(dense, small, many(), 60, 0, None)
+    _, diagrams, of, _ = uncertainty(dense, small, many(), 60, 0, None)
     assert of["text"] == "" and sum(diagrams["sparse, 60 samples"]["count"]) == 1500
 
 
@@ -121,5 +122,5 @@ def test_the_time_of_a_sample_is_measured():
 
 def test_pixels_of_many_images_are_not_all_kept(monkeypatch):
     monkeypatch.setattr(_uncertainty, "MOST_NUMBERS", 2000)
-    _, _, of = uncertainty(nn.Linear(4, 2), convert(nn.Linear(4, 2)).eval(), many(), 3, 0, None)
+    _, _, of, _ = uncertainty(nn.Linear(4, 2), convert(nn.Linear(4, 2)).eval(), many(), 3, 0, None)
     assert of["examples"] == 1000

@@ -120,10 +120,13 @@ def test_what_is_trained_before(tmp_path):
     again, trained = dense_model(recipe)
     assert trained
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))  # by the seed
-    recipe.weights.trained = False
+    recipe.weights.trained = None
     recipe.weights.file = str(tmp_path / "w.safetensors")
     with torch.no_grad():
         next(model.parameters()).zero_()
     save_weights(model, recipe.weights.file)
     loaded, trained = dense_model(recipe)
     assert trained and not next(loaded.parameters()).any()
+    recipe.weights.trained = False  # weights to start from
+    loaded, trained = dense_model(recipe)
+    assert not trained and not next(loaded.parameters()).any()
