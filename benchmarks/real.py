@@ -270,9 +270,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     small |= {name: results["sparse"][name] for name in ("macs", "parameters", "nonzero")}  # of the means alone
     epochs = sum(row["stage"] != "dense" for row in results["history"])
     size = Size(small["macs"], small["nonzero" if CASES[name].goal.startswith("nonzero") else "parameters"], epochs)
-    seconds = {part: results["seconds"].get(part, 0.0) for part in ("search",)}
     trials = len(results["search"]["trials"])
-    nets["ours"] = {**small, "seconds": seconds["search"], "trials": trials, "reached": results["search"]["reached"]}
+    nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
     nets["dense start"] = {**start, "change": change(start_missed, missed)}
     known |= {"anchor": CASES[name].anchor, "goal": CASES[name].goal, "epochs": size.epochs, "machine": machine()}
