@@ -213,17 +213,17 @@ def _same(first: Any, second: Any) -> bool:
     return first.shape == second.shape and torch.equal(first.cpu(), second.cpu())
 
 
-def parity(material: Material) -> Iterator[Check]:
-    """The deterministic file beside the checkpoint, on inputs that the run's own comparison did not have."""
-    path = material.path(ONNX)
-    stored = (material.results.get("parity") or {}).get(ONNX)
+def parity(material: Material, name: str = ONNX) -> Iterator[Check]:
+    """A deterministic file beside the checkpoint, on inputs that the run's own comparison did not have."""
+    path = material.path(name)
+    stored = (material.results.get("parity") or {}).get(name)
     model = material.units.model(material.opened.model)
     further = None
     if material.opened.recipe.export.sets:
         own = own_likelihood(model, material.opened.recipe.task, material.opened.dim)
         further = sets_of(material.results, "mean", own)
     found = check_parity(path, model, material.inputs(path), further=further)  # raises beyond its tolerance
-    yield Check(f"difference from {MODEL}", ONNX, stored, found)
+    yield Check(f"difference from {MODEL}", name, stored, found)
 
 
 def errors(material: Material) -> Iterator[Check]:

@@ -109,6 +109,8 @@ def test_a_goal_is_reached(tiny_recipe, tmp_path, goal):
     found = results["search"]
     assert found["objective"] == measure and found["reached"] is True and found["met"] is None
     assert results["sparse"][measure] <= 1.02 * results["dense"][measure] / float(factor[:-1])
+    full = [row["weights"] == row["inputs"] * row["outputs"] for row in results["layers"]]
+    assert all(full) if measure == "parameters" else not any(full)  # shapes alone: no single weight is masked
 
 
 def test_a_goal_that_the_budget_forbids_gives_way(tiny_recipe, tmp_path):
