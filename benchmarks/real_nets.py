@@ -10,7 +10,7 @@ nothing but --set train.precision=bf16 and its like need be added.
 
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
 dense network and has its training data, its precision and as many epochs as the way to our network, Adam with one fall of the
-learning rate; peers of CREPE learn from the same answers of the full network. `benchmarks/real_nets_peers.py` holds them. MC
+learning rate; peers of CREPE learn from the same answers of the full network. `benchmarks/real_peers.py` holds them. MC
 dropout is that of the dense network, which was trained with dropout; its noise is fitted on validation data as ours is.
 
 A run that is finished is not repeated, one that was stopped goes on, a peer too at its last epoch; with --minutes a slice ends
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,8 +33,8 @@ import torch
 from mnist import machine, read, write
 from models import crepe
 from real_nets_figures import pitch_figures, yield_figures
-from real_nets_peers import PEERS, Way, nothing, train
-from slices import UNFINISHED, Slice
+from real_peers import PEERS, Way, nothing, train
+from slices import UNFINISHED, Slice, sparsified
 from torch import nn
 
 from svdcompress.pipeline import OpenRun, open_run
@@ -81,25 +80,6 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
             continue
         found[name] += ["--weights", str(weights), *(part for each in data for part in ("--data-arg", each))]
     return found
-
-
-def ours(name: str, start: list[str], options: argparse.Namespace, slot: Slice) -> bool:
-    """Run, or go on with, the command; whether it has ended well."""
-    out = options.runs / name
-    if (out / "report.json").is_file():
-        return True
-    command = [sys.executable, "-m", "svdcompress", "sparsify", "--out", str(out), "--trust-code"]
-    if (out / "recipe.yaml").is_file():
-        command += ["--resume"]
-    else:
-        command += [*start, *(part for each in options.set for part in ("--set", each))]
-    process = subprocess.Popen(command, cwd=HERE.parent)
-    try:
-        return process.wait(slot.left) == 0
-    except subprocess.TimeoutExpired:
-        process.terminate()  # the command stops at the next batch, and keeps what it has
-        process.wait()
-        raise Slice.Over from None
 
 
 def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[str, Any], store: Callable[[], None]) -> None:
@@ -262,7 +242,8 @@ def main() -> None:
         for name in options.only:
             if name not in found:
                 continue
-            if not ours(name, found[name], options, slot):
+            start = [*found[name], *(part for each in options.set for part in ("--set", each))]
+            if not sparsified(options.runs / name, start, slot):
                 failed.append(name)
                 continue
             known = read(path).get(name, {})

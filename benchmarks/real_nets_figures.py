@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from frame import milliseconds
 from models import crepe
-from real_nets_peers import macs
+from real_peers import macs
 from torch import Tensor, nn
 
 from svdcompress import convert_dropout, export_onnx, to_dense

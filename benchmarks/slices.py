@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 UNFINISHED = 75
 """The exit code of a slice that has ended before its work."""
@@ -27,3 +30,21 @@ class Slice:
         """Raise Over where the time has run out."""
         if time.monotonic() > self.end:
             raise self.Over
+
+
+def sparsified(out: Path, arguments: list[str], slot: Slice) -> bool:
+    """Run `svdc sparsify` into a folder, or go on with what a slice left there; whether it has ended well.
+
+    Raises Slice.Over where the time runs out before.
+    """
+    if (out / "report.json").is_file():
+        return True
+    begun = (out / "recipe.yaml").is_file()
+    command = [sys.executable, "-m", "svdcompress", "sparsify", "--out", str(out), "--trust-code"]
+    process = subprocess.Popen([*command, *(["--resume"] if begun else arguments)], cwd=Path(__file__).parent.parent)
+    try:
+        return process.wait(slot.left) == 0
+    except subprocess.TimeoutExpired:
+        process.terminate()  # the command stops at the next batch, and keeps what it has
+        process.wait()
+        raise Slice.Over from None

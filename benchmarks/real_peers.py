@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from controls import Magnitude
 from slices import Slice
 from torch import Tensor, nn
 
@@ -24,7 +25,6 @@ PRUNE_EVERY = 25
 TAYLOR_BATCHES = 4
 """Batches whose gradients torch-pruning's Taylor scores are made of, before each step of pruning."""
 
-
 STEPS_OF_HEADS = 36
 """Steps of torch-pruning where it drops attention heads: of 48 a little more than one a step, as it fails (1.6.1, an
 UnboundLocalError) at a step too small for one."""
@@ -32,20 +32,25 @@ UnboundLocalError) at a step too small for one."""
 
 @dataclass(frozen=True)
 class Way:
-    """Epochs from the dense network to ours, and the multiply-accumulates that it ended with."""
+    """Epochs from the dense network to ours, the multiply-accumulates that it ended with, and what single weights may stay
+    beside: parameters, or those that are not 0 where a goal counts these."""
 
     epochs: int
     macs: int
+    left: int = 0
 
 
 class Loss:
-    """The loss of a batch as the run has it: squared error, or cross-entropy with the dense network's own soft answers."""
+    """The loss of a batch as the run has it: cross-entropy (with the dense network's answers, too) or squared error."""
 
     def __init__(self, opened: OpenRun, device: torch.device) -> None:
         self.teacher = opened.dense.to(device).eval() if opened.recipe.data.unlabelled else None
+        self.classes = opened.recipe.task == "classification"
 
     def __call__(self, model: nn.Module, x: Any, y: Tensor) -> Tensor:
         output = main_output(call(model, x))
+        if self.teacher is None and self.classes:
+            return nn.functional.cross_entropy(output.float(), y)
         if self.teacher is None:
             return nn.functional.mse_loss(output.float(), y.view(output.shape).float())
         with torch.no_grad():
@@ -53,13 +58,18 @@ class Loss:
         return nn.functional.cross_entropy(output.float(), wanted)
 
 
-Prune = Callable[[float], bool]
+Prune = Callable[[float], bool | None]
 Peer = Callable[[nn.Module, OpenRun, Way, Loss], Prune]
+
+
+def idle(epoch: float) -> bool:
+    """Prune nothing more."""
+    return False
 
 
 def nothing(*given: Any) -> Prune:
     """A control that prunes nothing."""
-    return lambda epoch: False
+    return idle
 
 
 def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool) -> Prune:
@@ -112,6 +122,12 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
     return prune
 
 
+def magnitude(model: nn.Module, opened: OpenRun, way: Way, loss: Loss) -> Prune:
+    """Gradual global pruning of single weights; biases and normalisation stay and are counted."""
+    others = sum(p.numel() for p in model.parameters() if p.dim() < 2)
+    return Magnitude(model, way.left - others, 0.5 * way.epochs)
+
+
 PEERS: dict[str, Peer] = {
     "dense, trained as long": nothing,
     "torch-pruning, magnitude": lambda *given: torch_pruning(*given, taylor=False),
@@ -126,11 +142,14 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
     """
     recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
     settings, loss, first, state = recipe.recover, Loss(opened, device), 0, None
+    fast = device.type == "cuda" or settings.precision == "bf16"  # as the package trains ours
+    layout: Any = torch.channels_last if fast else torch.preserve_format
     if file.is_file():
         kept = torch.load(file, weights_only=False)  # our own, of an earlier slice
-        first, model, state, prune = kept["epochs"], kept["model"].to(device), kept["optimizer"], nothing()
+        first, model, state, prune = kept["epochs"], kept["model"].to(device), kept["optimizer"], kept["prune"]
     else:
         prune = peer(model, opened, way, loss)
+    model.to(memory_format=layout)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     if state is not None:
         optimizer.load_state_dict(state)
@@ -141,6 +160,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
         for index, (x, y) in enumerate(data.batches(settings.batch_size, shuffle=1000 * recipe.seed + epoch, device=device)):
             now = epoch + index / batches
             if index % PRUNE_EVERY == 0 and prune(now):
+                model.to(memory_format=layout)
                 optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * factor(now)
@@ -150,12 +170,18 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             found.backward()
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
             optimizer.step()
+            if isinstance(prune, Magnitude):
+                prune(-1.0)
             slot.check()
         print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found.detach()):.3f}", flush=True)
-        if peer is nothing or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
-            torch.save({"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict()}, file)
+        alike = peer is nothing or isinstance(prune, Magnitude)
+        if alike or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
+            kept = {"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict(), "prune": prune if alike else idle}
+            torch.save(kept, file)
+    if isinstance(prune, Magnitude):
+        prune(math.inf)
     file.unlink(missing_ok=True)
-    return model.eval()
+    return model.to(memory_format=torch.contiguous_format).eval() if fast else model.eval()  # type: ignore[call-overload]
 
 
 def macs(model: nn.Module, example: Any) -> int:
