@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from svdcompress.convert import convert
 from svdcompress.experiments import _curve
-from svdcompress.experiments._common import Context, figure, save, train
+from svdcompress.experiments._common import Context, train
+from svdcompress.experiments._pictures import GREEN, QUIET, RED, figure, save
 from svdcompress.objective import Constant
 
 
@@ -110,20 +111,20 @@ def _plot(results: dict[str, Any], settings: Settings, context: Context) -> dict
     drawing, axes = figure(1, 3, (11, 3.4))
     places = torch.arange(len(WEIGHTS))
     for axis, (name, result) in zip(axes[0], results.items(), strict=False):
-        for shift, who, colour in ((-0.15, "exact", "#6b7280"), (0.15, "variational", "#15803d")):
+        for shift, who, colour in ((-0.15, "exact", QUIET), (0.15, "variational", GREEN)):
             key = "exact_" if who == "exact" else ""
             error = 2 * torch.tensor(result[f"{key}variance"]).sqrt()
             axis.errorbar(places + shift, result[f"{key}mean"], error, fmt="o", ms=4, color=colour, label=who, capsize=2)
-        axis.plot(places, WEIGHTS, "_", color="#dc2626", ms=14, label="true")
+        axis.plot(places, WEIGHTS, "_", color=RED, ms=14, label="true")
         axis.set(title=f"{name} design", xlabel="weight", ylim=(-0.35, 0.75))
-        axis.text(0.02, 0.02, "the two largest lie outside", transform=axis.transAxes, fontsize=7, color="#6b7280")
+        axis.text(0.02, 0.02, "the two largest lie outside", transform=axis.transAxes, fontsize=7, color=QUIET)
     axes[0, 0].set_ylabel("mean, and two standard deviations")
     axes[0, 1].legend(frameon=False, fontsize=8)
     axis, result = axes[0, 2], results["orthogonal"]
     curve = torch.logspace(-2, 5, 200)
-    axis.plot(1 + curve, -curve.log(), color="#6b7280", label="-log(z² - 1)")
-    axis.scatter(result["z2"], result["log_alpha"], color="#15803d", zorder=3, label="learned")
-    axis.axhline(3, color="#dc2626", linewidth=0.8, linestyle="--", label="threshold")
+    axis.plot(1 + curve, -curve.log(), color=QUIET, label="-log(z² - 1)")
+    axis.scatter(result["z2"], result["log_alpha"], color=GREEN, zorder=3, label="learned")
+    axis.axhline(3, color=RED, linewidth=0.8, linestyle="--", label="threshold")
     axis.set(xscale="log", xlabel="z² of the least-squares weight", ylabel="log alpha", ylim=(-10, 14), title="relevance")
     axis.legend(frameon=False, fontsize=8)
     caption = (

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import DependencyError
-from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._common import Context, sparsity, train
 from svdcompress.experiments._delta import Delta, groups_of, jacobian, weights, weights_of
+from svdcompress.experiments._pictures import BLUE, QUIET, RED, figure, save
 from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, fit_tau, mc_predict, mean_predict, regression_quality
 
@@ -275,11 +276,11 @@ def _plot(predictions: dict[str, Prediction], series: Series, figures: dict[str,
         mean = series.ppm(everywhere, prediction.mean)
         std = series.std * prediction.epistemic_std[:, 0].numpy()
         for width, alpha in ((2, 0.18), (1, 0.25)):
-            axis.fill_between(years, mean - width * std, mean + width * std, color="#1d4ed8", alpha=alpha, linewidth=0)
-        axis.plot(years, mean, color="#1d4ed8", linewidth=1)
-        axis.plot(years[: series.known], measured[: series.known], color="#dc2626", linewidth=1)
-        axis.plot(years[series.known : count], measured[series.known :], color="#dc2626", linewidth=1, linestyle=":")
-        axis.axvline(years[series.known], color="#6b7280", linewidth=0.8, linestyle="--")
+            axis.fill_between(years, mean - width * std, mean + width * std, color=BLUE, alpha=alpha, linewidth=0)
+        axis.plot(years, mean, color=BLUE, linewidth=1)
+        axis.plot(years[: series.known], measured[: series.known], color=RED, linewidth=1)
+        axis.plot(years[series.known : count], measured[series.known :], color=RED, linewidth=1, linestyle=":")
+        axis.axvline(years[series.known], color=QUIET, linewidth=0.8, linestyle="--")
         extra = f", {figures['sparsity']['compression']:.0f}x fewer weights" if name.startswith("sparse") else ""
         covered = figures["nets"][name]["coverage_held_back"]
         axis.set_title(f"{name}{extra}\n95% intervals contain {100 * covered:.0f}% of the held-out months", fontsize=9)

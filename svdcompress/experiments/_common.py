@@ -1,4 +1,4 @@
-"""What the experiments share: where they run, how they train, how their pictures look."""
+"""What the experiments share: where they run, and how they train."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from svdcompress.errors import OutputError, RecipeError, TrainingError, nearest
+from svdcompress.errors import RecipeError, TrainingError, nearest
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import DataSection
 from svdcompress.relevance import relevance
@@ -106,25 +106,3 @@ def sparsity(model: nn.Module) -> dict[str, Any]:
     """How many of a variational model's weights stay."""
     masks = relevance(model)
     return {"weights": masks.total, "kept": masks.kept, "compression": round(masks.total / max(masks.kept, 1), 1)}
-
-
-def figure(rows: int, columns: int, size: tuple[float, float], **kwargs: Any) -> tuple[Any, Any]:
-    """A figure outside of pyplot's state, and its axes as a (rows, columns) array."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    drawing = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(drawing)
-    axes = drawing.subplots(rows, columns, squeeze=False, **kwargs)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-    return drawing, axes
-
-
-def save(drawing: Any, path: Path, title: str, caption: str) -> dict[str, str]:
-    """Write a figure as PNG; returns its entry in the report's `pictures`. Raises OutputError."""
-    try:
-        drawing.savefig(path, dpi=110)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
-    return {"title": title, "file": path.name, "caption": caption}

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.convert import convert, convert_dropout
-from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._common import Context, sparsity, train
 from svdcompress.experiments._delta import Delta, ard_variance, jacobian, weights, weights_of
+from svdcompress.experiments._pictures import BLUE, INK, RED, figure, save
 from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, ensemble_predict, mc_predict
 
@@ -126,10 +127,10 @@ def _plot(predictions: dict[str, Prediction], found: Curve, context: Context) ->
     at = found.at[:, 0]
     for axis, (name, prediction) in zip(axes[0], predictions.items(), strict=True):
         mean, std = prediction.mean[:, 0], prediction.epistemic_std[:, 0]
-        axis.fill_between(at, mean - 2 * std, mean + 2 * std, color="#1d4ed8", alpha=0.25, linewidth=0)
-        axis.plot(at, mean, color="#1d4ed8", linewidth=1.2)
-        axis.plot(at, truth(at), color="#dc2626", linewidth=0.9, linestyle="--")
-        axis.scatter(found.x, found.y, s=4, color="#111827", linewidths=0)
+        axis.fill_between(at, mean - 2 * std, mean + 2 * std, color=BLUE, alpha=0.25, linewidth=0)
+        axis.plot(at, mean, color=BLUE, linewidth=1.2)
+        axis.plot(at, truth(at), color=RED, linewidth=0.9, linestyle="--")
+        axis.scatter(found.x, found.y, s=4, color=INK, linewidths=0)
         axis.set(title=name, ylim=(-3, 3), xlabel="x")
         axis.title.set_fontsize(9)
     caption = (

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.convert import convert
-from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._common import Context, sparsity, train
+from svdcompress.experiments._pictures import INK, figure, save
 from svdcompress.experiments._vae import latent_kl
 from svdcompress.layers import sampling
 from svdcompress.objective import LinearWarmup
@@ -206,7 +207,7 @@ def _plot(found: dict[str, tuple[Tensor, Tensor]], test: Tensor, at: Tensor, con
                 curl = field[1].diff(dim=1)[:-1] - field[0].diff(dim=0)[:, :-1]
                 axis.imshow(curl.numpy(), cmap="RdBu_r", origin="lower", vmin=-0.4, vmax=0.4)
             if not row:
-                axis.plot(at[:, 1], at[:, 0], "o", ms=4, mfc="none", color="#111827")
+                axis.plot(at[:, 1], at[:, 0], "o", ms=4, mfc="none", color=INK)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
         axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)

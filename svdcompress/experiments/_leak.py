@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.convert import convert, convert_dropout
-from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._common import Context, sparsity, train
+from svdcompress.experiments._pictures import BLUE, RED, figure, save
 from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, auroc, mc_predict, quality
 
@@ -208,10 +209,10 @@ def _plot(followed: dict[str, dict[str, Prediction]], figures: dict[str, Any], c
             axis, mean, std = axes[row, column], prediction.mean[:, 0], prediction.epistemic_std[:, 0]
             days = _times(len(mean))
             low, high = (mean - 2 * std).clamp_min(0), (mean + 2 * std).clamp_max(1)
-            axis.fill_between(days, low, high, color="#1d4ed8", alpha=0.25, linewidth=0, label="two standard deviations")
-            axis.plot(days, mean, color="#1d4ed8", linewidth=1.2, label="mean")
+            axis.fill_between(days, low, high, color=BLUE, alpha=0.25, linewidth=0, label="two standard deviations")
+            axis.plot(days, mean, color=BLUE, linewidth=1.2, label="mean")
             if size != "0":
-                axis.axvline(ONSET, color="#dc2626", linewidth=1, linestyle="--", label="the leak begins")
+                axis.axvline(ONSET, color=RED, linewidth=1, linestyle="--", label="the leak begins")
             score = figures[name]["tonnes"][size].get("auroc")
             text = f"{int(size):,} t" + (f", AUROC {score:.3f}" if score is not None else ": no leak")
             axis.set_title(f"{name}, {text}" if not row else text, fontsize=9)

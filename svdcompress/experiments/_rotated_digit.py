@@ -24,7 +24,8 @@ from torch.nn import functional as F
 
 from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import DataError
-from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._common import Context, sparsity, train
+from svdcompress.experiments._pictures import BLUE, GREEN, PURPLE, QUIET, figure, save
 from svdcompress.layers import sampling, variational_layers
 from svdcompress.objective import LinearWarmup
 from svdcompress.relevance import hold, relevance
@@ -214,9 +215,9 @@ def _plot(
         _scatter(axes[1, column], degrees, track["logits"].softmax(2), f"{name}: softmax outputs")
     axes[0, 0].legend(frameon=False, fontsize=7, ncols=5, markerscale=1.5)
     axis = axes[2, 0]
-    for name, colour in (("MC dropout", "#7c3aed"), ("sparse variational", "#0e7490"), ("sparse, widened", "#15803d")):
+    for name, colour in (("MC dropout", PURPLE), ("sparse variational", BLUE), ("sparse, widened", GREEN)):
         axis.plot(degrees, figures[name]["mutual_information"], color=colour, label=f"MI, {name} (nats)")
-    axis.plot(degrees, figures["dense"]["confidence"], color="#6b7280", linestyle="--", label="confidence, dense")
+    axis.plot(degrees, figures["dense"]["confidence"], color=QUIET, linestyle="--", label="confidence, dense")
     axis.set(xlabel="degrees", ylim=(0, None), title="what they say of their doubts")
     axis.legend(frameon=False, fontsize=8)
     for place in range(0, len(degrees), max(1, len(degrees) // 9)):
@@ -225,7 +226,7 @@ def _plot(
         inset.set_axis_off()
     axis = axes[2, 1]
     names = list(calibration)
-    axis.barh(names, [calibration[name]["ece"] for name in names], color="#0e7490")
+    axis.barh(names, [calibration[name]["ece"] for name in names], color=BLUE)
     for place, name in enumerate(names):
         scores = calibration[name]
         text = f" NLL {scores['nll']:.3f}, error {scores['error']:.2f}%"

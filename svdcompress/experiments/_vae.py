@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.convert import convert
-from svdcompress.experiments._common import Context, figure, save, sparsity, train
+from svdcompress.experiments._common import Context, sparsity, train
+from svdcompress.experiments._pictures import figure, save
 from svdcompress.layers import sampling
 from svdcompress.objective import LinearWarmup
 from svdcompress.sources import InMemory, open_data

@@ -32,7 +32,7 @@ it knows these keys, all optional:
     search: {objective, goal, max_drop, max_error, confidence, dense: {error, costs}, validation_examples, path: [{level, beta,
         error, nll, nonzero}], trials: [as `svdcompress.search.Trial`], chosen, met, reached, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
-    pictures: [{title, file, caption}]: PNG or SVG files in the run's folder
+    pictures: [{title, file, dark, caption}]: PNG or SVG files in the run's folder (dark: the one for the dark page, if any)
     (evaluation/evaluation.json in the run's folder, where `svdc evaluate` has been run: a section of its own)
     experiment: its name; its own tables, {row: {figure: number}} under any key, are shown then, and
         sparsity: {weights, kept}

@@ -116,9 +116,10 @@ class Epoch(_Part):
 
 
 class Picture(_Part):
-    """One of `pictures`."""
+    """One of `pictures`; dark: the file for the dark page, if there is one."""
 
     file: Annotated[str, AfterValidator(_beside)]
+    dark: Annotated[str, AfterValidator(_beside)] | None = None
     title: str | None = None
     caption: str | None = None
 

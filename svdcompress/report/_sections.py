@@ -35,14 +35,24 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
     """Pictures that the run's own stages drew, read from its folder."""
     shown = []
     for picture in results.get("pictures") or ():
-        path = None if folder is None else folder / picture["file"]
-        if path is None or not os.path.isfile(path):
+        source, dark = _source(folder, picture["file"]), _source(folder, picture.get("dark"))
+        if not source:
             continue
-        kind = "svg+xml" if path.suffix == ".svg" else path.suffix.lstrip(".").replace("jpg", "jpeg")
-        source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-        title = escape(str(picture.get("title", path.stem)))
-        shown.append(html.figure(f'<img src="{source}" alt="{title}">', title, escape(str(picture.get("caption") or ""))))
+        title = escape(str(picture.get("title", Path(picture["file"]).stem)))
+        image = f'<img src="{source}" alt="{title}">'
+        if dark:
+            image = f'<picture><source srcset="{dark}" media="(prefers-color-scheme: dark)">{image}</picture>'
+        shown.append(html.figure(image, title, escape(str(picture.get("caption") or ""))))
     return html.figures(shown, "drawn")
+
+
+def _source(folder: Path | None, name: str | None) -> str:
+    """A picture of the folder as a data URL; "" where it is not there."""
+    path = None if folder is None or name is None else folder / name
+    if path is None or not os.path.isfile(path):
+        return ""
+    kind = "svg+xml" if path.suffix == ".svg" else path.suffix.lstrip(".").replace("jpg", "jpeg")
+    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:

@@ -27,9 +27,10 @@ def ran(name, settings, folder, **context):
     results = run(name, settings, Context(folder / name, **context))
     assert json.loads((folder / name / "report.json").read_text()) == results
     for picture in results["pictures"]:
-        assert (folder / name / picture["file"]).read_bytes().startswith(b"\x89PNG")
+        for key in ("file", "dark"):
+            assert (folder / name / picture[key]).read_bytes().startswith(b"\x89PNG")
         assert picture["title"] and picture["caption"]
-    assert (folder / name / "report.html").read_text().count("data:image/png") == len(results["pictures"]) > 0
+    assert (folder / name / "report.html").read_text().count("data:image/png") == 2 * len(results["pictures"]) > 0
     return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import io
 import json
@@ -58,6 +59,17 @@ class Page(HTMLParser):
 
     def values(self, name: str) -> list[str]:
         return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+def test_a_picture_for_the_dark_page_is_taken_there(results, tmp_path):
+    for name in ("plot.png", "night.png"):
+        (tmp_path / name).write_bytes(b"\x89PNG " + name.encode())
+    results["pictures"] = [{"title": "Bands", "file": "plot.png", "dark": dark} for dark in ("night.png", "gone.png")]
+    text = report.write(tmp_path, results)[1].read_text()
+    light, dark = (base64.b64encode(b"\x89PNG " + name).decode() for name in (b"plot.png", b"night.png"))
+    assert text.count(light) == 2
+    source = f'<picture><source srcset="data:image/png;base64,{dark}" media="(prefers-color-scheme: dark)"><img src='
+    assert text.count(source) == text.count("<picture>") == 1
 
 
 def test_a_full_run_has_every_section_and_is_self_contained(results, tmp_path):
