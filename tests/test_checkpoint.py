@@ -223,6 +223,7 @@ def test_state_that_needs_a_pickle_is_refused(tmp_path) -> None:
         (("layers", "5", "variance_dtype"), "int8", "int8"),
         (("surgery", "attributes", "5"), {"training": 3}, "no lengths"),
         (("surgery", "attributes", "5"), {"in_features": "many"}, "in_features"),
+        (("surgery", "attributes", "5"), {"out_features": 10, "in_features": [84]}, "no lengths"),
         (("surgery", "attributes", "5"), {"nothing": 3}, "lacks"),
         (("layers", "5", "threshold"), "3", "threshold"),  # text for a number
     ],

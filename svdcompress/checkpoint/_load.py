@@ -43,7 +43,8 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
         with safe_open(str(path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         tensors.update({alias: tensors[name] for alias, name in manifest["ties"].items()})
-        plain = {name: model.get_submodule(name) for name in manifest.get("folded", {}) if _has(model, name)}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        plain = {name: modules[name] for name in manifest.get("folded", {}) if name in modules}
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{path}: damaged ({reason})") from error
@@ -63,10 +64,6 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{path}: damaged, or made for another model than {type(model).__name__} ({reason})") from error
     return model
-
-
-def _has(model: nn.Module, name: str) -> bool:
-    return any(name == own for own, _ in model.named_modules(remove_duplicate=False))
 
 
 def _fold(plain: Mapping[str, nn.Module], manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:

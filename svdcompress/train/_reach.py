@@ -125,7 +125,7 @@ def _quantiles(parts: list[tuple[Tensor, float]]) -> list[float]:
     counts = torch.cat([torch.full((len(part),), weights / len(part), dtype=torch.float64) for part, weights in parts])
     order = values.argsort()
     below = counts[order].cumsum(0) / counts.sum()
-    return [float(values[order][int((below < q).sum().clamp(max=len(order) - 1))]) for q in QUANTILES]
+    return [float(values[order][int((below < q).sum())]) for q in QUANTILES]
 
 
 @torch.no_grad()

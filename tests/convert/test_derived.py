@@ -229,3 +229,5 @@ def test_a_file_of_a_folded_model_does_not_touch_a_model_that_it_does_not_fit(tm
     assert type(other[0]) is kind and list(other.state_dict()) == names and torch.equal(other(x), expected)
     with pytest.raises(CheckpointError, match="0: Bilinear"):
         svdc.load(tmp_path / "file", nn.Sequential(nn.Bilinear(4, 4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    with pytest.raises(CheckpointError, match="made for another model than Linear"):  # it has no module of that name
+        svdc.load(tmp_path / "file", nn.Linear(6, 3))

@@ -44,8 +44,10 @@ REASONS = Path(__file__).with_name("reasons.yaml")
 BESIDE = {
     "svdcompress/layers/_known.py": ("convert/test_subclasses.py",),
     "svdcompress/layers/_positions.py": ("uncertainty/test_shared_weights.py",),
+    "svdcompress/train/_threads.py": ("train/test_thread_trial.py",),
+    "svdcompress/train/_state.py": ("train/test_fit.py", "pipeline/test_hand_edited.py"),
 }
-"""Files whose tests are those of another room."""
+"""Files whose tests are those of another room, or mention none of its names."""
 
 SECONDS = 30
 """Of the processor's time, that tests run against a mutant; and so many of them at most:"""

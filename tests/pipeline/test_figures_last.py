@@ -114,10 +114,18 @@ def test_costly_figures_are_of_fewer_examples_and_say_so(monkeypatch):
     assert of["text"] == "" and sum(diagrams["sparse, 60 samples"]["count"]) == 1500
 
 
-def test_the_time_of_a_sample_is_measured():
+def test_the_time_of_a_sample_is_measured(monkeypatch):
     small = convert(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).eval()
-    each = _uncertainty._seconds(small, many(600), 20, {"task": "classification", "dim": 1})
-    assert 0 < each < 0.01
+    what = {"task": "classification", "dim": 1}
+    assert 0 < _uncertainty._seconds(small, many(600), 20, what) < 0.01
+    clock = [0.0]
+
+    def draw(model, inputs, draws, **more):  # 2 ms for each sample of each example
+        clock[0] += 0.002 * draws * len(inputs)
+
+    monkeypatch.setattr(_uncertainty, "mc_predict", draw)
+    monkeypatch.setattr(_uncertainty.time, "perf_counter", lambda: clock[0])
+    assert _uncertainty._seconds(small, many(600), 20, what) == pytest.approx(0.002)
 
 
 def test_pixels_of_many_images_are_not_all_kept(monkeypatch):

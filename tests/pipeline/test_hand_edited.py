@@ -197,6 +197,23 @@ def test_states_of_training(tmp_path, state):
         StateFile(tmp_path / "train.pt").load()
 
 
+class Harmful:
+    """What a pickle runs as it is read."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_a_state_of_training_runs_no_code(tmp_path):
+    torch.save({"epoch": 1, "model": Harmful(tmp_path / "ran")}, tmp_path / "train.pt")
+    with pytest.raises(CheckpointError, match=r"train\.pt: damaged"):
+        StateFile(tmp_path / "train.pt").epochs()
+    assert not (tmp_path / "ran").exists()
+
+
 # Threads
 
 
