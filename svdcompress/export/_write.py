@@ -83,3 +83,5 @@ def _check(path: Path) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportError(f"{path.name}: onnx.checker refuses the graph: {error}") from error
+    except UnicodeDecodeError as error:  # a name in a damaged file, which the checker's message would have repeated
+        raise ExportError(f"{path.name}: onnx.checker refuses the graph, which has a name that is no text") from error

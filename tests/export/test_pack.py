@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 from safetensors.numpy import load, save
 
-from svdcompress.errors import CheckpointError, OutputError, UsageError
+from svdcompress.errors import CheckpointError, ExportError, OutputError, UsageError
 from svdcompress.export import pack, unpack
 from svdcompress.export._pack import _steps
 
@@ -213,3 +213,14 @@ def test_what_does_not_fit_is_refused(src, tmp_path, change, reason):
         refused(tmp_path / "d.svdc", tmp_path, "its header is damaged")
     later = put_together(tmp_path / "c.svdc", tensors, {**metadata, "format": "7"})
     refused(later, tmp_path, "format 7, of a newer svdcompress")
+
+
+def test_a_graph_with_a_name_that_is_no_text_is_refused(src, tmp_path):
+    """What onnx.checker would say repeats the name, and is no text itself then."""
+    pack(src, tmp_path / "m.svdc")
+    content = lzma.decompress((tmp_path / "m.svdc").read_bytes())
+    assert b"Mul" in content
+    (tmp_path / "m.svdc").write_bytes(lzma.compress(content.replace(b"Mul", b"\xff\xfel")))
+    with pytest.raises(ExportError, match="a name that is no text"):
+        unpack(tmp_path / "m.svdc", tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
