@@ -2,7 +2,7 @@
 
     python benchmarks/real_plot.py [--out docs/images]
 
-Reads results/real.json (error on the reported half with Wilson's 95% interval, multiply-accumulates) and real_int8.json (bytes of
+Reads results/real.json (error on the reported half with its 95% interval, multiply-accumulates) and real_int8.json (bytes of
 each ONNX file, in float and integers); what is not there is not drawn.
 """
 
