@@ -2,12 +2,12 @@
 
     python benchmarks/real_int8.py [--only resnet20-macs2x ...] [--runs FOLDER] [--peer NAME ...] [--seconds 10] [--again]
 
-Needs what benchmarks/real.py left in the folder of --runs: the run CASE, and CASE-PEER.done.pt for each peer; peers whose file
-is not there (yet) are named and left out. Of ours the run's own model.onnx is taken, of the dense start its dense.onnx; peers
-are exported as the package exports dense models. Each file is then made int8 by the package's own function for `--precision
-int8`: onnxruntime's quantiser in QDQ form, ranges of activations from the same training images, layers left in float by the
-same search on the images that choose, within 0.1 points of the net's own float file. Where that search left some in float,
-a row "all layers" has none.
+Needs what benchmarks/real.py left in the folder of --runs: the run CASE, and CASE-PEER.done.pt for each peer; peers whose
+file is not there (yet) are left out. Call it in the checkout in which real.py ran: what it keeps of a peer names the model's
+file. Of ours the run's own model.onnx is taken, of the dense start its dense.onnx; peers are exported as the package exports
+dense models. Each file is then made int8 by the package's own function for `--precision int8`: onnxruntime's quantiser in QDQ
+form, ranges of activations from the same training images, layers left in float by the same search on the images that choose,
+within 0.1 points of the net's own float file. Where that search left some in float, a row "all layers" has none.
 
 Error: by the file in onnxruntime, on the reported half and (public weights) on all 10,000 test images, with paired 95%
 intervals. Latency: medians, one thread, float and integer files of all nets in one process in turns. A net that is known is
@@ -52,6 +52,7 @@ def nets(folder: Path, opened: OpenRun, units: Baked, place: Path, wanted: list[
         peer = file.name.removeprefix(f"{folder.name}-").removesuffix(".done.pt")
         if wanted and peer not in wanted:
             continue
+        assert opened.dense is not None  # whose module is loaded by that, as what is pickled needs
         model = torch.load(file, map_location="cpu", weights_only=False)  # our own, of real.py
         path = place / f"{peer}.onnx"
         export_onnx(units.model(model.float().eval()), path, inputs, opset=opened.recipe.export.opset)
