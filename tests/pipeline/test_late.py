@@ -8,6 +8,7 @@ import pytest
 from svdcompress.errors import Interrupted
 from svdcompress.pipeline import _finish, _onnx, _stages, run
 from svdcompress.pipeline._context import Context
+from svdcompress.recipe import load_recipe
 
 TIMES = {"seconds", "created", "latency", "latency_ms", "threads", "faster", "files"}
 
@@ -166,3 +167,15 @@ def test_a_run_whose_checks_fail_does_everything_anew(recipe, tmp_path, monkeypa
         run(recipe, out)
     assert not list((out / "state").glob("e*.json")) and (out / "state" / "run.json").exists()
     assert resumed(recipe, out, monkeypatch)[0] == list(WORK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["search.max_drop=30", "search.levels=2", "search.trials=2"], []], ids=["search", "plain"])
+def test_a_searched_run_and_one_that_drops_inputs_too(tmp_path, monkeypatch, more):
+    given = ["prune.remove_inputs=true", "data.transform=[flatten]", "data.limit=300", "uncertainty={samples: 5, budget: none}"]
+    given += ["model.args={sizes: [64, 24, 10]}", "dense.epochs=3", "train.epochs=4", "recover.epochs=2", "device=cpu"]
+    recipe = load_recipe("digits", [*given, "report={html: false, latency: false}", *more])
+    run(recipe, tmp_path / "whole")
+    out = stopped(recipe, tmp_path / "run", "verify", monkeypatch)
+    assert resumed(recipe, out, monkeypatch)[0] == ["verify"]
+    same(tmp_path / "whole", out)
