@@ -38,7 +38,8 @@ def spearman(a: Tensor, b: Tensor) -> float:
     """Correlation of ranks, ties at their mean."""
     from scipy.stats import spearmanr
 
-    return float(spearmanr(a.numpy(), b.numpy()).statistic)
+    found: Any = spearmanr(a.numpy(), b.numpy())
+    return float(found.statistic)
 
 
 def drawn(model: nn.Module, examples: Any, samples: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

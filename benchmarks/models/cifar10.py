@@ -6,6 +6,7 @@ import io
 import random
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def data(folder: str, train: int = 6000, cache: str | None = None) -> tuple[Spli
     halves = order[: len(y) // 2], order[len(y) // 2 :]
     parts = [archive(Path(folder) / "train.tar.gz", train), *((x[half], y[half]) for half in halves)]
     if cache:
-        arrays = {f"{name}{i}": part[j].numpy() for i, part in enumerate(parts) for j, name in enumerate("xy")}
+        arrays: dict[str, Any] = {f"{name}{i}": part[j].numpy() for i, part in enumerate(parts) for j, name in enumerate("xy")}
         np.savez(cache, **arrays)
     return parts[0], parts[1], parts[2]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ def data() -> tuple[Split, Split]:
     """1,200 digits to train on and the other 597, drawn with a fixed seed."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     x, y = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     return (x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])

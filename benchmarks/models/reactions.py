@@ -59,10 +59,10 @@ def bert(dropout: float = 0.1) -> nn.Module:
         num_attention_heads=4,
         intermediate_size=512,
         max_position_embeddings=512,
-        num_labels=1,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=0.0,
     )
+    config.num_labels = 1
     return BertForSequenceClassification(config)
 
 

@@ -33,6 +33,10 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """Three stages of `depth` blocks each; (N, 3, H, W) -> (N, outputs)."""
 
+    layer1: nn.Module
+    layer2: nn.Module
+    layer3: nn.Module
+
     def __init__(self, depth: int, outputs: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, WIDTHS[0], 3, 1, 1, bias=False)

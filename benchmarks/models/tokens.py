@@ -21,10 +21,10 @@ def bert(hidden: int = 128, layers: int = 2) -> nn.Module:
         num_attention_heads=4,
         intermediate_size=4 * hidden,
         max_position_embeddings=LENGTH,
-        num_labels=CLASSES,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+    config.num_labels = CLASSES
     return BertForSequenceClassification(config)
 
 

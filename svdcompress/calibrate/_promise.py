@@ -114,8 +114,13 @@ def load_promises(path: Path, who: str) -> Promises:
             text = (file.metadata() or {}).get("svdcompress-validation")
             names = [name for name in file.keys() if name.startswith(f"{who}.")]  # noqa: SIM118
             tensors = {name.removeprefix(f"{who}."): file.get_tensor(name) for name in names}
-        if text is None or not tensors:
+        if text is None:
             raise ValueError("it is not what a run keeps of its validation data")
+        if not tensors:
+            raise ValueError(
+                f"it holds nothing of {who!r}: to predict by draws a run of so large a model needs calibrate.coverage or "
+                "calibrate.answer_above in its recipe"
+            )
         about = parse_json(text.encode())
         found = Promises(str(about["task"]), int(about["classes"]), **tensors)
         if len({len(tensor) for tensor in tensors.values()}) != 1:

@@ -31,7 +31,7 @@ BATCH = 500
 OUTSIDE = 2000
 """Images of other data that are looked at."""
 
-HEADINGS = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE"}
+HEADINGS = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE", "r2": "R2"}
 SCORES = {"softmax": "1 - confidence", "mutual_information": "mutual information"}
 LOWER = ("error", "nll", "ece", "brier", "rmse")
 """Figures of which less is better; the others have no colour."""

@@ -66,7 +66,7 @@ def pack(
         print_json(found)
         return
     ratio = f", {found['ratio']:,.1f} times smaller than dense.onnx" if "ratio" in found else ""
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in (found.get("metrics") or {}).items())
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in (found.get("metrics") or {}).items() if value is not None)
     same = f", {100 * found['agreement']:.2f}% of the answers as before" if "agreement" in found else ""
     told = f"; on the test data {figures}{same}" if figures else f"; {found.get('note', '')}"
     out_console().print(f"{path}: {packed.bytes:,} bytes{ratio}{told}", highlight=False)

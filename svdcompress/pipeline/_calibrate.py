@@ -40,9 +40,16 @@ KEPT = "validation.safetensors"
 CHUNK = 500
 
 MOST_MACS = 2 * 10**12
-"""Multiply-accumulates of one look at validation or test data by draws."""
+"""Multiply-accumulates of one look at validation or test data by draws, where the recipe asks for a promise: a minute or two
+on a core."""
+
+LATER_MACS = 2 * 10**11
+"""The same for what only a later `svdc predict` might ask for."""
 
 EXAMPLES, SAMPLES = 20_000, 100
+
+FEWEST, FEWEST_SAMPLES = 100, 10
+"""Below that nothing is worth promising."""
 
 Promise = ConformalSets | ConformalIntervals | AnswerAbove
 
@@ -118,14 +125,15 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
     """What the validation data let the model promise: kept in the folder, and what the recipe asks for in the report."""
     settings, data, model = context.recipe.calibrate, opened.data, small.model
     likelihood = own_likelihood(model, data.task, data.dim)
-    macs = _macs(model, opened.inputs)
+    asked = settings.coverage is not None or settings.answer_above is not None
     found: dict[str, Promises] = {}
     with _figures.there(context.place.device, model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        validation, samples = bounded(data.validation, macs)
-        for who, predict in predictors(model, data, context.recipe.seed, samples).items():
+        known = _known(context, data.validation, _macs(model, opened.inputs), asked)
+        for who, (examples, samples) in known.items():
             its = likelihood.of_mean() if who == "mean" else likelihood
-            found[who] = promises_of(predict, _batches(validation, context), its)
+            predict = predictors(model, data, context.recipe.seed, samples)[who]
+            found[who] = promises_of(predict, _batches(examples, context), its)
     save_promises(context.out / KEPT, found)
     results = context.results.promises = {}
     for name, wanted in (("coverage", settings.coverage), ("answer_above", settings.answer_above)):
@@ -144,6 +152,27 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
             results.setdefault(name, {})[who] = promise.to_dict()
 
 
+def _known(context: Context, validation: Examples, macs: int, asked: bool) -> dict[str, tuple[Examples, int]]:
+    """Which validation examples the mean and the draws are shown, and how many draws of each; "samples" is left out where
+    nothing was asked for and they would take long. asked: whether the recipe asks for a promise."""
+    found = {"mean": (some(validation, EXAMPLES), 1)}
+    most = MOST_MACS if asked else LATER_MACS
+    if not asked and FEWEST_SAMPLES * min(FEWEST, len(validation)) * macs > most:
+        context.note(
+            f"{KEPT} holds nothing of draws, as no promise was asked for and they take long: with draws, svdc predict "
+            "--coverage and --answer-above need calibrate.coverage or calibrate.answer_above in the recipe"
+        )
+        return found
+    examples, samples = bounded(validation, macs, most)
+    if len(examples) < min(len(validation), EXAMPLES):
+        more = "" if asked else " (calibrate.coverage or calibrate.answer_above in the recipe take more)"
+        context.note(
+            f"{KEPT}: draws are known of {len(examples):,} of {len(validation):,} validation examples, {samples} of each, "
+            f"so as to take less time{more}"
+        )
+    return {**found, "samples": (examples, samples)}
+
+
 def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     """What the promises were worth on the test data, into the report."""
     results, data, model = context.results.promises, opened.data, small.model
@@ -151,24 +180,33 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
         return
     likelihood = own_likelihood(model, data.task, data.dim)
     with _figures.there(context.place.device, model):
-        test, samples = bounded(data.test, _macs(model, opened.inputs))
-        for stored in results.values():
-            predict = predictors(model, data, context.recipe.seed, samples)
-            for who, promise in stored.items():
-                its = likelihood.of_mean() if who == "mean" else likelihood
-                promise["test"] = measured(predict[who], _batches(test, context), its, from_dict(promise))
+        known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, _macs(model, opened.inputs))}
+        for who, (examples, samples) in known.items():
+            promises = [stored[who] for stored in results.values() if who in stored]
+            if not promises:
+                continue
+            its = likelihood.of_mean() if who == "mean" else likelihood
+            predict = predictors(model, data, context.recipe.seed, samples)[who]
+            # Predicted once: draws take long, and all promises ask for the same.
+            seen = [(predict(inputs), target) for inputs, target in _batches(examples, context)()]
+            for promise in promises:
+                promise["test"] = measured(lambda prediction: prediction, lambda seen=seen: seen, its, from_dict(promise))
 
 
 def _batches(examples: Examples, context: Context) -> Any:
     return lambda: examples.batches(CHUNK, device=context.place.device)
 
 
-def bounded(examples: Examples, macs: int) -> tuple[Examples, int]:
-    """So many of the examples, and draws of each, that the work stays within MOST_MACS."""
-    allowed = MOST_MACS // max(macs, 1)
-    samples = max(10, min(SAMPLES, allowed // max(min(len(examples), 2000), 1)))
-    count = min(len(examples), EXAMPLES, max(100, allowed // samples))
-    if count == len(examples):
-        return examples, samples
+def bounded(examples: Examples, macs: int, most: int = MOST_MACS) -> tuple[Examples, int]:
+    """So many of the examples, and draws of each, that the work stays within `most` multiply-accumulates."""
+    allowed = most // max(macs, 1)
+    samples = max(FEWEST_SAMPLES, min(SAMPLES, allowed // max(min(len(examples), 2000), 1)))
+    return some(examples, min(EXAMPLES, max(FEWEST, allowed // samples))), samples
+
+
+def some(examples: Examples, count: int) -> Examples:
+    """So many of the examples, drawn with a fixed seed; all where there are no more."""
+    if count >= len(examples):
+        return examples
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
-    return examples.subset(order[:count].sort().values), samples
+    return examples.subset(order[:count].sort().values)

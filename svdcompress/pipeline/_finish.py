@@ -16,6 +16,7 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.pipeline._results import Side
@@ -67,12 +68,21 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
     context.attempt("filters", filters)
 
 
-def export_stage(context: Context, opened: Opened, models: Finished) -> Files:
+def export_stage(context: Context, opened: Opened, models: Finished, late: Late) -> Files:
     """The ONNX files, as far as the recipe asks for them."""
-    files = Files(context.recipe, opened.data, opened.inputs, context.out, context.results, context.warn)
-    if context.recipe.export.onnx:
-        files.sparse(models.small.model)
+    files, small = (
+        Files(context.recipe, opened.data, opened.inputs, context.out, context.results, context.warn),
+        models.small.model,
+    )
+    if not context.recipe.export.onnx:
+        return files
+    if (known := late.known("export", small)) is not None:
+        files.take(known)
+        return files
+    with late.keeping("export", small, lambda: sorted(context.out.glob("*.onnx*"))) as more:
+        files.sparse(small)
         context.attempt("dense.onnx", partial(files.dense, models.dense.model))
+        more |= files.told() if files.error is None else {"unfinished": True}
     return files
 
 
@@ -101,7 +111,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
     def work() -> None:
         results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
         if len(files.written) == 2 and recipe.report.latency:
-            paths = {name: file.path for name, file in files.written.items()}
+            paths = dict(files.written)
             paths |= files.small.measured if files.small else {}
             make_input = _figures.feed(opened.data, paths["dense"])
             times = cost.latencies(paths, make_input)

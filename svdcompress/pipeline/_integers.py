@@ -27,7 +27,8 @@ TOLERANCE = 0.1
 search.max_drop."""
 
 CALIBRATION, BATCH = 320, 32
-"""Training examples that ranges of activations are taken from, and how many at once."""
+"""Training examples that ranges of activations are taken from, from all over (files are often sorted by class), and how many
+at once."""
 
 RANKED = 500
 """Validation examples that say which layer costs the most, as the only one in integers."""
@@ -78,7 +79,10 @@ class Integers:
     @cached_property
     def _feeds(self) -> list[dict[str, np.ndarray]]:
         session = open_session(self.path)
-        arrays = arrays_of(session, self.units.inputs(example_inputs(self.data.train, CALIBRATION)))
+        every = len(self.data.train)
+        chosen = torch.randperm(every, generator=torch.Generator().manual_seed(0))[:CALIBRATION].sort().values
+        some = self.data.train.subset(chosen)
+        arrays = arrays_of(session, self.units.inputs(example_inputs(some, CALIBRATION)))
         count = len(next(iter(arrays.values())))
         return [{name: array[at : at + BATCH] for name, array in arrays.items()} for at in range(0, count, BATCH)]
 

@@ -38,7 +38,7 @@ class Files:
     out: Path
     results: RunResults
     warn: Callable[[str], None]
-    written: dict[str, Exported] = field(default_factory=dict)
+    written: dict[str, Path] = field(default_factory=dict)
     parity: dict[str, float | None] = field(default_factory=dict)
     small: SmallFiles | None = None
     error: ExportError | None = None
@@ -65,10 +65,27 @@ class Files:
             self._monte_carlo(small, metadata)
         self._small_forms(small)
 
+    def told(self) -> dict[str, Any]:
+        """Which files there are, by their names, for `take`."""
+        measured = {} if self.small is None else {name: path.name for name, path in self.small.measured.items()}
+        return {"written": {name: path.name for name, path in self.written.items()}, "measured": measured}
+
+    def take(self, told: dict[str, Any]) -> None:
+        """Stand for files that a stopped run has written, whose results are known; told: as `told` told it then."""
+        self.parity = self.results.parity = self.results.parity or {}
+        self.units = baked(self.data.preprocessing, self.data.task, self.data.dim)
+        self.written = {name: self.out / file for name, file in told["written"].items()}
+        self.small = self._small_files()
+        self.small.measured = {name: self.out / file for name, file in told["measured"].items()}
+        self.small.figures = {name: getattr(self.results, name) for name in told["measured"]}
+
+    def _small_files(self) -> SmallFiles:
+        return SmallFiles(self.recipe, self.data, self.inputs, self.out, self.results, self.parity, self.warn, self.units)
+
     def _small_forms(self, small: nn.Module) -> None:
         """Their forms without zeros and in fewer bits."""
         export = self.recipe.export
-        self.small = SmallFiles(self.recipe, self.data, self.inputs, self.out, self.results, self.parity, self.warn, self.units)
+        self.small = self._small_files()
         if "sparse" in self.written:
             if export.compact:
                 make = self._sets("mean")
@@ -90,7 +107,7 @@ class Files:
         self._keep("dense", export_onnx(self.units.model(model), self.out / "dense.onnx", inputs, opset=opset))
 
     def _keep(self, name: str, file: Exported) -> None:
-        self.written[name] = file
+        self.written[name] = file.path
         self.parity[file.path.name] = file.parity
         side = self.results.sparse if name == "sparse" else self.results.dense
         side.bytes = file.bytes

@@ -42,7 +42,7 @@ def _integers(opened: OpenRun, whole: Path, path: Path, compact: bool) -> tuple[
     file = work.write(path)
     found = beside(path, whole, opened.data, units)
     left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items())
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items() if value is not None)
     stayed = f"; in float32: {', '.join(left)}" if left else ""
     same = f"; {100 * found['agreement']:.2f}% of the answers as in float32" if "agreement" in found else ""
     return file, f"; on the test data {metrics}{same}{stayed}"

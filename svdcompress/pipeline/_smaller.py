@@ -126,3 +126,9 @@ def keep(context: Context, opened: Opened, small: Small) -> None:
         "inputs": {name: pruning.get(name) for name in ("inputs_kept", "inputs_dim")},
     }
     checkpoint.save(bare(small.model), context.out / "model.safetensors", extra=extra)
+
+
+def kept(context: Context, small: Small) -> Small:
+    """The small model that `keep` wrote, calibrated. small: the same before that."""
+    loaded = checkpoint.load(context.out / "model.safetensors", make_model(context.recipe.model))
+    return Small(whole(loaded, small.pruning).eval(), small.pruning)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from svdcompress.pipeline._begin import convert_stage, dense_stage, open_stage, train_stage
-from svdcompress.pipeline._calibrate import calibrate_stage, measure_promises, promise_stage
+from svdcompress.pipeline._begin import Opened, convert_stage, dense_stage, open_stage, train_stage
+from svdcompress.pipeline._calibrate import KEPT, calibrate_stage, measure_promises, promise_stage
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._finish import (
     Finished,
@@ -17,9 +17,10 @@ from svdcompress.pipeline._finish import (
     report_stage,
     verify_stage,
 )
+from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import for_objective
-from svdcompress.pipeline._smaller import keep, prune_stage, recover_stage, tell_selection, threshold_stage
+from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, recover_stage, tell_selection, threshold_stage
 from svdcompress.train import wait
 
 
@@ -52,32 +53,47 @@ def run_stages(context: Context) -> dict[str, Any]:
             if (fit := recover_stage(context, dense, variational, small)) is not None:
                 context.history += fit.history
     context.results.pruning = {name: value for name, value in small.pruning.items() if name != "surgery"}
-    if context.place.first:
-        with context.stage("calibrate"):
-            small = calibrate_stage(context, opened, small)
-            keep(context, opened, small)
-            context.attempt("what validation data promise", partial(promise_stage, context, opened, small))
     wrong = error = None
     written: dict[str, Any] = {}
     if context.place.first:
+        late = Late(context, opened.data, dense.model)
+        with context.stage("calibrate"):
+            small = _calibrated(context, opened, small, late)
         models = Finished(dense, variational, selection.masks, small)
         with context.stage("evaluate"):
-            evaluate_stage(context, opened, models)
+            if late.known("evaluate", small.model) is None:
+                with late.keeping("evaluate", small.model):
+                    evaluate_stage(context, opened, models)
         with context.stage("export"):
-            files = export_stage(context, opened, models)
+            files = export_stage(context, opened, models, late)
         with context.stage("figures"):  # from here on all that is left is figures
-            figures_stage(context, opened, models)
-            context.attempt("the promises on the test data", partial(measure_promises, context, opened, small))
+            if late.known("figures", small.model) is None:
+                with late.keeping("figures", small.model):
+                    figures_stage(context, opened, models)
+                    context.attempt("the promises on the test data", partial(measure_promises, context, opened, small))
         with context.stage("cost"):
             cost_stage(context, opened, files)
         with context.stage("verify"):
             wrong = verify_stage(context, opened, models)
         with context.stage("report"):
             written = report_stage(context, opened)
-        if not wrong:  # else it can go on and write its files anew
+        if not wrong:
             context.state.finish()
+        else:  # it can go on and write its files anew
+            late.forget()
         error = files.error
     wait()
     if failed := wrong or error:
         raise failed
     return written
+
+
+def _calibrated(context: Context, opened: Opened, small: Small, late: Late) -> Small:
+    """The small model as the run's files hold it, and model.safetensors."""
+    if late.known("calibrate", small.model) is not None:
+        return kept(context, small)
+    with late.keeping("calibrate", small.model, lambda: [context.out / name for name in ("model.safetensors", KEPT)]):
+        done = calibrate_stage(context, opened, small)
+        keep(context, opened, done)
+        context.attempt("what validation data promise", partial(promise_stage, context, opened, done))
+    return done

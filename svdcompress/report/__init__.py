@@ -3,7 +3,7 @@
 All three are made from one dict, `results`, which is what `report.json` holds. Each section of the page is there only
 where its data are, so a run stopped early still has a report. Besides what the table needs,
 
-    dense, sparse: {metrics: {error | rmse, nll, ...}, parameters, nonzero, weights, weights_nonzero, bytes, macs,
+    dense, sparse: {metrics: {error | rmse, r2, nll, ...}, parameters, nonzero, weights, weights_nonzero, bytes, macs,
         latency_ms: {batch_1, batch_128}}
     compression: ratios of the same names (`svdcompress.cost.compression`)
     changes: {error | rmse, nll: {low, high}}, the 95% interval of sparse less dense on the same test examples

@@ -16,7 +16,15 @@ from svdcompress.report import _plots
 from svdcompress.report._draw import QUIET, Drawing, mark, series, short, steady
 
 FILE = Path("evaluation") / "evaluation.json"
-HEADINGS = {"error": "error %", "nll": "NLL", "brier": "Brier", "ece": "ECE", "rmse": "RMSE", "selective": "of the surest"}
+HEADINGS = {
+    "error": "error %",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "rmse": "RMSE",
+    "r2": "R2",
+    "selective": "of the surest",
+}
 LOWER = ("error", "nll", "brier", "ece", "rmse")
 DRAWN = {"error": "error (%)", "rmse": "RMSE", "nll": "NLL", "ece": "ECE"}
 SCORES = {

@@ -120,6 +120,6 @@ def number(key: str, value: Any) -> str:
 
 def words(name: str) -> str:
     """A key as a heading: `mutual_information` -> mutual information; short names such as nll are abbreviations."""
-    if name in ("nll", "ece", "rmse", "mae", "mi"):
+    if name in ("nll", "ece", "rmse", "r2", "mae", "mi"):
         return name.upper()
     return {"brier": "Brier", "error": "error %"}.get(name, name.replace("_", " "))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_METRICS = {"error": "Error", "rmse": "RMSE", "mae": "MAE", "nll": "NLL", "brier": "Brier score", "ece": "ECE"}
+_METRICS = {"error": "Error", "rmse": "RMSE", "r2": "R2", "mae": "MAE", "nll": "NLL", "brier": "Brier score", "ece": "ECE"}
 _SIZES = {
     "parameters": ("Parameters", "fewer"),
     "nonzero": ("Non-zeros", "fewer"),

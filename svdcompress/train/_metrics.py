@@ -1,6 +1,8 @@
-"""Figures of a model on examples: error in percent or RMSE, and the mean negative log likelihood in nats."""
+"""Figures of a model on examples: error in percent, or RMSE and R2, and the mean negative log likelihood in nats."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,8 @@ from torch import Tensor, nn
 from svdcompress.batch import call
 from svdcompress.errors import DataError
 from svdcompress.likelihoods import Likelihood, likelihood_for
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, like
+from svdcompress.uncertainty import Explained
 
 EVALUATION_BATCH = 1000
 
@@ -24,10 +27,11 @@ def evaluate(
     tau: float | None = None,
     scale: tuple[float, float] | None = None,
     dim: int = 1,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Metrics of the deterministic model (`eval()`) on all examples.
 
-    classification, binary: {"error": per cent, "nll"}. regression, gaussian: {"rmse", "nll"} in the target's own units.
+    classification, binary: {"error": per cent, "nll"}. regression, gaussian: {"rmse", "nll", "r2"} in the target's own units;
+    r2: None where no target varies (see `svdcompress.uncertainty.Explained`).
     tau: 1 / noise variance of a regression, in the units of the loss (None: the one that fits these examples best).
     scale: mean and standard deviation that were taken off the targets.
     dim: the dimension of the output that holds the classes; positions of the class -100 do not count.
@@ -35,11 +39,13 @@ def evaluate(
     likelihood = likelihood_for(task, None if isinstance(task, Likelihood) else dim)
     if likelihood.constant_noise:  # a run hands on the noise that it found whatever its task
         likelihood = likelihood_for(likelihood, tau=tau)
-    each = losses(model, examples, likelihood, device=device, batch_size=batch_size)
+    explained = None if likelihood.probabilities else Explained()
+    each = losses(model, examples, likelihood, device=device, batch_size=batch_size, explained=explained)
     first, second, count = (part.sum() for part in each)
     if not count:
         raise DataError("data.target: every position has the class -100, which does not count: there is nothing to judge by")
-    return likelihood.metrics(float(first), float(second), float(count), 1.0 if scale is None else scale[1])
+    found = likelihood.metrics(float(first), float(second), float(count), 1.0 if scale is None else scale[1])
+    return found if explained is None else {**found, "r2": explained.r2}
 
 
 @torch.no_grad()
@@ -51,18 +57,24 @@ def losses(
     device: torch.device | str = "cpu",
     batch_size: int = EVALUATION_BATCH,
     dim: int = 1,
+    explained: Explained | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each example adds to the metrics of the deterministic model, (N,) each, on the CPU: wrong answers or squares,
     negative log likelihoods (a regression's: squares again, as its noise is not known here), and of how many numbers.
 
-    dim: as for `evaluate`; an example whose positions all have the class -100 is of 0 numbers.
+    dim: as for `evaluate`; an example whose positions all have the class -100 is of 0 numbers. explained: is given each batch's
+    values, too.
     """
     likelihood = task if isinstance(task, Likelihood) else likelihood_for(task, dim)
     training = model.training
     model.eval()
     parts = []
     for inputs, targets in examples.batches(batch_size, device=device):
-        each = likelihood.figures(call(model, inputs), targets)
+        output = call(model, inputs)
+        each = likelihood.figures(output, targets)
+        if explained is not None:
+            mean = likelihood.answers(output)
+            explained.add(mean, like(targets, mean), each[2])
         parts.append([part.reshape(len(part), -1).sum(1, dtype=torch.float64).cpu() for part in each])
     model.train(training)
     first, second, count = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -6,6 +6,7 @@ from svdcompress.uncertainty._bootstrap import paired_bootstrap, significant
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._compare import compare
 from svdcompress.uncertainty._contenders import Contender, ensemble_contender, mean_contender, sampled_contender
+from svdcompress.uncertainty._explained import Explained, r2
 from svdcompress.uncertainty._gather import Batches, Gathered, gather
 from svdcompress.uncertainty._intervals import paired_means, paired_rmse, paired_shares, wilson
 from svdcompress.uncertainty._outside import images_like, outside
@@ -19,6 +20,7 @@ __all__ = [
     "TASKS",
     "Batches",
     "Contender",
+    "Explained",
     "Gathered",
     "Prediction",
     "auroc",
@@ -39,6 +41,7 @@ __all__ = [
     "paired_shares",
     "plot",
     "quality",
+    "r2",
     "regression_quality",
     "rejection",
     "reliability",

@@ -14,6 +14,7 @@ from svdcompress.likelihoods import Likelihood, resolve
 from svdcompress.uncertainty._bootstrap import REPLICATES, Totals, paired_bootstrap, totals_of_probabilities, totals_of_values
 from svdcompress.uncertainty._calibrate import fit_tau
 from svdcompress.uncertainty._contenders import Contender, dense_contenders, mean_contender, sampled_contender
+from svdcompress.uncertainty._explained import r2
 from svdcompress.uncertainty._gather import Batches, Gathered, gather
 from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
 
@@ -43,11 +44,14 @@ class Judge:
         fitted = self.gathered(contender, self.validation)
         return 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
 
-    def metrics(self, found: Gathered, observed: float) -> dict[str, float]:
-        """Figures of a set."""
+    def metrics(self, found: Gathered, observed: float) -> dict[str, Any]:
+        """Figures of a set; `r2` of values is None where no target varies."""
         if self.likelihood.probabilities:
             return quality(found.mean, found.targets)
-        return regression_quality(*self._in_units(found, observed))
+        numbers = found.owner.bincount(minlength=found.inputs)
+        alike = bool((numbers == numbers[0]).all())  # then each output has its own, else there is none
+        r2_ = r2(found.mean.view(found.inputs, -1), found.targets.view(found.inputs, -1)) if alike else None
+        return {**regression_quality(*self._in_units(found, observed)), "r2": r2_}
 
     def totals(self, found: Gathered, observed: float) -> Totals:
         """The same by input, for the bootstrap."""

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress import report
 from svdcompress.errors import ModelError, RecipeError
 from svdcompress.pipeline import check_model, run
 from svdcompress.pipeline._loss import class_weights
@@ -57,7 +58,10 @@ def test_a_run_with_each_loss(tmp_path, monkeypatch, name):
         assert settings["mean_tau"] == pytest.approx(kept["extra"]["tau"], rel=1e-4) and settings["tau"] >= settings["mean_tau"]
     else:
         assert set(settings) <= {"dim", "temperature", "mean_temperature"}
-    assert set(results["sparse"]["metrics"]) == {"rmse" if recipe.task in ("regression", "gaussian") else "error", "nll"}
+    values = recipe.task in ("regression", "gaussian")
+    for side in ("dense", "sparse"):
+        assert set(results[side]["metrics"]) == ({"rmse", "r2", "nll"} if values else {"error", "nll"})
+    assert ("<td>R2</td>" in report.render(results)) == values
 
 
 def trial(loss, outputs, targets, *settings):

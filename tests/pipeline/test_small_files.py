@@ -163,6 +163,18 @@ def test_the_layers_that_lose_too_much_stay_in_float(tmp_path):
     assert set(work.report["layers"].values()) == {"int8"} and work.limit == 6.0
 
 
+def test_ranges_are_of_examples_from_all_over(tmp_path):
+    path, data = outlying(tmp_path, 1.0)
+    order = data.train.targets.argsort(stable=True)
+    x, y = data.train.inputs[order].repeat_interleave(10, 0), data.train.targets[order].repeat_interleave(10)
+    data.train = InMemory(x, y)  # as files are that are sorted by class: the first ones are all of one
+    work = Integers(path, data, Baked())
+    seen = np.concatenate([feed[next(iter(feed))] for feed in work._feeds])
+    share = (2 * seen[:, 0] < 1).mean()
+    assert len(seen) == 320 and abs(share - float((y == 1).double().mean())) < 0.1
+    assert np.array_equal(seen, np.concatenate([feed["input"] for feed in Integers(path, data, Baked())._feeds]))
+
+
 def test_where_nothing_can_be_in_integers_it_says_so(tmp_path, monkeypatch):
     path, data = outlying(tmp_path, 1.0)
     work = Integers(path, data, Baked(), max_drop=0.0, dense=0.0)

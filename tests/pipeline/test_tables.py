@@ -94,6 +94,13 @@ def test_the_files_take_columns_and_give_prices(houses, loss, outputs):
     assert price.std() > 60_000
     out = onnxruntime.InferenceSession("out/model.onnx").run(None, {"input": x})[0]
     assert np.sqrt(np.mean((out[:, 0] - price) ** 2)) < 20_000
+    test = open_run("out").data.test  # of standardised columns and prices
+    mean, std = (np.array(open_run("out").preprocessing["transform"][0]["normalize"][name]) for name in ("mean", "std"))
+    shift, scale = open_run("out").preprocessing["target_scale"]
+    given, paid = (test.inputs.numpy() * std + mean).astype(np.float32), test.targets.numpy().ravel() * scale + shift
+    told = onnxruntime.InferenceSession("out/model.onnx").run(None, {"input": given})[0][:, 0]
+    r2 = 1 - np.sum((paid - told) ** 2) / np.sum((paid - np.mean(paid)) ** 2)  # in prices
+    assert results["sparse"]["metrics"]["r2"] == pytest.approx(r2, rel=1e-3)
     with torch.no_grad():  # by the checkpoint, standardised by hand
         done = open_run("out", trust_code=True).preprocessing
         numbers = done["transform"][0]["normalize"]

@@ -201,9 +201,14 @@ def test_only_what_is_more_than_chance_has_a_colour(results):
 
 def test_regression_has_rmse_and_no_error(results):
     for side, rmse in (("dense", 0.5), ("sparse", 0.25)):
-        results[side]["metrics"] = {"rmse": rmse, "nll": 1.0}
-    labels = [row.label for row in report.rows(results)]
-    assert "RMSE" in labels and "Error" not in labels
+        results[side]["metrics"] = {"rmse": rmse, "r2": 1 - rmse, "nll": 1.0}
+    rows = {row.label: row for row in report.rows(results)}
+    assert "RMSE" in rows and "Error" not in rows
+    assert (rows["R2"].dense, rows["R2"].sparse, rows["R2"].change) == ("0.5000", "0.7500", "+0.2500")
+    assert "<td>R2</td>" in report.render(results)
+    for side in ("dense", "sparse"):
+        results[side]["metrics"]["r2"] = None  # of a constant target
+    assert "R2" not in [row.label for row in report.rows(results)]
 
 
 def test_rounding_is_told_beside_what_it_would_have_been_without(results, tmp_path):

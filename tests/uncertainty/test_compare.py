@@ -155,7 +155,11 @@ def test_regression(task, tmp_path):
         output, held = dense(x[::2]).double(), dense(x[1::2]).double()
     noise = (held[:, 0] - y[1::2]).square().mean() if task == "regression" else output[:, 1].exp()
     want = regression_quality(3 * output[:, 0], (9 * noise).expand(120), 3 * y[::2])
-    assert rows["dense"]["metrics"] == pytest.approx(want, rel=1e-4)
+    metrics = rows["dense"]["metrics"]
+    assert {name: metrics[name] for name in want} == pytest.approx(want, rel=1e-4) and set(metrics) - set(want) == {"r2"}
+    assert metrics["r2"] == pytest.approx(
+        1 - float((output[:, 0] - y[::2]).square().mean() / y[::2].var(correction=0)), rel=1e-4
+    )
     for row in rows.values():
         assert row["metrics"]["coverage"] > 0.85 and row["metrics"]["nll"] < 1
     assert rows["dense"]["rejection"] is None or task == "gaussian"
