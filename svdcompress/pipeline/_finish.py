@@ -16,6 +16,7 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._measure import BATCHES
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import nothing_smaller
 from svdcompress.pipeline._results import Side
@@ -104,7 +105,8 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             paths = {name: file.path for name, file in files.written.items()}
             paths |= files.small.measured if files.small else {}
             make_input = _figures.feed(opened.data, paths["dense"])
-            times = cost.latencies(paths, make_input)
+            own = recipe.search.latency_batch  # what the search was for is told too
+            times = cost.latencies(paths, make_input, sorted({*BATCHES, own or BATCHES[0]}))
             results.dense.latency_ms, results.sparse.latency_ms = times["dense"], times["sparse"]
             if files.small:
                 files.small.latencies(times, context.note)

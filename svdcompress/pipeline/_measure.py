@@ -35,14 +35,14 @@ THREADS = 1
 
 @dataclass(frozen=True)
 class Measure:
-    """name: one of `MEASURES`; files are written only for `bytes` and `latency`. scale: what latencies measured now are
-    multiplied by, for a search that began on another machine."""
+    """name: one of `MEASURES`; files are written only for `bytes` and `latency`. first: the dense model's latency in
+    milliseconds, as the search measured it first."""
 
     name: str
     recipe: Recipe
     data: Data
     inputs: Any
-    scale: float = 1.0
+    first: float | None = None
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -71,8 +71,17 @@ class Measure:
                 sizes = {key: cost.file_bytes(file) for key, file in files.items()}
                 times = self._latencies(files) if self.name == "latency" else {}
             for key in models:
-                found[key] |= {"bytes": float(sizes[key])} | ({"latency": self.scale * times[key]} if times else {})
+                found[key] |= {"bytes": float(sizes[key])} | ({"latency": times[key]} if times else {})
         return found
+
+    def of_small(self, small: nn.Module, dense: nn.Module, *, alone: bool = False) -> dict[str, float]:
+        """The costs of a small model. Its latency is measured in turns with the dense one's, and told as that share of `first`:
+        whatever the machine is busy with, or is. alone: do not ask a latency command for the dense model too."""
+        if self.name != "latency" or (alone and self.recipe.search.latency_command is not None):
+            return self.of(small=small)["small"]
+        found = self.of(dense=dense, small=small)
+        now = found["dense"]["latency"]
+        return {**found["small"], "latency": found["small"]["latency"] * (self.first or now) / now}
 
     def _file(self, model: nn.Module, path: Path) -> Path:
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)

@@ -70,14 +70,11 @@ class Search:
         """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
         how = self.measure.how()
         if self.kept.dense is None:
-            costs = self.measure.of(dense=self.dense.model)["dense"]
-            self.kept.dense = {"costs": costs, "measured": how}
-            return costs
+            self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
         costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
         if before != how:
-            now = self.measure.of(dense=self.dense.model)["dense"]["latency"]
-            self.measure = replace(self.measure, scale=costs["latency"] / now)
-            self.context.warn(other_machine(before, how, costs["latency"], now))
+            self.context.warn(other_machine(before, how, costs["latency"]))
+        self.measure = replace(self.measure, first=costs.get("latency"))
         return costs
 
     # In order
@@ -185,11 +182,7 @@ class Search:
             state=folder / "recover.pt",
         )
         small.model.eval()
-        pair = {"small": small.model} if self.measure.name != "latency" else {"dense": self.dense.model, "small": small.model}
-        costs = self.measure.of(**pair)
-        if "dense" in costs:  # in turns: as ratios of one run, on whatever machine this is now
-            factor = self.costs["latency"] / costs["dense"]["latency"]
-            costs["small"]["latency"] *= factor
+        costs = self.measure.of_small(small.model, self.dense.model)
         verdict = self.budget.judge(self.judged, self._losses(small.model))
         inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
         extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a stopped search ends in the same bytes
@@ -201,7 +194,7 @@ class Search:
             ratio=math.log2(self._dense_size / target),
             natural=self.costs[FOLLOWS[self.measure.name]] / max(selection.natural or 0.0, 1.0),
             threshold=selection.asked if isinstance(selection.asked, float) else None,
-            costs=costs["small"],
+            costs=costs,
             metrics=self.dense.trainer.validate(small.model),
             error=verdict.error,
             drop=verdict.drop,

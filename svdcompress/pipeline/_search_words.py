@@ -76,14 +76,13 @@ def told_how(how: Mapping[str, Any]) -> str:
     return f" ({mean}, {how['threads']} thread{'s' * (how['threads'] != 1)})"
 
 
-def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: float, again: float) -> str:
-    """A search for latency that goes on where latencies are others. first, again: the dense model's milliseconds then and now."""
+def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: float) -> str:
+    """A search for latency that goes on where latencies are others. first: the dense model's milliseconds when it began."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     what = ", ".join(f"{name} {_plain(now.get(name))} (it was {_plain(before.get(name))})" for name in names)
     return (
-        f"the search began where latencies were others: here {what}. The dense model took {first:.4g} ms then and takes "
-        f"{again:.4g} ms here; what is measured here is converted by that ratio, so factors such as 2x hold, and milliseconds "
-        "are those of the beginning"
+        f"the search began where latencies may be others: here {what}. Models are measured beside the dense one, so factors such "
+        f"as 2x hold; milliseconds are told as if the dense model still took {first:.4g}, as at the beginning"
     )
 
 
