@@ -18,7 +18,7 @@ from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._measure import BATCHES
 from svdcompress.pipeline._onnx import Files
-from svdcompress.pipeline._outcome import nothing_smaller
+from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
@@ -113,6 +113,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             results.threads = 1
             results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
+        results.warnings.extend(hardly_faster(results))
 
     context.attempt("latency and ratios", work)
 
