@@ -99,8 +99,8 @@ def _check_same(stored: Any, given: Any, folder: Path) -> None:
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise UsageError(
-            f"--out: {folder} holds a run with other settings than these: {'; '.join(found[:SHOWN])}{more}. Give the settings of "
-            "that run, or another --out, or move the folder away to run it anew"
+            f"--out: {folder} holds a run with other settings than these: {'; '.join(found[:SHOWN])}{more}. Give the "
+            "settings of that run, or another --out, or move the folder away to run it anew"
         )
 
 

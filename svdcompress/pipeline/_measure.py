@@ -6,7 +6,7 @@ import math
 import platform
 import shlex
 import subprocess  # for the command that a user names  # nosec B404
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +43,7 @@ class Measure:
     data: Data
     inputs: Any
     first: float | None = None
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the dense model's file, and its folder
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -67,7 +68,10 @@ class Measure:
             found[key] = {"parameters": counts.parameters, "nonzero": counts.nonzero, "macs": counts.macs}
         if self.name in ("bytes", "latency"):
             with TemporaryDirectory() as folder:
-                files = {key: self._file(model, Path(folder) / f"{key}.onnx") for key, model in models.items()}
+                files = {
+                    key: self._dense_file(model) if key == "dense" else self._file(model, Path(folder) / f"{key}.onnx")
+                    for key, model in models.items()
+                }
                 sizes = {key: cost.file_bytes(file) for key, file in files.items()}
                 times = self._latencies(files) if self.name == "latency" else {}
             for key in models:
@@ -82,6 +86,13 @@ class Measure:
         found = self.of(dense=dense, small=small)
         now = found["dense"]["latency"]
         return {**found["small"], "latency": found["small"]["latency"] * (self.first or now) / now}
+
+    def _dense_file(self, model: nn.Module) -> Path:
+        """Written once, as the dense model stays the same."""
+        if "file" not in self._kept:
+            self._kept["folder"] = TemporaryDirectory()
+            self._kept["file"] = self._file(model, Path(self._kept["folder"].name) / "dense.onnx")
+        return self._kept["file"]
 
     def _file(self, model: nn.Module, path: Path) -> Path:
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)

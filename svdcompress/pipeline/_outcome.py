@@ -78,9 +78,9 @@ def hardly_faster(results: RunResults) -> list[str]:
         ]
     more = "" if len(odd) == 1 else f" and {len(odd) - 1} other layer{'s' * (len(odd) > 2)}"
     return [
-        f"{said} onnxruntime's kernels compute channels in blocks of {BLOCK} or {2 * BLOCK}, and {odd[0]}{more} no longer "
-        f"{'has a multiple of it' if len(odd) == 1 else 'have multiples of it'}. Set --set prune.round_to={BLOCK} (it stays only "
-        "where it measures faster), or let a search measure what it makes small: --goal latency=2x"
+        f"{said} onnxruntime's kernels compute channels in blocks of {BLOCK} or {2 * BLOCK}, and {odd[0]}{more} no "
+        f"longer {'has a multiple of it' if len(odd) == 1 else 'have multiples of it'}. Set --set prune.round_to={BLOCK} (it "
+        "stays only where it measures faster), or let a search measure what it makes small: --goal latency=2x"
     ]
 
 

@@ -81,8 +81,8 @@ def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: floa
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     what = ", ".join(f"{name} {_plain(now.get(name))} (it was {_plain(before.get(name))})" for name in names)
     return (
-        f"the search began where latencies may be others: here {what}. Models are measured beside the dense one, so factors such "
-        f"as 2x hold; milliseconds are told as if the dense model still took {first:.4g}, as at the beginning"
+        f"the search began where latencies may be others: here {what}. Models are measured beside the dense one, so factors "
+        f"such as 2x hold; milliseconds are told as if the dense model still took {first:.4g}, as at the beginning"
     )
 
 
@@ -95,12 +95,15 @@ def cut_short(
 ) -> str:
     """A search whose time was up: how far it got, and what would have come next.
 
-    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made. wanted: beta and how many
-    times smaller than the dense model the next one would have been; None where none was left to make.
+    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made. wanted: beta of the next
+    one, and how many times smaller than the dense model it would have been; None where none was left to make.
     """
     path = "" if levels is None else f", on {levels} of {settings.levels} levels of pressure"
-    more = "" if wanted is None else f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
+    more = ""
+    if wanted is not None:
+        more = f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
     return (
-        f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sittings): {trials} of "
-        f"at most {settings.trials} trials were made{path}, and the best of them is kept.{more} A larger --max-minutes goes further"
+        f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sittings): "
+        f"{trials} of at most {settings.trials} trials were made{path}, and the best of them is kept.{more} A larger "
+        "--max-minutes goes further"
     )

@@ -179,7 +179,7 @@ class DenseCost(_Part):
     costs: dict[str, float]
 
 
-class Measured(_Part):
+class MeasuredWith(_Part):
     """`search.measured`."""
 
     batches: list[Count] | None = None
@@ -197,7 +197,7 @@ class Search(_Part):
     max_drop: Number = None
     max_error: Number = None
     confidence: float
-    measured: Measured | None = None
+    measured: MeasuredWith | None = None
     dense: DenseCost
     validation_examples: Count
     path: list[dict[str, float]]

@@ -21,8 +21,8 @@ def explained_failure(error: Exception, names: tuple[str, str], batch_size: int,
     kind: type[SvdcError] = TrainingError
     if out_of_memory(error):
         text = (
-            f"out of memory in a batch of {batch_size}: lower {section}.batch_size, with {section}.accumulate as many times higher "
-            "for steps of the same size"
+            f"out of memory in a batch of {batch_size}: lower {section}.batch_size, with {section}.accumulate as many times "
+            "higher for steps of the same size"
         )
     elif "Expected more than 1 value per channel" in str(error):
         text = (

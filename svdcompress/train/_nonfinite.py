@@ -42,8 +42,8 @@ def explain(
     cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
     return NotFinite(
         f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
-        f"Try a smaller learning rate ({section}.lr), clipping ({section}.clip=1) or {section}.precision=no, or look at the data. "
-        f"{kept}",
+        f"Try a smaller learning rate ({section}.lr), clipping ({section}.clip=1) or {section}.precision=no, or look at the "
+        f"data. {kept}",
         stage,
         section,
     )

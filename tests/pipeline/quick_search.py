@@ -1,4 +1,4 @@
-"""A search whose levels and trials are made by formula in place of training, so that its order can be tested in milliseconds."""
+"""A search whose levels and trials are made by formula in place of training, to test its order in milliseconds."""
 
 from functools import lru_cache
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ class Path:
 
 
 class Quick(_search.Search):
-    """kill: after so many trials in one sitting. The drop of a trial grows with its size, and with its way from a best pressure."""
+    """kill: after so many trials in one sitting. A trial loses more the smaller it is, and far from a best pressure."""
 
     def __init__(self, folder, *settings, kill=None, path=None):
         recipe = recipe_of(*settings)

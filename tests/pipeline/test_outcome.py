@@ -185,9 +185,7 @@ def test_the_speed_that_a_run_measures_is_what_it_speaks_of(tmp_path, monkeypatc
     monkeypatch.setattr(cost, "latencies", lambda *given, **more: times)
     monkeypatch.setattr(_finish._figures, "feed", lambda *given: None)
     written = {name: SimpleNamespace(path=tmp_path / name) for name in times}
-    context = SimpleNamespace(
-        results=found, recipe=settings(), history=[], note=None, attempt=lambda what, work: work()
-    )
+    context = SimpleNamespace(results=found, recipe=settings(), history=[], note=None, attempt=lambda what, work: work())
     _finish.cost_stage(context, SimpleNamespace(data=None), SimpleNamespace(written=written, small=None))
     assert any("3x fewer MACs, but hardly faster (1.11x at batch 1, 1.06x at batch 128)" in line for line in found.warnings)
 

@@ -36,6 +36,7 @@ def machine(monkeypatch):
     return state
 
 
+@pytest.mark.slow
 def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tmp_path, monkeypatch, machine):
     content = parse_yaml(dump_recipe(tiny_recipe))
     for text in [*QUICK, *SEARCH]:
@@ -43,6 +44,13 @@ def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tm
         section, name = field.split(".")
         content[section][name] = parse_yaml(value)
     recipe, out = parse_recipe(content), tmp_path / "run"
+    export, exported = _measure.export_onnx, []
+
+    def counted(model, path, *given, **more):
+        exported.append(path.name)
+        return export(model, path, *given, **more)
+
+    monkeypatch.setattr(_measure, "export_onnx", counted)
     trial, made = _search.Search._trial, []
 
     def first_alone(self, *ask):
@@ -64,6 +72,7 @@ def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tm
     found = results["search"]
     assert found["dense"]["costs"]["latency"] == first
     assert all(names != ["dense"] for names, _ in machine["calls"])
+    assert exported.count("dense.onnx") == 2  # once in each sitting
     chosen = found["trials"][found["chosen"] - 1]
     for each in found["trials"]:  # in milliseconds of the first machine
         assert each["costs"]["latency"] == pytest.approx(first * each["costs"]["bytes"] / kept["costs"]["bytes"])
