@@ -87,7 +87,9 @@ def hardly_faster(results: RunResults) -> list[str]:
 def _odd(row: Mapping[str, Any]) -> bool:
     """Whether a layer lost outputs down to a number that is no multiple of BLOCK."""
     before, after = row.get("shape_before"), row.get("shape_after")
-    return bool(before and after) and after[0] != before[0] and after[0] % BLOCK != 0
+    if not before or not after:
+        return False
+    return after[0] != before[0] and after[0] % BLOCK != 0
 
 
 def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]]) -> str:
