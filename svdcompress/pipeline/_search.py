@@ -69,7 +69,7 @@ class Search:
     def _dense_costs(self) -> dict[str, float]:
         """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
         how = self.measure.how()
-        if self.kept.dense is None:
+        if self.kept.dense is None or not {self.measure.name, FOLLOWS[self.measure.name]} <= set(self.kept.dense["costs"]):
             self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
         costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
         if before != how:
