@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,9 @@ from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
 from svdcompress.errors import UsageError
 from svdcompress.recipe import MEASURES
+
+SHOWN = 6
+"""Settings in which a folder's run differs, as far as an error names them."""
 
 Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot of error vs. size: .png, .svg or .pdf.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with all of it.")]
@@ -71,23 +74,43 @@ def sweep(
     combinations = [list(zip([name for name, _ in fields], values, strict=True)) for values in
                     itertools.product(*(values for _, values in fields))]  # fmt: skip
     console = err_console()
-    folders = []
+    planned = []
     for pairs in combinations:
         text = [f"{name}={value}" for name, value in pairs]
         recipe = settings.resolved(seed=seed, device=device) if not text else _with(settings, text, seed, device)
-        folder = out / s.safe_name("_".join(text))
-        folders.append(folder)
+        planned.append((text, recipe, out / s.safe_name("_".join(text))))
+    for _, recipe, folder in planned:  # ahead of the first run: hours may lie before the folder that does not fit
+        if (folder / "recipe.yaml").is_file():
+            _check_same(load_recipe(folder / "recipe.yaml"), recipe, folder)
+    for text, recipe, folder in planned:
         resume = (folder / "recipe.yaml").is_file()
-        if resume and load_recipe(folder / "recipe.yaml").model_copy(update={"out": None}) != recipe.model_copy(
-            update={"out": None}
-        ):
-            raise UsageError(f"--out: {folder} holds a run with other settings than these; choose another --out")
         if resume and (folder / "report.json").is_file() and not (folder / "state").exists():
             console.print(f"{folder}: finished already", highlight=False)
             continue
         console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
         pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
+    folders = [folder for *_, folder in planned]
     _show([report.load(folder) for folder in folders], folders, picture, html, measure, json)
+
+
+def _check_same(stored: Any, given: Any, folder: Path) -> None:
+    """Raises UsageError, naming them, where a folder's run has other settings than those it would be made with now."""
+    found = list(_differing(stored.model_dump(exclude={"out"}), given.model_dump(exclude={"out"})))
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise UsageError(
+            f"--out: {folder} holds a run with other settings than these: {'; '.join(found[:SHOWN])}{more}. Give the "
+            "settings of that run, or another --out, or move the folder away to run it anew"
+        )
+
+
+def _differing(stored: Any, given: Any, where: str = "") -> Iterator[str]:
+    """Fields of a recipe in which two differ, with both values."""
+    if isinstance(stored, dict) and isinstance(given, dict) and set(stored) == set(given):
+        for name in stored:
+            yield from _differing(stored[name], given[name], f"{where}.{name}".lstrip("."))
+    elif stored != given:
+        yield f"{where} is {stored} there and {given} here"
 
 
 def _with(settings: s.Settings, text: list[str], seed: int | None, device: str | None) -> Any:

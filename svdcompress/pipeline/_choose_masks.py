@@ -38,7 +38,7 @@ def masks_for(context: Context, opened: Opened, dense: Dense, model: nn.Module, 
         natural = float(found.kept + others)
         asked, masks = _threshold_for(own, target - others)
     else:
-        masks, natural = _units_for(context, opened, model, found, measure, target)
+        masks, natural = _units_for(context, opened, dense, model, found, measure, target)
         if measure.name != "bytes":  # a weight between units that stay costs nothing, and may help
             masks = whole_units(model, masks)
     metrics = look_at(model, masks, dense.trainer.validate)
@@ -56,7 +56,7 @@ def _threshold_for(masks_at: Rule, kept: float) -> tuple[float, Masks]:
 
 
 def _units_for(
-    context: Context, opened: Opened, model: nn.Module, masks: Masks, measure: Measure, target: float
+    context: Context, opened: Opened, dense: Dense, model: nn.Module, masks: Masks, measure: Measure, target: float
 ) -> tuple[Masks, float]:
     """Masks with further units dead, and what the model would have had without. Bytes and latency follow parameters and
     multiply-accumulates, and are corrected once."""
@@ -70,7 +70,7 @@ def _units_for(
 
     def cost_of(chosen: Masks) -> dict[str, float]:
         small: Any = prune(model, opened.inputs, masks=chosen, time_budget=settings.time_budget, **asked)
-        return measure.of(small=whole(small, small.pruning.to_dict()).eval())["small"]
+        return measure.of_small(whole(small, small.pruning.to_dict()).eval(), dense.model, alone=True)
 
     now = cost_of(masks)
     count = now[follows]

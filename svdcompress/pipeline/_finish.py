@@ -17,8 +17,9 @@ from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._late import Late
+from svdcompress.pipeline._measure import BATCHES
 from svdcompress.pipeline._onnx import Files
-from svdcompress.pipeline._outcome import nothing_smaller
+from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
@@ -114,13 +115,15 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             paths = dict(files.written)
             paths |= files.small.measured if files.small else {}
             make_input = _figures.feed(opened.data, paths["dense"])
-            times = cost.latencies(paths, make_input)
+            own = recipe.search.latency_batch  # what the search was for is told too
+            times = cost.latencies(paths, make_input, sorted({*BATCHES, own or BATCHES[0]}))
             results.dense.latency_ms, results.sparse.latency_ms = times["dense"], times["sparse"]
             if files.small:
                 files.small.latencies(times, context.note)
             results.threads = 1
             results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
+        results.warnings.extend(hardly_faster(results))
 
     context.attempt("latency and ratios", work)
 

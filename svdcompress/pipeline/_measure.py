@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import platform
 import shlex
 import subprocess  # for the command that a user names  # nosec B404
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,15 +26,39 @@ from svdcompress.sources import Data
 COMMAND_SECONDS = 600
 """After so long a latency command counts as hung."""
 
+BATCHES = (1, 128)
+"""Batch sizes that a latency is the geometric mean of, where the recipe sets none."""
+
+THREADS = 1
+"""Threads of onnxruntime."""
+
 
 @dataclass(frozen=True)
 class Measure:
-    """name: one of `MEASURES`; files are written only for `bytes` and `latency`."""
+    """name: one of `MEASURES`; files are written only for `bytes` and `latency`. first: the dense model's latency in
+    milliseconds, as the search measured it first."""
 
     name: str
     recipe: Recipe
     data: Data
     inputs: Any
+    first: float | None = None
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the dense model's file, and its folder
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes of a latency."""
+        batch = self.recipe.search.latency_batch
+        return BATCHES if batch is None else (batch,)
+
+    def how(self) -> dict[str, Any]:
+        """What a latency is measured with: {command}, or {batches, threads, machine, onnxruntime}; {} for other measures."""
+        if self.name != "latency":
+            return {}
+        if self.recipe.search.latency_command is not None:
+            return {"command": self.recipe.search.latency_command}
+        version = metadata.version("onnxruntime")
+        return {"batches": list(self.batches), "threads": THREADS, "machine": machine(), "onnxruntime": version}
 
     def of(self, **models: nn.Module) -> dict[str, dict[str, float]]:
         """The costs of models by name: parameters, nonzero, macs, and `name`. Latencies of several are measured in turns."""
@@ -42,24 +68,54 @@ class Measure:
             found[key] = {"parameters": counts.parameters, "nonzero": counts.nonzero, "macs": counts.macs}
         if self.name in ("bytes", "latency"):
             with TemporaryDirectory() as folder:
-                files = {key: self._file(model, Path(folder) / f"{key}.onnx") for key, model in models.items()}
+                files = {
+                    key: self._dense_file(model) if key == "dense" else self._file(model, Path(folder) / f"{key}.onnx")
+                    for key, model in models.items()
+                }
                 sizes = {key: cost.file_bytes(file) for key, file in files.items()}
                 times = self._latencies(files) if self.name == "latency" else {}
             for key in models:
                 found[key] |= {"bytes": float(sizes[key])} | ({"latency": times[key]} if times else {})
         return found
 
+    def of_small(self, small: nn.Module, dense: nn.Module, *, alone: bool = False) -> dict[str, float]:
+        """The costs of a small model. Its latency is measured in turns with the dense one's, and told as that share of `first`:
+        whatever the machine is busy with, or is. alone: do not ask a latency command for the dense model too."""
+        if self.name != "latency" or (alone and self.recipe.search.latency_command is not None):
+            return self.of(small=small)["small"]
+        found = self.of(dense=dense, small=small)
+        now = found["dense"]["latency"]
+        return {**found["small"], "latency": found["small"]["latency"] * (self.first or now) / now}
+
+    def _dense_file(self, model: nn.Module) -> Path:
+        """Written once, as the dense model stays the same."""
+        if "file" not in self._kept:
+            self._kept["folder"] = TemporaryDirectory()
+            self._kept["file"] = self._file(model, Path(self._kept["folder"].name) / "dense.onnx")
+        return self._kept["file"]
+
     def _file(self, model: nn.Module, path: Path) -> Path:
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)
         return export_onnx(units.model(model), path, units.inputs(self.inputs), opset=self.recipe.export.opset).path
 
     def _latencies(self, files: dict[str, Path]) -> dict[str, float]:
-        """Milliseconds of each file: on this machine the geometric mean over batches of 1 and 128."""
+        """Milliseconds of each file: on this machine the geometric mean over the batch sizes."""
         command = self.recipe.search.latency_command
         if command is not None:
             return {key: asked(command, file) for key, file in files.items()}
-        times = cost.latencies(files, partial(feed, self.data)(next(iter(files.values()))))
+        make_input = partial(feed, self.data)(next(iter(files.values())))
+        times = cost.latencies(files, make_input, self.batches, threads=THREADS)
         return {key: math.prod(each.values()) ** (1 / len(each)) for key, each in times.items()}
+
+
+def machine() -> str:
+    """The name of this machine's processor, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def asked(command: str, file: Path) -> float:

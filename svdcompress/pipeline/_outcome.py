@@ -1,4 +1,4 @@
-"""The closing lines of a run that made nothing smaller: why, and what to set."""
+"""The closing lines of a run that made nothing smaller, or hardly faster: why, and what to set."""
 
 from __future__ import annotations
 
@@ -43,6 +43,53 @@ def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mappi
     else:
         lines.append(f"Only {100 * zeros:.0f}% of the weights were dropped. {_more(recipe, results, history)}")
     return [" ".join(lines)]
+
+
+FEWER, FASTER = 2.0, 1.2
+"""A model with so many times fewer MACs that is not so many times faster, at any batch size, disappoints."""
+
+BLOCK = 8
+"""Channels that onnxruntime's kernels compute at once, at least: 8 with AVX2, 16 with AVX-512."""
+
+OVERHEAD = 0.02
+"""Milliseconds of a call below which what it takes by itself, apart from arithmetic, is most of it."""
+
+
+def hardly_faster(results: RunResults) -> list[str]:
+    """A warning for a run that made MACs fewer and not the time; [] where it was sought (a search for latency, non-zeros or
+    bytes is told of by others), where latencies are not known, and where the difference is not clear."""
+    ratios = results.compression or {}
+    macs, latency = ratios.get("macs"), ratios.get("latency") or {}
+    sought = (results.search or {}).get("objective") in ("latency", "nonzero", "bytes")
+    if sought or not latency or macs is None or macs < FEWER or max(latency.values()) >= FASTER:
+        return []
+    at = ", ".join(f"{ratio:.2f}x at batch {batch.removeprefix('batch_')}" for batch, ratio in latency.items())
+    said = f"{macs:.3g}x fewer MACs, but hardly faster ({at})."
+    if max((results.dense.latency_ms or {"": 1.0}).values()) < OVERHEAD:
+        return [
+            f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it the overhead of a call: such a model "
+            "hardly gets faster in onnxruntime"
+        ]
+    pruning = results.pruning or {}
+    odd = [row["name"] for row in results.layers or () if _odd(row)]
+    if not odd or (pruning.get("round_to") or 1) % BLOCK == 0:
+        return [
+            f"{said} The time goes elsewhere than into these MACs; let a search measure what it makes small: --goal latency=2x"
+        ]
+    more = "" if len(odd) == 1 else f" and {len(odd) - 1} other layer{'s' * (len(odd) > 2)}"
+    return [
+        f"{said} onnxruntime's kernels compute channels in blocks of {BLOCK} or {2 * BLOCK}, and {odd[0]}{more} no "
+        f"longer {'has a multiple of it' if len(odd) == 1 else 'have multiples of it'}. Set --set prune.round_to={BLOCK} (it "
+        "stays only where it measures faster), or let a search measure what it makes small: --goal latency=2x"
+    ]
+
+
+def _odd(row: Mapping[str, Any]) -> bool:
+    """Whether a layer lost outputs down to a number that is no multiple of BLOCK."""
+    before, after = row.get("shape_before"), row.get("shape_after")
+    if not before or not after:
+        return False
+    return after[0] != before[0] and after[0] % BLOCK != 0
 
 
 def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]]) -> str:

@@ -106,6 +106,7 @@ class Climb:
             model,
             stage,
             settings,
+            section="train",
             schedule=schedule,
             lr_log_sigma2=self.variational.rate,
             distill=settings.distill,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from svdcompress.errors import RecipeError
-from svdcompress.pipeline._folder import STATE
+from svdcompress.pipeline._folder import STATE, RunState
 from svdcompress.recipe import Recipe
 from svdcompress.train import StateFile
 
@@ -23,7 +23,8 @@ ALWAYS = ("out", "device", "calibrate", "export", "uncertainty", "report", "desc
 """Sections that tell only how a run is carried out and what is written at its end."""
 
 UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")
-"""Settings of a stage of training that may change between its epochs: those that a loss which is not finite calls for."""
+"""Settings of a stage of training that may change between its epochs: those that a loss which is not finite calls for. A search
+trains by `train` and `recover` until it is done: what it trains from then on has them."""
 
 
 def changed_fields(stored: Recipe, given: Recipe) -> list[str]:
@@ -48,12 +49,14 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
         return []
     files = [folder / STATE / name for name in FILES]
     done = [_epochs_done(file) for file in files]
+    searching = done[-1] is not None and "search" not in RunState(folder, writer=False).facts.get("seconds", {})
     refused, stale = [], set()
     for field in fields:
         section, _, name = field.partition(".")
         first = FIRST.get(section, 0)
         stage = getattr(stored, section)
         unfinished = f"{section}.pt" in FILES and (done[first] or 0) < stage.epochs and not any(done[first + 1 :])
+        unfinished = unfinished or (searching and section in ("train", "recover"))
         if not any(done[first:]):
             stale |= {file for file, epochs in zip(files[first:], done[first:], strict=True) if epochs is not None}
         elif not (name in UNDERWAY and unfinished):

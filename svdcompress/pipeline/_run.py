@@ -102,8 +102,8 @@ def _stages(
             raise Interrupted(f"{error} Go on with: {again}") from None
         except NotFinite as error:
             raise TrainingError(
-                f"{error} Go on from there with: {resume_command(folder, recipe, f'--set {error.stage}.lr=...')} "
-                f"(or {error.stage}.clip=..., {error.stage}.precision=no)"
+                f"{error} Go on from there with: {resume_command(folder, recipe, f'--set {error.section}.lr=...')} "
+                f"(or {error.section}.clip=..., {error.section}.precision=no)"
             ) from error
         except KeyboardInterrupt:
             raise Interrupted(f"stopped at once. Go on with: {again}") from None

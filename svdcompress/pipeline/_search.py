@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import PruneError, RecipeError
+from svdcompress.errors import OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import FOLLOWS, masks_for
 from svdcompress.pipeline._context import Context
@@ -23,35 +24,16 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_kept import Kept
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
-from svdcompress.pipeline._search_words import error_of, outcome, told_trial
+from svdcompress.pipeline._search_words import cut_short, error_of, other_machine, outcome, told_how, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.recipe import MEASURES, Goal, parse_goal
-from svdcompress.search import (
-    LOWEST,
-    Budget,
-    Losses,
-    Trial,
-    better_pressure,
-    next_ratio,
-    pressure_of_size,
-    smallest,
-    start_ratio,
-)
+from svdcompress.search import CLOSE, Budget, Losses, Strategy, Trial
 from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
 
 HOPELESS = 10.0
 """The path ends where masks lose, before any recovery, this many times what is allowed (and 10 points at least)."""
-
-FURTHER = 0.85
-"""The next size to try at a pressure that kept the budget."""
-
-SHIFT = 0.8
-"""By so many levels a posterior becomes sparser while it cools, until a trial tells."""
-
-CLOSE = 0.02
-"""A size within so much of the goal has reached it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +64,18 @@ class Search:
         self.before = self.kept.seconds
         self.judged = self._losses(dense.model)
         self.allowed = self.budget.allowed(self.judged.error, self.judged.probabilities)
-        self.costs = self.measure.of(dense=dense.model)["dense"]
+        self.costs = self._dense_costs()
+
+    def _dense_costs(self) -> dict[str, float]:
+        """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
+        how = self.measure.how()
+        if self.kept.dense is None or not {self.measure.name, FOLLOWS[self.measure.name]} <= set(self.kept.dense["costs"]):
+            self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
+        costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
+        if before != how:
+            self.context.warn(other_machine(before, how, costs["latency"]))
+        self.measure = replace(self.measure, first=costs.get("latency"))
+        return costs
 
     # In order
 
@@ -93,19 +86,45 @@ class Search:
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)
         self.folder.mkdir(parents=True, exist_ok=True)  # from here on something was made
-        self._climb()
-        if self.goal is not None:
-            self._for_size(self._target)
-        best = self._best_at_goal()
-        if self.budget.given and (best is None or not best.met):
-            self._for_drop()
-            best = smallest(self.kept.trials, self.measure.name) or self._closest()
-        assert best is not None
-        self._report(best)
+        self._spend()
+        try:
+            best, lines = self._searched()
+        except BaseException:
+            with suppress(OutputError, OSError):  # what stops it is to be told
+                self._spend()
+            raise
+        self._report(best, lines)
         return self._found(best)
 
-    def _climb(self) -> None:
-        """The path, as far as anything on it may be within the budget."""
+    def _searched(self) -> tuple[Trial, list[str]]:
+        """The best of all trials, and a line where the time was up before they were done."""
+        whole = self._climb()
+        strategy = self._strategy()
+        while (ask := strategy.next(self.kept.trials)) is not None and not self._over():
+            self._trial(*ask)
+        lines = []
+        if ask is not None or not whole:
+            wanted = None if ask is None else (self.path.beta(ask[0]), self._dense_size / ask[1])
+            levels, trials = None if whole else len(self.path.rows), len(self.kept.trials)
+            lines.append(cut_short(self.settings, self.kept.seconds, levels, trials, wanted, self.measure.name))
+        return strategy.best(self.kept.trials), lines
+
+    def _strategy(self) -> Strategy:
+        rows = self.path.rows
+        return Strategy(
+            measure=self.measure.name,
+            dense=self._dense_size,
+            goal=None if self.goal is None else self._target,
+            budget=self.budget.given,
+            trials=self.settings.trials,
+            ratios=[self._natural(row) for row in rows],
+            errors=[row["error"] for row in rows],
+            error=self.judged.error,
+            allowed=self._points(self.allowed),
+        )
+
+    def _climb(self) -> bool:
+        """The path, as far as anything on it may be within the budget; False where the time was up before."""
         hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
         limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
         for level in range(1, self.settings.levels + 1):
@@ -117,9 +136,12 @@ class Search:
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
+            if lost or small_enough:
+                return True
             known = self.path.known(level + 1)  # of a search that was stopped later than this
-            if lost or small_enough or (self._late() and not known):
-                break
+            if self._late() and not known:
+                return level == self.settings.levels
+        return True
 
     def _small_enough(self, row: dict[str, float]) -> bool:
         """Whether more pressure would go far beyond the goal: its size is reached twice over."""
@@ -133,43 +155,6 @@ class Search:
         """How many times smaller a level of the path is by itself, in what the measure follows."""
         follows = FOLLOWS[self.measure.name]
         return self.costs[follows] / max(row[follows], 1.0)
-
-    def _on_path(self, ratio: float) -> float:
-        """Where on the path a model is so many times smaller by itself."""
-        return pressure_of_size([1 / self._natural(row) for row in self.path.rows], 1 / ratio)
-
-    def _pressure(self, size: float) -> float:
-        """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell."""
-        shifts = [self._on_path(trial.natural) - trial.pressure for trial in self.kept.trials]
-        shift = sum(shifts) / len(shifts) if shifts else SHIFT
-        return round(min(max(self._on_path(self._dense_size / size) - shift, LOWEST), float(len(self.path.rows))), 3)
-
-    def _for_size(self, target: float) -> None:
-        """Trials of the size wanted, at the pressures that lose least."""
-        most = max(1, self.settings.trials // 2) if self.budget.given else self.settings.trials
-        while len(self.kept.trials) < most and not self._over():
-            pressure = better_pressure(self.kept.trials, self._pressure(target), len(self.path.rows))
-            if pressure is None:
-                break
-            self._trial(round(pressure, 3), target)
-
-    def _for_drop(self) -> None:
-        """Sizes between what keeps the budget and what does not; then the next smaller one, pressed otherwise."""
-        rows = self.path.rows
-        errors, ratios = [row["error"] for row in rows], [self._natural(row) for row in rows]
-        start = start_ratio(ratios, errors, self.judged.error, self._points(self.allowed))
-        while not self._over() and self._left():
-            ratio = next_ratio(self.kept.trials, start)
-            if ratio is None:
-                break
-            size = self._dense_size * 2.0 ** -round(ratio, 3)
-            self._trial(self._pressure(size), size)
-        for step in (0.5, -0.5):
-            best = smallest(self.kept.trials, self.measure.name)
-            if best is None or self._over() or not self._left():
-                break
-            size = FURTHER * best.costs[self.measure.name]
-            self._trial(round(max(self._pressure(size) + step, LOWEST), 3), size)
 
     # One trial
 
@@ -197,11 +182,7 @@ class Search:
             state=folder / "recover.pt",
         )
         small.model.eval()
-        pair = {"small": small.model} if self.measure.name != "latency" else {"dense": self.dense.model, "small": small.model}
-        costs = self.measure.of(**pair)
-        if "dense" in costs:  # in turns: as ratios of one run, on whatever machine this is now
-            factor = self.costs["latency"] / costs["dense"]["latency"]
-            costs["small"]["latency"] *= factor
+        costs = self.measure.of_small(small.model, self.dense.model)
         verdict = self.budget.judge(self.judged, self._losses(small.model))
         inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
         extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a stopped search ends in the same bytes
@@ -213,7 +194,7 @@ class Search:
             ratio=math.log2(self._dense_size / target),
             natural=self.costs[FOLLOWS[self.measure.name]] / max(selection.natural or 0.0, 1.0),
             threshold=selection.asked if isinstance(selection.asked, float) else None,
-            costs=costs["small"],
+            costs=costs,
             metrics=self.dense.trainer.validate(small.model),
             error=verdict.error,
             drop=verdict.drop,
@@ -255,40 +236,30 @@ class Search:
 
     # What is found
 
-    def _best_at_goal(self) -> Trial | None:
-        """Of the trials that got to the goal the one of the least error; of none, the closest in size."""
-        if self.goal is None or not self.kept.trials:
-            return None
-        target = self._target * (1 + CLOSE)
-        there_ = [trial for trial in self.kept.trials if trial.costs[self.measure.name] <= target]
-        if there_:
-            return min(there_, key=lambda one: (one.lost, one.metrics["nll"], one.number))
-        return min(self.kept.trials, key=lambda one: one.costs[self.measure.name])
-
-    def _closest(self) -> Trial:
-        return min(self.kept.trials, key=lambda one: (one.lost, one.number))
-
-    def _report(self, best: Trial) -> None:
+    def _report(self, best: Trial, lines: list[str]) -> None:
         results, settings, measure = self.context.results, self.settings, self.measure.name
         target = self._target * (1 + CLOSE)
-        epochs = self.context.recipe.train.epochs
-        lines = outcome(best, self.kept.trials, measure, self.goal, target, self.judged, self.budget.given, epochs)
+        epochs, how = self.context.recipe.train.epochs, self.measure.how()
+        judged, budget = self.judged, self.budget.given
+        lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, told_how(how))
         for line in lines:
             self.context.warn(line)
         results.search = {
             "objective": measure,
             **{name: getattr(settings, name) for name in ("goal", "max_drop", "max_error", "confidence")},
-            "dense": {"error": self.judged.error, "costs": self.costs},
-            "validation_examples": len(self.judged.parts),
+            **({"measured": how} if how else {}),
+            "dense": {"error": judged.error, "costs": self.costs},
+            "validation_examples": len(judged.parts),
             "path": self.path.rows,
             "trials": [trial.to_dict() for trial in self.kept.trials],
             "chosen": best.number,
-            "met": best.met if self.budget.given else None,
+            "met": best.met if budget else None,
             "reached": best.costs[measure] <= target if self.goal is not None else None,
             "seconds": self.kept.seconds,
             "notes": lines,
         }
-        self._say(f"chosen: trial {best.number}")
+        ratio = self._dense_size / max(best.costs[measure], 1e-12)
+        self._say(f"chosen: trial {best.number}, {ratio:.3g}x fewer {MEASURES[measure]}{told_how(how)}")
 
     def _found(self, best: Trial) -> Found:
         context = self.context
@@ -322,9 +293,6 @@ class Search:
         folder = self.context.out / "trials"
         folder.mkdir(exist_ok=True)
         return folder / f"{number:02d}.safetensors"
-
-    def _left(self) -> bool:
-        return len(self.kept.trials) < self.settings.trials
 
     def _over(self) -> bool:
         """Whether the time is up; one trial there is always."""

@@ -15,13 +15,17 @@ from svdcompress.search import Trial
 
 @dataclass
 class Kept:
-    """file: where. epochs, pruning: of each trial, by its number. seconds: that the search has taken, over all sittings."""
+    """file: where. epochs, pruning: of each trial, by its number. seconds: that the search has taken, over all sittings.
+
+    dense: {costs, measured} of the dense model, as it was measured first and with what (`Measure.how`); None before.
+    """
 
     file: Path
     trials: list[Trial] = field(default_factory=list)
     epochs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     pruning: dict[int, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    dense: dict[str, dict[str, Any]] | None = None
 
     def read(self) -> Kept:
         """As it was stored, or empty."""
@@ -32,6 +36,9 @@ class Kept:
                 self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
                 self.pruning = {int(number): found for number, found in stored["pruning"].items()}
                 self.seconds = float(stored["seconds"])
+                if (dense := stored.get("dense")) is not None:  # states of former versions have none
+                    costs = {name: float(value) for name, value in dense["costs"].items()}
+                    self.dense = {"costs": costs, "measured": dict(dense["measured"])}
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = shortened(f"{type(error).__name__}: {error}")
                 folder = self.file.parent
@@ -45,5 +52,6 @@ class Kept:
             "epochs": self.epochs,
             "pruning": self.pruning,
             "seconds": self.seconds,
+            "dense": self.dense,
         }
         write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from svdcompress.recipe import MEASURES, Goal
+from svdcompress.recipe import MEASURES, Goal, SearchSection
 from svdcompress.search import Losses, Trial
 
 
@@ -39,8 +40,10 @@ def outcome(
     judged: Losses,
     budget: bool,
     epochs: int,
+    how: str = "",
 ) -> list[str]:
-    """What was asked for and not reached, why, and what to set. target: the size of the goal; epochs: of training."""
+    """What was asked for and not reached, why, and what to set. target: the size of the goal; epochs: of training; how: as of
+    `told_how`."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -55,7 +58,52 @@ def outcome(
         lines.append(f"the goal {goal.text} breaks the budget ({why}): the smallest that keeps it is taken")
     else:
         lines.append(
-            f"the goal {goal.text} was not reached: {best.costs[measure]:,.4g} against {target:,.4g}; the closest is kept. "
+            f"the goal {goal.text} was not reached: {best.costs[measure]:,.4g} against {target:,.4g} {MEASURES[measure]}{how}; "
+            "the closest is kept. "
             "More epochs of training, or a higher search.levels, press harder"
         )
     return lines
+
+
+def told_how(how: Mapping[str, Any]) -> str:
+    """What a latency was measured with, ahead of the end of a sentence; "" for other measures. how: as of `Measure.how`."""
+    if not how:
+        return ""
+    if "command" in how:
+        return f" (by {how['command']})"
+    batches = " and ".join(map(str, how["batches"]))
+    mean = f"batch {batches}" if len(how["batches"]) == 1 else f"geometric mean of batch {batches}"
+    return f" ({mean}, {how['threads']} thread{'s' * (how['threads'] != 1)})"
+
+
+def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: float) -> str:
+    """A search for latency that goes on where latencies are others. first: the dense model's milliseconds when it began."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    what = ", ".join(f"{name} {_plain(now.get(name))} (it was {_plain(before.get(name))})" for name in names)
+    return (
+        f"the search began where latencies may be others: here {what}. Models are measured beside the dense one, so factors "
+        f"such as 2x hold; milliseconds are told as if the dense model still took {first:.4g}, as at the beginning"
+    )
+
+
+def _plain(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def cut_short(
+    settings: SearchSection, seconds: float, levels: int | None, trials: int, wanted: tuple[float, float] | None, measure: str
+) -> str:
+    """A search whose time was up: how far it got, and what would have come next.
+
+    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made. wanted: beta of the next
+    one, and how many times smaller than the dense model it would have been; None where none was left to make.
+    """
+    path = "" if levels is None else f", on {levels} of {settings.levels} levels of pressure"
+    more = ""
+    if wanted is not None:
+        more = f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
+    return (
+        f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sittings): "
+        f"{trials} of at most {settings.trials} trials were made{path}, and the best of them is kept.{more} A larger "
+        "--max-minutes goes further"
+    )

@@ -102,6 +102,7 @@ def recover_stage(
         small.model,
         stage,
         recover,
+        section="recover",
         schedule=Constant(beta) if recover.noise else None,
         noise=recover.noise,
         lr_log_sigma2=recover.lr_log_sigma2,

@@ -258,11 +258,24 @@ class SearchSection(Section):
     max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
     levels: int = Field(default=6, ge=1, le=20)  # of rising pressure: beta doubles from each to the next
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
+    # Examples that a call is measured with where latency counts. None: the geometric mean of batches of 1 and 128.
+    latency_batch: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _one_measure(self) -> SearchSection:
         if self.goal is not None and self.objective not in ("auto", parse_goal(self.goal).measure):
             raise ValueError(f"goal {self.goal} and objective {self.objective} contradict each other; leave the objective out")
+        return self
+
+    @model_validator(mode="after")
+    def _batch_of_a_latency(self) -> SearchSection:
+        if self.latency_batch is None:
+            return self
+        if self.latency_command is not None:
+            raise ValueError("latency_batch has no part in what latency_command measures; leave one of them out")
+        measure = self.objective if self.goal is None else parse_goal(self.goal).measure
+        if self.wanted and measure != "latency":
+            raise ValueError("latency_batch is for goal latency=... or objective latency; leave it out, or set one of these")
         return self
 
     @property

@@ -180,6 +180,16 @@ class DenseCost(_Part):
     costs: dict[str, float]
 
 
+class MeasuredWith(_Part):
+    """`search.measured`."""
+
+    batches: list[Count] | None = None
+    threads: Count | None = None
+    machine: str | None = None
+    onnxruntime: str | None = None
+    command: str | None = None
+
+
 class Search(_Part):
     """`search`."""
 
@@ -188,6 +198,7 @@ class Search(_Part):
     max_drop: Number = None
     max_error: Number = None
     confidence: float
+    measured: MeasuredWith | None = None
     dense: DenseCost
     validation_examples: Count
     path: list[dict[str, float]]

@@ -144,11 +144,24 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the upper "
         f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
         f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was chosen."
+        f"{_measured(found.get('measured') or {})}"
     )
     label = f"{curve.what} of each trial by how many times fewer {MEASURES[curve.measure]} it has"
     figure = html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
     lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or ())
     return f'{lines}<div class="figures">{figure}</div>{_table(found, curve)}'
+
+
+def _measured(how: Mapping[str, Any]) -> str:
+    """A sentence on what a latency was measured with; "" for other measures."""
+    if "command" in how:
+        return f" Latencies are those that {escape(how['command'])} tells."
+    if "batches" not in how:
+        return ""
+    batches, threads = how["batches"], how["threads"]
+    each = f"batch {batches[0]}" if len(batches) == 1 else f"the geometric mean of batch {' and '.join(map(str, batches))}"
+    machine = escape(str(how.get("machine")))
+    return f" Latencies are of {each}, in onnxruntime with {threads} thread{'s' * (threads != 1)} on {machine}."
 
 
 def _table(found: Mapping[str, Any], curve: Curve) -> str:

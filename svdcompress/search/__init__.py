@@ -2,13 +2,16 @@
 
 from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
+from svdcompress.search._strategy import CLOSE, Strategy
 from svdcompress.search._trial import Trial
 
 __all__ = [
+    "CLOSE",
     "LOWEST",
     "PER_NAT",
     "Budget",
     "Losses",
+    "Strategy",
     "Trial",
     "Verdict",
     "better_pressure",

@@ -71,7 +71,7 @@ def train_epoch(
         if work.stop():
             raise Interrupted(f"stopped in {work.stage}, epoch {epoch + 1} of {settings.epochs}. {work.kept}")
     if not losses:
-        raise DataError(f"{work.stage}.batch_size: {per_step} is more than the {len(work.examples)} training examples")
+        raise DataError(f"{work.section}.batch_size: {per_step} is more than the {len(work.examples)} training examples")
     mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
     loss_mean, nll_mean = work.accelerator.reduce(mean, reduction="mean").tolist()
     if not math.isfinite(loss_mean):
@@ -114,7 +114,8 @@ def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: b
     """A rewind where one can help; else raises NotFinite."""
     if rewinds:
         return Rewind()
-    raise explain(work.model, x, work.stage, standing.steps, standing.epoch, value, work.kept, work.autocast())
+    names, where = (work.stage, work.section), (standing.steps, standing.epoch)
+    raise explain(work.model, x, names, where, value, work.kept, work.autocast())
 
 
 def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

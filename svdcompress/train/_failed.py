@@ -12,19 +12,21 @@ _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
-def explained_failure(error: Exception, stage: str, batch_size: int, kept: str) -> SvdcError | None:
-    """The error in the user's terms, or None where it can only be the package's own. kept: what is left of the training."""
+def explained_failure(error: Exception, names: tuple[str, str], batch_size: int, kept: str) -> SvdcError | None:
+    """The error in the user's terms, or None where it can only be the package's own. names: of the stage, and of
+    its settings' section. kept: what is left of the training."""
+    stage, section = names
     reason = f"{type(error).__name__}: {shortened(str(error).strip().partition(chr(10))[0])}"
     frames = traceback.extract_tb(error.__traceback__)
     kind: type[SvdcError] = TrainingError
     if out_of_memory(error):
         text = (
-            f"out of memory in a batch of {batch_size}: lower {stage}.batch_size, with {stage}.accumulate as many times higher "
-            "for steps of the same size"
+            f"out of memory in a batch of {batch_size}: lower {section}.batch_size, with {section}.accumulate as many times "
+            "higher for steps of the same size"
         )
     elif "Expected more than 1 value per channel" in str(error):
         text = (
-            f"batch normalisation needs two examples in a batch, and one had one: set {stage}.batch_size to 2 or more, "
+            f"batch normalisation needs two examples in a batch, and one had one: set {section}.batch_size to 2 or more, "
             f"and see that there is more than one training example ({reason})"
         )
     elif (own := [f for f in frames if _of_user(f.filename)]) and not frames[-1].filename.startswith(_PACKAGE):

@@ -33,6 +33,7 @@ def fit(
     settings: Training,
     *,
     stage: str = "train",
+    section: str | None = None,
     schedule: Schedule | None = None,
     num_examples: int | None = None,
     lr_log_sigma2: float | None = None,
@@ -63,6 +64,7 @@ def fit(
     does not reach has a gradient of 0 there.
 
     loss: mean negative log likelihood of (output, targets).
+    stage: names the noise, the order and the epochs; section: the settings in what errors say to change (None: the stage).
     schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
     num_examples: N (None: the number of examples).
     lr_log_sigma2: learning rate of the log variances (None: as the others).
@@ -84,10 +86,11 @@ def fit(
     Raises TrainingError for a loss that is not finite (the state before is kept) and for a state that has done more than
     `last_epoch`, DataError without examples, UsageError for a last epoch that is none of the settings'.
     """
+    section = section or stage
     if not len(examples):
         raise DataError(f"{stage}: no examples to train on")
     if last_epoch is not None and not 1 <= last_epoch <= settings.epochs:
-        raise UsageError(f"last_epoch: {last_epoch} is not one of the {settings.epochs} epochs ({stage}.epochs)")
+        raise UsageError(f"last_epoch: {last_epoch} is not one of the {settings.epochs} epochs ({section}.epochs)")
     learnt = None
     if teacher is not None and distill is not None and distill.weight:
         learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
@@ -98,6 +101,7 @@ def fit(
         settings,
         make_accelerator(device, settings.precision),
         stage=stage,
+        section=section,
         last=settings.epochs if last_epoch is None else last_epoch,
         elbo=ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
         teacher=learnt,

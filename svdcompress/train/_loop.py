@@ -60,7 +60,7 @@ class Loop:
         except (SvdcError, KeyboardInterrupt):
             raise
         except Exception as error:  # whatever the user's model, data or machine raises
-            found = explained_failure(error, work.stage, work.settings.batch_size, work.kept)
+            found = explained_failure(error, (work.stage, work.section), work.settings.batch_size, work.kept)
             if found is None:
                 raise
             raise found from error

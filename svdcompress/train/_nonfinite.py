@@ -15,33 +15,37 @@ from svdcompress.errors import TrainingError
 class NotFinite(TrainingError):
     """A loss that is not finite.
 
-    stage: the stage that it came up in, whose settings may be changed on resuming.
+    stage: the stage that it came up in; section: of the recipe, whose settings may be changed on resuming.
     """
 
-    def __init__(self, message: str, stage: str) -> None:
+    def __init__(self, message: str, stage: str, section: str | None = None) -> None:
         super().__init__(message)
-        self.stage = stage
+        self.stage, self.section = stage, section or stage
 
 
 def explain(
     model: nn.Module,
     inputs: Any,
-    stage: str,
-    step: int,
-    epoch: int,
+    names: tuple[str, str],
+    where: tuple[int, int],
     value: float,
     kept: str,
     autocast: AbstractContextManager[Any],
 ) -> NotFinite:
-    """The error for a loss that is not finite; the model is run once more on the batch, as in training, to find the layer."""
+    """The error for a loss that is not finite; the model is run once more on the batch, as in training, to find the layer.
+
+    names: of the stage, and of its settings' section. where: its step and epoch.
+    """
+    (stage, section), (step, epoch) = names, where
     with autocast:
         first = first_nonfinite(model, inputs)
     cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
     return NotFinite(
         f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
-        f"Try a smaller learning rate ({stage}.lr), clipping ({stage}.clip=1) or {stage}.precision=no, or look at the data. "
-        f"{kept}",
+        f"Try a smaller learning rate ({section}.lr), clipping ({section}.clip=1) or {section}.precision=no, or look at the "
+        f"data. {kept}",
         stage,
+        section,
     )
 
 

@@ -31,6 +31,7 @@ class Work:
     accelerator: Any
     _: KW_ONLY
     stage: str
+    section: str
     last: int
     elbo: ELBO | None
     teacher: Teacher | None

@@ -55,5 +55,25 @@ def test_a_sweep_runs_all_combinations_once(tiny_recipe, tmp_path):
     again = svdc(*command)
     assert again.exit_code == 0 and "finished already" in again.output
     assert times == [(tmp_path / "grid" / name / "report.json").stat().st_mtime_ns for name in folders]
-    other = svdc(*command, "--seed", 7)
-    assert other.exit_code == UsageError.exit_code and "other settings than these" in other.output
+    other = svdc(*command, "--seed", 7, "--set", "train.lr=0.5")
+    said = " ".join(other.output.split())
+    assert other.exit_code == UsageError.exit_code and "other settings than these" in said
+    assert "seed is 0 there and 7 here" in said and "train.lr is 0.01 there and 0.5 here" in said
+    assert "another --out, or move the folder away" in said
+
+
+def test_a_sweep_compares_before_it_runs(tiny_recipe, tmp_path, monkeypatch):
+    """The folder that does not fit may be the last."""
+    from svdcompress import pipeline
+    from svdcompress.recipe import dump_recipe
+
+    (tmp_path / "tiny.yaml").write_text(dump_recipe(tiny_recipe))
+    last = tmp_path / "grid" / "train.epochs-2"
+    last.mkdir(parents=True)
+    (last / "recipe.yaml").write_text(dump_recipe(tiny_recipe))  # of 4 epochs
+    (last / "report.json").write_text("{}")
+    ran = []
+    monkeypatch.setattr(pipeline, "run", lambda *given, **more: ran.append(given))
+    result = svdc("sweep", tmp_path / "tiny.yaml", "--grid", "train.epochs=1,2", "--out", tmp_path / "grid")
+    assert result.exit_code == UsageError.exit_code and ran == []
+    assert "train.epochs is 4 there and 2 here" in " ".join(result.output.split())

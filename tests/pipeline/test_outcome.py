@@ -14,7 +14,7 @@ from svdcompress.cli import app
 from svdcompress.cost import Cost
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
-from svdcompress.pipeline._outcome import nothing_smaller
+from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller
 from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
 from svdcompress.sources import save_weights
@@ -132,6 +132,62 @@ def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apa
     stays = {"reason": "output of the model"}
     (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[stays, stays, {"reason": ""}]))
     assert "7 units lost all their weights, but the graph keeps them (output of the model)" in line
+
+
+def timed(ratio=1.1, macs=3.0, dense=1.0, after=(37, 64), objective=None, **pruning):
+    """Results of a run with two layers of 64 outputs, of which `after` are left."""
+    layers = [
+        {"name": f"conv{n}", "shape_before": [64, 64, 3, 3], "shape_after": [left, 64, 3, 3]} for n, left in enumerate(after)
+    ]
+    latency = {"batch_1": ratio, "batch_128": ratio - 0.05}
+    found = RunResults(layers=layers, pruning=pruning, compression={"macs": macs, "latency": latency})
+    found.dense.latency_ms = dict.fromkeys(latency, dense)
+    found.search = None if objective is None else {"objective": objective}
+    return found
+
+
+def test_a_run_that_is_hardly_faster_says_why_and_what_to_set():
+    (line,) = hardly_faster(timed())
+    for part in ("3x fewer MACs", "1.10x at batch 1, 1.05x at batch 128", "blocks of 8 or 16, and conv0 no longer has"):
+        assert part in line, (part, line)
+    assert "--set prune.round_to=8" in line and "--goal latency=2x" in line
+    assert hardly_faster(timed(objective="macs")) == hardly_faster(timed(objective="parameters")) == [line]
+    assert "conv0 and 1 other layer no longer have multiples" in hardly_faster(timed(after=(37, 3)))[0]
+
+
+def test_another_reason_than_odd_channels_is_not_taken_for_them():
+    for other in (timed(after=(32, 64)), timed(round_to=8)):
+        (line,) = hardly_faster(other)
+        assert "blocks" not in line and "round_to" not in line and "--goal latency=2x" in line
+    (line,) = hardly_faster(timed(dense=0.004))
+    assert "less than 0.02 ms" in line and "overhead" in line and "round_to" not in line
+
+
+def test_nothing_is_said_of_speed_where_it_is_not_clear():
+    for fine in (timed(ratio=1.3), timed(macs=1.9), timed(objective="latency"), timed(objective="nonzero")):
+        assert hardly_faster(fine) == []
+    nothing = timed()
+    nothing.compression = {"macs": 3.0, "latency": {}}
+    assert hardly_faster(nothing) == hardly_faster(RunResults()) == []
+
+
+def test_the_speed_that_a_run_measures_is_what_it_speaks_of(tmp_path, monkeypatch):
+    """The stage that measures the files tells: in the report's warnings, which end the run on the screen."""
+    from types import SimpleNamespace
+
+    from svdcompress import cost
+    from svdcompress.pipeline import _finish
+
+    found = timed()
+    found.dense.counts, found.sparse.counts = Cost(9, 9, 9, 9, 900), Cost(3, 3, 3, 3, 300)
+    found.dense.latency_ms = found.layers = None
+    times = {"dense": {"batch_1": 1.0, "batch_128": 9.0}, "sparse": {"batch_1": 0.9, "batch_128": 8.5}}
+    monkeypatch.setattr(cost, "latencies", lambda *given, **more: times)
+    monkeypatch.setattr(_finish._figures, "feed", lambda *given: None)
+    written = {name: SimpleNamespace(path=tmp_path / name) for name in times}
+    context = SimpleNamespace(results=found, recipe=settings(), history=[], note=None, attempt=lambda what, work: work())
+    _finish.cost_stage(context, SimpleNamespace(data=None), SimpleNamespace(written=written, small=None))
+    assert any("3x fewer MACs, but hardly faster (1.11x at batch 1, 1.06x at batch 128)" in line for line in found.warnings)
 
 
 def test_a_run_in_which_nothing_shrinks_says_so(tiny_recipe, tmp_path):

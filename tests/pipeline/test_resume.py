@@ -78,3 +78,35 @@ def test_a_loss_that_is_not_finite_ends_where_its_message_says(tmp_path, monkeyp
     results = run(load_recipe(out, ["train.lr=1e-3", "train.clip=1"]), out, resume=True)
     assert [row["stage"] for row in results["history"]] == ["dense", "train", "train"]
     assert results["recipe"].count("clip: 1.0") == 1 and not (out / "state").exists()
+
+
+@pytest.mark.parametrize("section", ["train", "recover"])
+def test_a_loss_in_a_search_names_what_can_be_set(tmp_path, monkeypatch, section):
+    """A level of the path and a trial are no sections of a recipe; and what is advised can be done."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3))\n")
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.savez("data.npz", x=x, y=x[:, :3].argmax(1))
+    quick = ["dense.epochs=1", "train.epochs=2", "recover.epochs=1", "device=cpu", "uncertainty.samples=0"]
+    quick += ["search.max_drop=90", "search.levels=1", "search.trials=1", "train.beta.final=1e-6"]
+    quick += ["export.onnx=false", "report.html=false", f"{section}.lr=1e38"]
+    out = tmp_path / "out"
+    stage = "level 1" if section == "train" else "trial 1"
+    with pytest.raises(TrainingError, match=rf"{stage}: the loss is .* --set {section}\.lr=") as error:
+        run(load_recipe(None, ["model=./mine.py:make", "data=npz:data.npz", *quick]), out)
+    said = str(error.value)
+    assert f"({section}.lr), clipping ({section}.clip=1) or {section}.precision=no" in said and f"{stage}." not in said
+    with pytest.raises(RecipeError, match=r"train\.batch_size"):  # with which the level was begun
+        run(load_recipe(out, ["train.batch_size=7"]), out, resume=True)
+    results = run(load_recipe(out, [f"{section}.lr=1e-3"]), out, resume=True)
+    assert results["search"]["chosen"] == 1
+
+
+def test_a_search_that_is_done_is_not_made_otherwise(tmp_path):
+    stopped(tmp_path, dense=20)
+    (tmp_path / "state" / "search").mkdir()
+    given = load_recipe(None), load_recipe(None, ["train.lr=1e-4"])
+    assert outdated(*given, tmp_path) == []  # it is under way
+    (tmp_path / "state" / "run.json").write_text('{"seconds": {"search": 3.0}}')
+    with pytest.raises(RecipeError, match=r"train\.lr, and something was made with it"):
+        outdated(*given, tmp_path)

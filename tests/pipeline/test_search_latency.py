@@ -1,0 +1,107 @@
+"""A search for latency: measured once for the dense model, beside it for the others, and at the batch that is asked for."""
+
+import json
+
+import pytest
+
+from svdcompress import cost
+from svdcompress.errors import RecipeError
+from svdcompress.pipeline import _measure, _search, run
+from svdcompress.pipeline._search_words import told_how
+from svdcompress.recipe import dump_recipe, load_recipe, parse_recipe, parse_yaml
+
+QUICK = ["uncertainty.samples=0", "report.html=true", "export.monte_carlo=false", "train.epochs=2", "recover.epochs=1"]
+SEARCH = ["search.levels=1", "search.trials=2", "search.goal='latency=1.3x'", "search.latency_batch=8"]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine whose files take as long as they are large, times its speed; calls: [(files, batches)]."""
+    state = {"speed": 1.0, "calls": [], "name": "one"}
+
+    def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0):
+        state["calls"].append((sorted(paths), list(batch_sizes)))
+        assert threads == 1 and all(len(make_input(batch)) == batch for batch in batch_sizes)
+        return {
+            name: {f"batch_{batch}": state["speed"] * cost.file_bytes(path) / 1e4 for batch in batch_sizes}
+            for name, path in paths.items()
+        }
+
+    monkeypatch.setattr(cost, "latencies", latencies)
+    monkeypatch.setattr(_measure, "machine", lambda: state["name"], raising=False)
+    return state
+
+
+@pytest.mark.slow
+def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tmp_path, monkeypatch, machine):
+    content = parse_yaml(dump_recipe(tiny_recipe))
+    for text in [*QUICK, *SEARCH]:
+        field, _, value = text.partition("=")
+        section, name = field.split(".")
+        content[section][name] = parse_yaml(value)
+    recipe, out = parse_recipe(content), tmp_path / "run"
+    export, exported = _measure.export_onnx, []
+
+    def counted(model, path, *given, **more):
+        exported.append(path.name)
+        return export(model, path, *given, **more)
+
+    monkeypatch.setattr(_measure, "export_onnx", counted)
+    trial, made = _search.Search._trial, []
+
+    def first_alone(self, *ask):
+        if made:
+            raise Killed
+        made.append(trial(self, *ask))
+
+    monkeypatch.setattr(_search.Search, "_trial", first_alone)
+    with pytest.raises(Killed):
+        run(recipe, out)
+    assert machine["calls"][0] == (["dense"], [8])
+    assert all(names == ["dense", "small"] and batches == [8] for names, batches in machine["calls"][1:])
+    kept = json.loads((out / "state" / "search" / "trials.json").read_text())["dense"]
+    first = kept["costs"]["latency"]
+    monkeypatch.setattr(_search.Search, "_trial", trial)
+    machine["calls"].clear()
+    machine.update(speed=3.0, name="another")  # which is three times slower
+    results = run(recipe, out, resume=True)
+    found = results["search"]
+    assert found["dense"]["costs"]["latency"] == first
+    assert all(names != ["dense"] for names, _ in machine["calls"])
+    assert exported.count("dense.onnx") == 2  # once in each sitting
+    chosen = found["trials"][found["chosen"] - 1]
+    for each in found["trials"]:  # in milliseconds of the first machine
+        assert each["costs"]["latency"] == pytest.approx(first * each["costs"]["bytes"] / kept["costs"]["bytes"])
+    assert found["reached"] is True and chosen["costs"]["latency"] <= 1.02 * first / 1.3
+    (line,) = [line for line in results["warnings"] if "the search began" in line]
+    assert "machine another (it was one)" in line and "factors such as 2x hold" in line
+    # what it was measured at is told
+    assert found["measured"]["batches"] == [8] and found["measured"]["threads"] == 1
+    assert set(results["dense"]["latency_ms"]) == {"batch_1", "batch_8", "batch_128"}
+    assert "Latencies are of batch 8, in onnxruntime with 1 thread on another" in (out / "report.html").read_text()
+
+
+def test_what_a_latency_was_measured_with_in_words():
+    assert told_how({"batches": [8], "threads": 1}) == " (batch 8, 1 thread)"
+    assert told_how({"batches": [1, 128], "threads": 1}) == " (geometric mean of batch 1 and 128, 1 thread)"
+    assert told_how({"command": "./ask.sh"}) == " (by ./ask.sh)" and told_how({}) == ""
+
+
+def test_the_batch_of_a_latency():
+    plain = load_recipe(None, ["search.goal='latency=2x'"])
+    assert _measure.Measure("latency", plain, None, None).batches == (1, 128)  # type: ignore[arg-type]
+    for wrong, said in (
+        (["search.latency_batch=0", "search.goal='latency=2x'"], "search.latency_batch"),
+        (["search.latency_batch=1.5", "search.goal='latency=2x'"], "search.latency_batch"),
+        (["search.latency_batch=8", "search.goal='macs=2x'"], "latency_batch is for goal latency"),
+        (["search.latency_batch=8", "search.max_drop=1"], "latency_batch is for goal latency"),
+        (["search.latency_batch=8", "search.goal='latency=2x'", "search.latency_command=./ask.sh"], "leave one of them out"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            load_recipe(None, wrong)
+    assert load_recipe(None, ["search.latency_batch=8"]).search.latency_batch == 8  # a recipe for whoever sets a goal
+    assert load_recipe(None, ["search.latency_batch=8", "search.max_drop=1", "search.objective=latency"]).search.wanted

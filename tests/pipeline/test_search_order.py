@@ -1,0 +1,139 @@
+"""A search's decisions: the same after any stop, within its time, and what it says when that is up."""
+
+import itertools
+
+import pytest
+from quick_search import Killed, Path, Quick, asked_for
+
+from svdcompress.pipeline import _search
+
+
+@pytest.fixture(autouse=True)
+def no_doubts(monkeypatch):
+    monkeypatch.setattr(_search, "doubts", lambda *given: [])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Minutes pass only where a test says so."""
+    passed = [0.0]
+    monkeypatch.setattr(_search.time, "monotonic", lambda: 60 * passed[0])
+    return passed
+
+
+BOTH = ("search.goal='nonzero=40x'", "search.max_drop=0.5")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BOTH,
+        (*BOTH, "search.trials=20"),
+        ("search.goal='nonzero=40x'", "search.max_drop=0.3", "search.trials=20"),
+        ("search.max_drop=0.5", "search.trials=20"),
+        ("search.goal='nonzero=40x'", "search.trials=20"),
+    ],
+)
+def test_a_search_killed_after_each_of_its_trials_makes_the_same_ones(tmp_path, settings):
+    whole = Quick(tmp_path / "whole", *settings)
+    best = whole.run()
+    count = len(whole.kept.trials)
+    assert count >= 3
+    again = Quick(tmp_path / "killed", *settings, kill=1)
+    for number in range(1, count + 1):
+        with pytest.raises(Killed):
+            again.run()
+        assert len(again.kept.trials) == number
+        again = Quick(tmp_path / "killed", *settings, kill=1)
+    assert again.run() == best and again.made == 0
+    assert asked_for(again.kept.trials) == asked_for(whole.kept.trials)
+    for every in (2, 3):
+        folder = tmp_path / f"every-{every}"
+        for _ in range(count):
+            try:
+                found = Quick(folder, *settings, kill=every)
+                assert found.run() == best
+                break
+            except Killed:
+                continue
+        assert asked_for(found.kept.trials) == asked_for(whole.kept.trials)
+
+
+def test_a_search_whose_trials_were_fewer_goes_on_from_them(tmp_path):
+    """What it has is an answer, whatever would have been asked for now."""
+    Quick(tmp_path, *BOTH, "search.trials=3").run()
+    more = Quick(tmp_path, *BOTH, "search.trials=6")
+    before = list(more.kept.trials)
+    more.run()
+    assert more.kept.trials[: len(before)] == before and len(before) < len(more.kept.trials) <= 6
+    fewer = Quick(tmp_path, *BOTH, "search.trials=1")
+    fewer.run()
+    assert fewer.made == 0
+
+
+# Its time
+
+
+def test_the_time_of_the_path_counts(tmp_path, clock):
+    def minute():
+        clock[0] += 1
+
+    search = Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=1.5", path=Path(takes=minute))
+    search.run()
+    assert len(search.path.rows) == 2 and len(search.kept.trials) == 1  # one trial there is always
+
+
+def test_the_time_of_all_sittings_counts(tmp_path, clock):
+    """That of one which was interrupted in the middle of a trial, too."""
+
+    def minute():
+        clock[0] += 1
+
+    def broken():
+        minute()
+        if clock[0] > 7.5:  # six levels, a trial, and in the second
+            raise Killed
+
+    with pytest.raises(Killed):
+        Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=9.5", path=Path(takes=broken)).run()
+    assert Quick(tmp_path).kept.seconds == 60 * clock[0] == 480
+    search = Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=9.5", path=Path())
+    clock[0] += 1  # the path is known
+    best = search.run()
+    assert len(search.kept.trials) >= 2 and best in search.kept.trials
+    again = Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=8.5", path=Path())
+    count = len(again.kept.trials)
+    again.run()
+    assert len(again.kept.trials) == count  # 9 minutes are spent already
+
+
+def test_time_that_is_up_is_said_with_what_would_have_been_tried(tmp_path, clock):
+    def minute():
+        clock[0] += 1
+
+    settings = ("search.max_drop=0.5", "search.trials=20")
+    whole = Quick(tmp_path / "whole", *settings)
+    whole.run()
+    assert not any("time" in line for line in whole.warned)
+    search = Quick(tmp_path / "short", *settings, "search.max_minutes=7.5", path=Path(takes=minute))
+    best = search.run()
+    assert asked_for(search.kept.trials) == asked_for(whole.kept.trials)[:2] and best in search.kept.trials
+    pressure, size = asked_for(whole.kept.trials)[2]
+    (line,) = [line for line in search.warned if "time" in line]
+    for part in ("search.max_minutes=7.5", "8 minutes", "2 of at most 20 trials", f"{1000 / size:.3g}x fewer non-zeros"):
+        assert part in line, (part, line)
+    assert f"beta {search.path.beta(pressure):.3g}" in line and "larger --max-minutes" in line
+    assert "levels" not in line  # the path was whole
+    assert line in search.context.results.search["notes"]
+    cut = Quick(tmp_path / "cut", *settings, "search.max_minutes=1.5", path=Path(takes=minute))
+    cut.run()
+    assert "2 of 6 levels of pressure" in " ".join(cut.warned)
+
+
+def test_time_that_is_up_when_nothing_is_left_to_try_is_not_said(tmp_path, clock):
+    search = Quick(tmp_path, "search.max_drop=0.5", "search.trials=2", "search.max_minutes=7")
+    ticks = itertools.count()
+    search.path.takes = lambda: clock.__setitem__(0, float(next(ticks)))
+    search.run()
+    assert len(search.kept.trials) == 2 and clock[0] >= 7
+    assert not any("time" in line for line in search.warned)

@@ -1,0 +1,55 @@
+"""Which trial is taken in the end, and that what comes next is a function of the trials alone."""
+
+import dataclasses
+import math
+
+import pytest
+from test_plan import trial
+
+from svdcompress.search import Strategy
+
+PATH = {"ratios": [2.0, 4.0, 8.0, 16.0], "errors": [2.0, 2.4, 3.1, 9.0]}
+
+
+def strategy(goal=None, budget=True, trials=8):
+    return Strategy("nonzero", 1000.0, goal, budget, trials, **PATH, error=2.0, allowed=0.5 if budget else math.inf)
+
+
+@pytest.mark.parametrize(
+    ("goal", "budget", "taken"),
+    [
+        (None, True, 3),  # the smallest that keeps the budget
+        (200.0, False, 2),  # of those at the goal the one that loses least
+        (200.0, True, 2),
+        (60.0, True, 3),  # only one that loses too much is at the goal
+        (60.0, False, 4),
+        (10.0, False, 4),  # none is: the closest
+        (10.0, True, 3),
+    ],
+)
+def test_which_trial_is_taken(goal, budget, taken):
+    sizes, drops = (500, 200, 100, 50), (0.0, 0.2, 0.4, 0.9)
+    trials = [trial(n, 2.0, drop, size) for n, (size, drop) in enumerate(zip(sizes, drops, strict=True), 1)]
+    assert strategy(goal, budget).best(trials).number == taken
+
+
+def test_of_those_that_lose_too_much_the_one_that_loses_least_is_taken():
+    trials = [trial(1, 2.0, 0.9, 100), trial(2, 2.0, 0.7, 300), trial(3, 2.0, 3.0, 50)]
+    assert strategy().best(trials).number == 2 == strategy(goal=60.0).best(trials).number
+
+
+@pytest.mark.parametrize("goal", [None, 60.0])
+def test_what_comes_next_does_not_depend_on_who_asks(goal):
+    """As many as may be, none from memory: an answer to a list of trials is the same whatever was asked before."""
+    trials, asked = [], []
+    while (ask := strategy(goal).next(trials)) is not None:
+        asked.append(ask)
+        pressure, size = ask
+        drop = 0.0004 * 1000 / size * 60 + 0.1 * abs(pressure - 2.5)
+        made = trial(len(trials) + 1, pressure, drop, size, ratio=math.log2(1000 / size))
+        trials.append(dataclasses.replace(made, natural=2.0 ** (pressure + 0.8)))
+    assert 1 < len(trials) <= 8
+    one = strategy(goal)
+    for count in reversed(range(len(trials))):
+        assert one.next(trials[:count]) == asked[count]
+    assert strategy(goal, trials=len(trials)).next(trials) is None
