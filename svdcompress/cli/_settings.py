@@ -48,7 +48,10 @@ Model = Annotated[
     ),
 ]
 ModelArg = Annotated[
-    list[str], typer.Option(metavar="KEY=VALUE", help="An argument for the model's factory.", rich_help_panel=MODEL)
+    list[str],
+    typer.Option(
+        metavar="KEY=VALUE", help="An argument for the model's factory, beside those of the recipe.", rich_help_panel=MODEL
+    ),
 ]
 Weights = Annotated[
     str | None,
@@ -78,7 +81,10 @@ DataName = Annotated[
     ),
 ]
 DataArg = Annotated[
-    list[str], typer.Option(metavar="KEY=VALUE", help="An argument for the data's factory.", rich_help_panel=DATA)
+    list[str],
+    typer.Option(
+        metavar="KEY=VALUE", help="An argument for the data's factory, beside those of the recipe.", rich_help_panel=DATA
+    ),
 ]
 Target = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="The column to predict, for tables; several as A,B.", rich_help_panel=DATA)
@@ -169,10 +175,12 @@ class Settings:
         fields = {name: value for name, value in given.items() if value is not None}
         if self.validation is not None:
             fields["data.validation"] = _number_or_name(self.validation)
-        if self.model_arg:
-            fields["model.args"] = key_values(self.model_arg, "--model-arg")
-        if self.data_arg:
-            fields["data.args"] = key_values(self.data_arg, "--data-arg")
+        for section, name, pairs in (("model", self.model, self.model_arg), ("data", self.data, self.data_arg)):
+            found = key_values(pairs, f"--{section}-arg")
+            if found and name is not None:  # another model's arguments would be none of its own
+                fields[f"{section}.args"] = found
+            else:
+                fields |= {f"{section}.args.{key}": value for key, value in found.items()}
         return fields
 
 
