@@ -23,8 +23,7 @@ def test_an_experiment_runs_and_says_what_it_wrote(tmp_path):
         "recipe.yaml",
         "report.json",
         "report.html",
-        "bayes-linear.png",
-        "curve.png",
+        *(f"{name}{page}.png" for name in ("bayes-linear", "curve") for page in ("", "-dark")),
     }
     assert "holds another run" in svdc("sparsify", "bayes-linear", "--out", out, code=7).stderr
     # Its report again; and a folder without a model is not mistaken for a run.

@@ -68,11 +68,11 @@ def test_overwrite_moves_the_old_folder_aside(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_leaves_the_name_free_and_one_that_cannot_draw_says_so(tmp_path, monkeypatch):
-    from svdcompress.experiments import _bayes_linear, _common
+    from svdcompress.experiments import _bayes_linear, _pictures
 
     def draw(settings, context):
-        drawing, _ = _common.figure(1, 1, (1, 1))
-        return {"pictures": [_common.save(drawing, context.out / "absent" / "a.png", "a", "b")]}
+        drawing, _ = _pictures.figure(1, 1, (1, 1))
+        return {"pictures": [_pictures.save(drawing, context.out / "absent" / "a.png", "a", "b")]}
 
     monkeypatch.setattr(_bayes_linear, "run", draw)
     with pytest.raises(OutputError, match=r"a\.png: cannot be written"):

@@ -1,4 +1,4 @@
-"""What a file is tried with where the data are not at hand: noise of its own shape, if that is known."""
+"""What the checks of a run's files try them with: noise where the data are not at hand, and a seed."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from svdcompress.pipeline._checks import Material, Skip
+from svdcompress import convert, export_onnx
+from svdcompress.pipeline._checks import Material, Skip, monte_carlo
 
 
 class Gone:
@@ -46,3 +47,12 @@ def test_a_shape_that_is_open_leaves_nothing_to_try(file):
 def test_a_run_that_has_its_model_needs_its_data(file):
     with pytest.raises(FileNotFoundError):
         Material(Gone(), {}, reference=torch.nn.ReLU()).inputs(file(4, 5))
+
+
+def test_the_monte_carlo_file_is_asked_with_its_seed(tmp_path):
+    torch.manual_seed(0)
+    run = Gone()
+    run.folder, run.tau, run.model = tmp_path, None, convert(torch.nn.Linear(4, 2), log_sigma2=-1.0).eval()
+    export_onnx(run.model, tmp_path / "model_mc.onnx", torch.randn(2, 4), monte_carlo=True, task="regression")
+    found = [[check.found for check in monte_carlo(Material(run, {}, rows=3, samples=20))] for _ in range(2)]
+    assert found[0] == found[1] and len(found[0]) == 1
