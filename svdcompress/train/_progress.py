@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 EVERY = 0.2
 """Seconds between updates within an epoch."""
@@ -17,8 +18,38 @@ EVERY = 0.2
 LINE_EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 
-WIDE = 100
-"""Columns of a terminal from which a bar and the time left fit beside the figures; below, numbers have three digits."""
+WIDE = 108
+"""Columns of a terminal from which all figures fit beside a bar and the time; below, numbers have three digits."""
+
+FIXED = 23
+"""Columns of a line beside the bar, the number of epochs and the figures: the mark, the stage, the time, spaces."""
+
+LEAST = ("beta", "KL", "NLL", "sparse", "val")
+"""Figures that go where a line has no room for all, the first one first."""
+
+
+class Mark(ProgressColumn):
+    """A check mark for what is done."""
+
+    def render(self, task: Task) -> Text:
+        """For one stage."""
+        return Text("✓" if task.finished else " ", style="green")
+
+
+class Passed(ProgressColumn):
+    """The time of a stage; while it goes on also what is left: 0:12<0:23, 1h02<2h30."""
+
+    def render(self, task: Task) -> Text:
+        """For one stage."""
+        passed = (task.finished_time if task.finished else task.elapsed) or 0.0
+        left = None if task.finished or task.total is None else task.time_remaining
+        if left is None:
+            return Text(_time(passed), style="dim" if task.finished else "cyan")
+        told = [
+            f"{each // 3600:.0f}h{each % 3600 // 60:02.0f}" if max(passed, left) >= 3600 else _time(each)
+            for each in (passed, left)
+        ]
+        return Text("<".join(told), style="cyan")
 
 
 class Bars:
@@ -34,11 +65,9 @@ class Bars:
         self._lines = not quiet and not console.is_terminal
         self._wide = self._lines or console.width >= WIDE
         self._width = console.width
-        columns: list[Any] = [TextColumn("{task.description} {task.fields[where]}{task.fields[figures]}")]
-        if self._wide:
-            bar = BarColumn(bar_width=10 if console.width < 130 else 24)
-            told = TextColumn("{task.fields[where]}{task.fields[figures]}")
-            columns = [TextColumn("{task.description:<9}"), bar, told, TimeRemainingColumn(compact=True)]
+        self._bar = 24 if console.width >= 130 else 10 if self._wide else 6
+        told = TextColumn("{task.fields[where]}{task.fields[figures]}")
+        columns: list[Any] = [Mark(), TextColumn("{task.description:<9}"), BarColumn(bar_width=self._bar), told, Passed()]
         self._progress = Progress(
             *columns,
             console=console,
@@ -80,10 +109,9 @@ class Bars:
 
     def epoch(self, row: dict[str, Any]) -> None:
         """The figures of a finished epoch."""
-        figures = _figures(row, self._wide)
-        where = self._where(row["epoch"])
-        if not self._wide and len(f"{row.get('stage', '')} {where}{' '.join(figures)}") > self._width and len(figures) > 5:
-            figures.pop()  # the validation's
+        figures, where = _figures(row, self._wide), self._where(row["epoch"])
+        if not self._lines:
+            figures = _fitting(figures, self._width - FIXED - self._bar - len(where))
         self._figures = " ".join(figures)
         now = time.monotonic()
         if self._lines and (row["epoch"] >= self._epochs or now >= self._next):
@@ -124,6 +152,15 @@ class Bars:
 
     def _where(self, epoch: int) -> str:
         return f"{epoch:>3}/{self._epochs:<3} " if self._wide else f"{epoch}/{self._epochs} "
+
+
+def _fitting(figures: list[str], room: int) -> list[str]:
+    """Those that there is room for."""
+    for name in LEAST:
+        if len(" ".join(figures)) <= room:
+            break
+        figures = [figure for figure in figures if not figure.startswith(f"{name} ")]
+    return figures
 
 
 def _figures(row: dict[str, Any], wide: bool) -> list[str]:

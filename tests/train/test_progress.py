@@ -1,7 +1,9 @@
 """Bars on a terminal, and lines without one."""
 
 import io
+import re
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -23,7 +25,7 @@ def shown(width, terminal=True, row=ROW, stage="train", epochs=10):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("width", [100, 140])
+@pytest.mark.parametrize("width", [110, 140])
 def test_all_figures_stand_beside_a_bar(width):
     text = shown(width)
     for figure in ("train", "3/10", "loss 1.250", "NLL 0.5000", "KL 12,346", "beta 0.50", "sparse 97.5%", "val 2.50%", "━"):
@@ -31,19 +33,48 @@ def test_all_figures_stand_beside_a_bar(width):
     assert "export" in text and "…" not in text
 
 
-@pytest.mark.parametrize("width", [80, 99])
-def test_all_figures_fit_eighty_columns(width):
+@pytest.mark.parametrize(("width", "gone"), [(80, ("KL", "beta")), (100, ())])
+def test_a_bar_the_time_and_the_chief_figures_fit_eighty_columns(width, gone):
     text = shown(width)
-    for figure in ("train 3/10", "loss 1.25", "NLL 0.500", "KL 12.3k", "beta 0.5", "sparse 97.5%", "val 2.50%"):
-        assert figure in text
-    assert "export" in text and "…" not in text
+    figures = {"loss": "1.25", "NLL": "0.500", "KL": "12.3k", "beta": "0.5", "sparse": "97.5%", "val": "2.50%"}
+    for name, value in figures.items():
+        assert (f" {name} " in text) == (name not in gone) and (name in gone or f"{name} {value}" in text)
+    assert "train" in text and "3/10" in text and "━" in text and "0:00" in text and "…" not in text
 
 
-def test_long_numbers_push_out_the_validation_figure_alone():
+def test_long_numbers_push_out_further_figures():
     row = {"epoch": 100, "loss": 12.34, "nll": 0.1234, "kl": 1234567.0, "beta": 0.0012, "sparsity": 1.0, "val_error": 89.9}
     text = shown(80, row=row, stage="recover", epochs=100)
-    assert "recover 100/100 loss 12.3 NLL 0.123 KL 1.23M beta 0.0012 sparse 100.0%" in text
-    assert "val" not in text and "…" not in text
+    assert "100/100 loss 12.3 sparse 100.0% val 89.90%" in text and "NLL" not in text and "…" not in text
+
+
+def test_what_is_done_has_a_check_mark_and_its_time_and_the_rest_what_is_left(monkeypatch):
+    file, now = io.StringIO(), [50.0]
+    with Bars(Console(file=file, width=80, force_terminal=True, color_system=None)) as bars:
+        monkeypatch.setattr(bars._progress, "get_time", lambda: now[0])
+        bars.start("dense", 2)
+        for epoch in (1, 2):
+            now[0] += 40
+            bars.epoch({**ROW, "epoch": epoch, "stage": "dense"})
+        bars.start("train", 10)
+        for epoch in (1, 2):
+            now[0] += 30
+            bars.epoch({**ROW, "epoch": epoch, "stage": "train"})
+        with bars.working("export"):
+            now[0] += 7
+            bars._progress.refresh()
+            going_on = file.getvalue()[-400:]
+    lines = re.sub(r"\x1b\[[?\d]*\w", "\n", file.getvalue()).splitlines()
+    dense, train = (next(line for line in reversed(lines) if name in line) for name in ("dense", "train"))
+    assert dense.startswith("✓ dense") and dense.rstrip().endswith(" 1:20")
+    assert "✓ train" not in file.getvalue() and re.search(r" 1:0\d<4:00", train), train  # 8 epochs of 30 s are left
+    assert re.search(r"export.* 0:07", going_on) and "✓ export" not in going_on
+
+
+@pytest.mark.parametrize(("passed", "left", "said"), [(59.6, 5, "1:00<0:05"), (60, 7300, "0h01<2h01"), (3725, 30, "1h02<0h00")])
+def test_hours_take_no_more_room_than_minutes(passed, left, said):
+    task = SimpleNamespace(finished=False, finished_time=None, elapsed=passed, total=9, time_remaining=left)
+    assert _progress.Passed().render(task).plain == said
 
 
 def test_numbers_are_short():
