@@ -24,7 +24,7 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_kept import Kept
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
-from svdcompress.pipeline._search_words import cut_short, error_of, other_machine, outcome, told_how, told_trial
+from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, other_machine, outcome, told_how, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.recipe import MEASURES, Goal, parse_goal
@@ -242,6 +242,7 @@ class Search:
         epochs, how = self.context.recipe.train.epochs, self.measure.how()
         judged, budget = self.judged, self.budget.given
         lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, told_how(how))
+        lines += cut_by_rank(best, len(self.path.rows), settings, MEASURES[FOLLOWS[measure]], epochs)
         for line in lines:
             self.context.warn(line)
         results.search = {

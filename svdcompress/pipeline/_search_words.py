@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from svdcompress.recipe import MEASURES, Goal, SearchSection
+from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, SearchSection
 from svdcompress.search import Losses, Trial
 
 
@@ -63,6 +64,23 @@ def outcome(
             "More epochs of training, or a higher search.levels, press harder"
         )
     return lines
+
+
+def cut_by_rank(best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int) -> list[str]:
+    """A model that pressure by itself leaves far larger than it was cut to, at the end of the path.
+
+    levels: of the path, as far as it got; unit: of what `Trial.natural` counts; epochs: of training.
+    """
+    if best.pressure < levels - 1 or best.ratio < 1 or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
+        return []
+    more = min(levels + 3, MOST_LEVELS)
+    cures = [f"--set search.levels={more}"] if settings.levels == levels < more else []  # else accuracy ended the path
+    cures += [f"--epochs {2 * epochs}", "a larger share of units (convert.share)"]
+    natural = f"{max(best.natural, 1.0):.3g}x fewer {unit}"
+    return [
+        f"at the path's highest pressure the model has {natural} by itself; the rest of the way to {2**best.ratio:.3g}x was "
+        f"cut by rank alone, which costs accuracy. What presses harder: {', '.join(cures)}"
+    ]
 
 
 def told_how(how: Mapping[str, Any]) -> str:

@@ -18,6 +18,9 @@ MEASURES = {
 """What a model can be small in, and what that is counted in: macs for one example; latency (ms, in onnxruntime) and bytes of
 model.onnx; nonzero parameters."""
 
+MOST_LEVELS = 20
+"""Of rising pressure in a search: beta is half a million times the first one's by then."""
+
 UNITS = {
     "bytes": {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3},
     "latency": {"ms": 1.0, "us": 1e-3, "s": 1e3},

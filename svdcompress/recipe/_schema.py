@@ -21,7 +21,7 @@ from svdcompress.recipe._checks import (
     taken_by,
     task_of,
 )
-from svdcompress.recipe._goal import parse_goal
+from svdcompress.recipe._goal import MOST_LEVELS, parse_goal
 from svdcompress.recipe._outputs import ExperimentSection, ExportSection, ReportSection, UncertaintySection
 from svdcompress.recipe._section import Moment, Plain, Section, in_epochs, short
 
@@ -256,7 +256,7 @@ class SearchSection(Section):
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
     trials: int = Field(default=8, ge=1)
     max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
-    levels: int = Field(default=6, ge=1, le=20)  # of rising pressure: beta doubles from each to the next
+    levels: int = Field(default=6, ge=1, le=MOST_LEVELS)  # of rising pressure: beta doubles from each to the next
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
     # Examples that a call is measured with where latency counts. None: the geometric mean of batches of 1 and 128.
     latency_batch: int | None = Field(default=None, ge=1)

@@ -54,7 +54,7 @@ class Nearest:
     def tests(self, file: str, function: str, line: int, own: tuple[str, ...] = ()) -> list[str]:
         """Pytest's names of the tests that lead to a function of a file ("": to what stands at the line), nearest first.
 
-        own: folders or files of tests/ whose tests count as nearer.
+        own: folders of tests/ whose tests count as nearer, and files of it whose tests come first.
         """
         start = [place for place in self.places if place.file == file and function and place.name == function]
         start = start or [place for place in self.places if place.file == file and place.line <= line <= place.end]
@@ -63,6 +63,7 @@ class Nearest:
             others = [place for place in self.places if place.file == file]
             steps = {place: step + 1 for place, step in self._steps(others).items()}
         found = [(step, place) for place, step in steps.items() if place.is_test]
+        found += [(math.inf, place) for place in self.places if place.is_test and place not in steps and _named(place, own)]
         return [f"{place.file}::{place.name.replace('.', '::')}" for _, place in sorted(found, key=_order(file, own))]
 
     def _steps(self, start: list[Place]) -> dict[Place, float]:
@@ -86,16 +87,21 @@ class Nearest:
 
 
 def _order(file: str, own: tuple[str, ...]) -> Callable[[tuple[float, Place]], tuple[Any, ...]]:
-    """By steps; a test of the room itself counts as nearer, and so does one in a file of the same name."""
+    """By steps, those in files that are named first; a test of the room itself counts as nearer, and so does one in a file of
+    the same name."""
     stem = file.rpartition("/")[2].removesuffix(".py").strip("_")
 
     def order(entry: tuple[float, Place]) -> tuple[Any, ...]:
         step, place = entry
         inside = any(place.file == f"tests/{each}" or place.file.startswith(f"tests/{each}/") for each in own)
         mirrors = stem in place.file.rpartition("/")[2]
-        return (step - 1.5 * inside - mirrors, bool(place.mentions & DEAR), place.file, place.line)
+        return (not _named(place, own), step - 1.5 * inside - mirrors, bool(place.mentions & DEAR), place.file, place.line)
 
     return order
+
+
+def _named(place: Place, own: tuple[str, ...]) -> bool:
+    return any(place.file == f"tests/{each}" for each in own)
 
 
 def _called(place: Place) -> list[str]:

@@ -100,7 +100,7 @@ def test_the_nearest_tests_are_those_by_the_fewest_steps_of_names(tmp_path):
     hall = "test_hall.py::TestHall::test_count", "test_hall.py::TestHall::test_walk"
     room = "test_room.py::test_room"
     assert nearest(tmp_path, "Room.count") == [room, hall[0], hall[1]]
-    assert nearest(tmp_path, "Room.count", own=("test_hall.py",)) == [hall[0], room, hall[1]]
+    assert nearest(tmp_path, "Room.count", own=("test_hall.py",)) == [hall[0], hall[1], room], "those of a file that is named"
     assert nearest(tmp_path, "is_int") == ["test_room.py::test_whole", room], "by a fixture; conftest.py has no tests"
     line = SOURCE.splitlines().index("LIMIT = 5") + 1
     assert set(nearest(tmp_path, "", line)) >= {hall[0], hall[1]}, "a constant"

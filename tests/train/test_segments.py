@@ -1,6 +1,8 @@
 """A long fit done in parts: each goes on where the one before ended, to the bit."""
 
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from svdcompress.errors import TrainingError, UsageError
 from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
-from svdcompress.train import fit
+from svdcompress.train import _loop, fit
 from svdcompress.train._shrink import shrink, size
 
 LOSS = make_loss(LossSection())
@@ -61,6 +63,14 @@ def state_of(model):
 def assert_same(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_time_of_a_fit_is_told(monkeypatch):
+    passed = iter(range(1000, 1_000_000))
+    monkeypatch.setattr(_loop, "time", SimpleNamespace(monotonic=lambda: float(next(passed)), perf_counter=time.perf_counter))
+    started = 1000.0
+    result = train(net())
+    assert result.seconds == next(passed) - 1 - started > 0
 
 
 @pytest.mark.parametrize("smaller", [False, True], ids=["whole", "shrinking"])

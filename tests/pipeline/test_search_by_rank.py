@@ -1,0 +1,56 @@
+"""A size that pressure by itself came nowhere near: what is cut by rank alone is said, with what presses harder."""
+
+from dataclasses import replace
+
+import pytest
+from quick_search import Path, Quick
+
+from svdcompress.pipeline import _search
+from svdcompress.pipeline._search_words import cut_by_rank
+from svdcompress.recipe import load_recipe
+
+
+@pytest.fixture(autouse=True)
+def no_doubts(monkeypatch):
+    monkeypatch.setattr(_search, "doubts", lambda *given: [])
+
+
+class Flat(Path):
+    """Levels whose pressure takes almost nothing away."""
+
+    def climb(self, level):
+        row = super().climb(level)
+        row["nonzero"] = 1000 / 1.02**level
+        return row
+
+
+class Stubborn(Quick):
+    def _trial(self, pressure, target):
+        super()._trial(pressure, target)
+        self.kept.trials[-1] = replace(self.kept.trials[-1], natural=1.1)
+
+
+@pytest.mark.parametrize(("goal", "said"), [("nonzero=4x", True), ("nonzero=1.15x", False)])
+def test_what_is_cut_by_rank_alone_is_said(tmp_path, goal, said):
+    search = Stubborn(tmp_path, f"search.goal={goal}", "search.trials=1", "search.levels=4", "train.epochs=7", path=Flat(4))
+    search.run()
+    lines = [line for line in search.warned if "by rank alone" in line]
+    assert bool(lines) == said
+    if said:
+        assert "1.1x fewer non-zeros by itself" in lines[0] and "to 4x" in lines[0]
+        assert "--set search.levels=7, --epochs 14" in lines[0] and lines[0] in search.context.results.search["notes"]
+
+
+def test_a_posterior_of_the_right_size_is_not_complained_of(tmp_path):
+    search = Quick(tmp_path, "search.goal=nonzero=4x", "search.trials=2")
+    search.run()
+    assert not [line for line in search.warned if "by rank alone" in line]
+
+
+def test_where_accuracy_ended_the_path_more_levels_are_no_cure(tmp_path):
+    search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
+    best = search.run()
+    settings = load_recipe(None, ["search.levels=6"]).search
+    (line,) = cut_by_rank(best, 3, settings, "non-zeros", 5)
+    assert "search.levels" not in line and "--epochs 10" in line
+    assert cut_by_rank(best, 9, settings, "non-zeros", 5) == []  # far below the path's end: a search's choice
