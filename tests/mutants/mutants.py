@@ -46,6 +46,7 @@ BESIDE = {
     "svdcompress/layers/_positions.py": ("uncertainty/test_shared_weights.py",),
     "svdcompress/pipeline/_checks.py": ("pipeline/test_checks.py",),
     "svdcompress/prune/_operators/_follow.py": ("prune/test_products.py",),
+    "svdcompress/train/_loop.py": ("train/test_segments.py",),
     "svdcompress/train/_threads.py": ("train/test_thread_trial.py",),
     "svdcompress/train/_state.py": ("train/test_fit.py", "pipeline/test_hand_edited.py"),
 }
