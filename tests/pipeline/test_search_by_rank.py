@@ -54,3 +54,4 @@ def test_where_accuracy_ended_the_path_more_levels_are_no_cure(tmp_path):
     (line,) = cut_by_rank(best, 3, settings, "non-zeros", 5)
     assert "search.levels" not in line and "--epochs 10" in line
     assert cut_by_rank(best, 9, settings, "non-zeros", 5) == []  # far below the path's end: a search's choice
+    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", 5) != []  # its last step
