@@ -37,7 +37,7 @@ class Kept:
                 self.pruning = {int(number): found for number, found in stored["pruning"].items()}
                 self.seconds = float(stored["seconds"])
                 if (dense := stored.get("dense")) is not None:  # states of former versions have none
-                    costs = {name: float(value) for name, value in dense["costs"].items()}
+                    costs = {name: n if type(n) is int else float(n) for name, n in dense["costs"].items()}  # as they were told
                     self.dense = {"costs": costs, "measured": dict(dense["measured"])}
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = shortened(f"{type(error).__name__}: {error}")

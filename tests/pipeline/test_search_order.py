@@ -5,7 +5,9 @@ import itertools
 import pytest
 from quick_search import Killed, Path, Quick, asked_for
 
+from svdcompress.errors import CheckpointError
 from svdcompress.pipeline import _search
+from svdcompress.pipeline._search_kept import Kept
 
 
 @pytest.fixture(autouse=True)
@@ -137,3 +139,13 @@ def test_time_that_is_up_when_nothing_is_left_to_try_is_not_said(tmp_path, clock
     search.run()
     assert len(search.kept.trials) == 2 and clock[0] >= 7
     assert not any("time" in line for line in search.warned)
+
+
+def test_the_dense_models_costs_are_read_as_they_were_written(tmp_path):
+    kept = Kept(tmp_path / "trials.json")
+    kept.dense = {"costs": {"macs": 1776, "latency": 0.25}, "measured": {}}
+    kept.write()
+    assert repr(Kept(kept.file).read().dense) == repr(kept.dense)  # 1776, not 1776.0: the report shows it
+    kept.file.write_text(kept.file.read_text().replace("1776", '"many"'))
+    with pytest.raises(CheckpointError, match="damaged"):
+        Kept(kept.file).read()
