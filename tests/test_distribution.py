@@ -28,7 +28,7 @@ def test_the_wheel_holds_the_package_its_recipes_and_nothing_else(built):
         f"svdcompress/{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*") if path.suffix in (".py", ".yaml")
     }
     assert len(recipes) > 8
-    assert names == code | recipes | {"svdcompress/py.typed", "svdcompress/report/style.css"}
+    assert names == code | recipes | {"svdcompress/py.typed", "svdcompress/report/style.css", "svdcompress/report/script.js"}
     assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(built[0]).namelist())
 
 
