@@ -165,7 +165,7 @@ def fit_scale(
     the validation NLL of the Monte-Carlo predictive distribution: the tempered posteriors of Wenzel et al. 2020
     (arXiv 2002.02405, sec. 2) with the temperature of least validation loss.
 
-    model: in `eval()` with its masks held. Returns log scales by layer; the model is left as it was.
+    model: in `eval()` with its masks frozen. Returns log scales by layer; the model is left as it was.
     """
     base = log_variances(model)
     scales = dict.fromkeys(base, 0.0)

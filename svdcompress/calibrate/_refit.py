@@ -1,4 +1,4 @@
-"""The posterior refitted with the evidence lower bound as it stands: beta = 1, masks held, N the number of examples."""
+"""The posterior refitted with the evidence lower bound as it stands: beta = 1, masks frozen, N the number of examples."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from svdcompress.relevance import Masks, hold
 
 @dataclass(frozen=True)
 class Finished:
-    """The models that the figures are of; variational: the large one, its masks held."""
+    """The models that the figures are of; variational: the large one, its masks frozen."""
 
     dense: Dense
     variational: Variational

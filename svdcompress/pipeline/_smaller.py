@@ -26,7 +26,7 @@ from svdcompress.sources import make_model
 from svdcompress.train import Fit, wait
 
 RECOVERY = 0.05
-"""Of the beta that training ended with, what recovery goes on with where the recipe says auto. With the masks held all that is
+"""Of the beta that training ended with, what recovery goes on with where the recipe says auto. With the masks frozen all that is
 left is needed, and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
 
 
@@ -89,7 +89,7 @@ def recover_stage(
     stage: str = "recover",
     state: Path | None = None,
 ) -> Fit | None:
-    """Train the small model on, in place, with its masks held; None where the recipe has no epochs for it.
+    """Train the small model on, in place, with its masks frozen; None where the recipe has no epochs for it.
 
     ended: where the beta of training ended (None: where the recipe says); auto is RECOVERY times that. stage, state: the name
     that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them.

@@ -175,7 +175,7 @@ class TrainSection(Training):
 
 
 class RecoverSection(Training):
-    """Training on with the masks held, after pruning."""
+    """Training on with the masks frozen, after pruning."""
 
     epochs: int = Field(default=5, ge=0)
     lr: float = Field(default=5e-4, gt=0)
