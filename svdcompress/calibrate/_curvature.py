@@ -136,7 +136,7 @@ def gauss_newton(
 ) -> Curvature:
     """The Gauss-Newton matrix of the NLL summed over the examples (Martens 2020, eq. 6; Daxberger et al. 2021, sec. 2).
 
-    model: in `eval()` with its masks held (`held`). structure: "full", "diagonal", "last-layer" (full, of the last layer).
+    model: in `eval()` with its masks frozen (`held`). structure: "full", "diagonal", "last-layer" (full, of the last layer).
     tau: noise precision of a regression. most: examples that are looked at, drawn with the seed; the sum is scaled up to all.
     """
     count = len(examples)

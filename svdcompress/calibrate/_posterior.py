@@ -74,7 +74,7 @@ def joint_draws(
 ) -> Draws:
     """Draws of the heads under a joint posterior: each sample is one set of weights for all inputs.
 
-    model: in `eval()` with its masks held. The same seed gives the same standard normal noise, whatever the posterior.
+    model: in `eval()` with its masks frozen. The same seed gives the same standard normal noise, whatever the posterior.
     """
     plain = likelihood.plain()
     function = AsFunction(model, posterior.kept, plain)

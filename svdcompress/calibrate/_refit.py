@@ -36,7 +36,7 @@ def refit(
     device: Any = "cpu",
     fit: Fit | None = None,
 ) -> nn.Module:
-    """A copy of the model, trained on for so many epochs by the ELBO (Kingma & Welling 2014) with its masks held.
+    """A copy of the model, trained on for so many epochs by the ELBO (Kingma & Welling 2014) with its masks frozen.
 
     beta: 1 is the bound itself; what pruned the network was another. means: False trains the variances alone, so that the mean
     model stays as it is. fit: a training of the caller's in place of this loop (Adam, learning rates that fall linearly to 0).

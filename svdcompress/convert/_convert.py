@@ -55,7 +55,7 @@ def convert(
     prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `Prior`.
     posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
         costs a wide layer no second matrix product and no second tensor of weights; or a `Posterior`.
-    share: which weights share a prior variance: "weight", "input", "output", "layer", a list of them (equal parts), or {name: part}.
+    share: which weights share a prior variance: "weight", "input", "output", "layer", a list (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
         `exclude` matches it (any of its names, where a module has several).
     filter_fn: takes a module and its dotted name; False leaves it, beside what the patterns leave.

@@ -60,7 +60,7 @@ class VariationalLayer(Weighted):
         bias_sigma2: variance of the bias, a buffer of its shape, or None. Only pruning sets it: the noise of a removed
             unit's constant output goes there.
         prior, posterior: a `Prior` and a `Posterior`, which equal their names, as in `layer.prior == "ard"`.
-        share: {name: part} of who shares a prior variance.
+        share: {name: part} of which weights share a prior variance.
         threshold: {name: limit}; weights ("weight") or groups ("input" ...) of log alpha at or above it are irrelevant.
         variance_dtype: precision of the variance path: "float32", "bfloat16", or "auto" for bfloat16 where the chip is fast
             at it and the layer large enough to gain. A float64 layer computes all of it in float64.

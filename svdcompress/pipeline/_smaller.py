@@ -26,7 +26,7 @@ from svdcompress.sources import make_model
 from svdcompress.train import Fit, wait
 
 RECOVERY = 0.05
-"""Of the beta that training ended with, what recovery goes on with where the recipe says auto. With the masks frozen all that is
+"""Of the beta that training ended with, what recovery goes on with where the recipe says auto. With frozen masks all that is
 left is needed, and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
 
 

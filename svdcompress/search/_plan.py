@@ -24,7 +24,7 @@ def start_ratio(ratios: Sequence[float], errors: Sequence[float], dense_error: f
     """The size to begin with, in powers of two: that of the last level which loses, before any recovery, at most three times
     what is allowed. Recovery wins most of a loss back.
 
-    ratios: how many times smaller than the dense model each level of the path is; errors: its validation error with masks frozen.
+    ratios: how many times smaller than the dense model each level of the path is; errors: its validation error, frozen masks.
 
     >>> start_ratio([2.0, 4.0, 8.0, 16.0], [2.0, 2.4, 3.1, 9.0], dense_error=2.0, allowed=0.5)
     3.0

@@ -28,7 +28,7 @@ class Strategy:
 
     measure: of `Trial.costs`, what is made small; dense: how much of it the dense model has. goal: the size wanted, or None.
     budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
-    level of the path is by itself; errors: its validation error with masks frozen, before any recovery. error: the dense model's;
+    level of the path is by itself; errors: its validation error, before any recovery. error: the dense model's;
     allowed: how much more may be lost, in the same units.
     """
 

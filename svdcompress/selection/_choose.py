@@ -63,7 +63,7 @@ def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = N
     """What stays of a converted model, as `relevance` of the recipe says, with the curve of other thresholds.
 
     With candidates, the sparsest one is taken whose validation error is within the tolerance of the best candidate's.
-    validate: metrics of the model, with masks held. inputs: examples, on which units are found that layers share, where these
+    validate: metrics of the model, with masks frozen. inputs: examples, on which units are found that layers share, where these
     are judged as one (`relevance.coupled`).
     """
     settings = recipe.relevance
@@ -92,7 +92,7 @@ def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = N
 
 
 def look_at(model: nn.Module, masks: Mapping[str, Any], validate: Validate) -> dict[str, float]:
-    """Metrics of a model with masks held, which are let go again."""
+    """Metrics of a model with masks frozen, which are let go again."""
     hold(model, masks)
     try:
         return validate(model)
