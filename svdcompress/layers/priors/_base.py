@@ -51,7 +51,7 @@ class Prior(Named):
         """KL(posterior || prior) in nats, summed over the mask; a scalar with gradients of mean and log_sigma2.
 
         mean, log_sigma2: of a layer's weight shape, in any floating dtype. mask: bool of that shape, or None for all.
-        share: {name: part} of which weights share a prior variance. layout: groups of a convolution, and whether it is transposed.
+        share: {name: part} of which weights share a variance. layout: groups of a convolution, and whether it is transposed.
         """
         terms = self.terms(_alpha.wide(mean), _alpha.wide(log_sigma2))
         return (terms if mask is None else terms[mask]).sum()
