@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,22 +96,18 @@ def sweep(
 
 def _check_same(stored: Any, given: Any, folder: Path) -> None:
     """Raises UsageError, naming them, where a folder's run has other settings than those it would be made with now."""
-    found = list(_differing(stored.model_dump(exclude={"out"}), given.model_dump(exclude={"out"})))
+    from svdcompress.pipeline import changed_fields
+
+    found = [
+        f"{name} is {reduce(getattr, name.split('.'), stored)} there and {reduce(getattr, name.split('.'), given)} here"
+        for name in changed_fields(stored, given, but_for=("out",))
+    ]
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise UsageError(
             f"--out: {folder} holds a run with other settings than these: {'; '.join(found[:SHOWN])}{more}. Give the "
             "settings of that run, or another --out, or move the folder away to run it anew"
         )
-
-
-def _differing(stored: Any, given: Any, where: str = "") -> Iterator[str]:
-    """Fields of a recipe in which two differ, with both values."""
-    if isinstance(stored, dict) and isinstance(given, dict) and set(stored) == set(given):
-        for name in stored:
-            yield from _differing(stored[name], given[name], f"{where}.{name}".lstrip("."))
-    elif stored != given:
-        yield f"{where} is {stored} there and {given} here"
 
 
 def _with(settings: s.Settings, text: list[str], seed: int | None, device: str | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,9 @@ def save(drawing: Any, path: Path, title: str, caption: str) -> dict[str, str]:
 
 def _darken(drawing: Any) -> None:
     """Give every part its colour on the dark page; pictures keep theirs."""
-    for axis in _axes(drawing):
+    from matplotlib.axes import Axes
+
+    for axis in drawing.findobj(Axes):
         axis.tick_params(which="both", color=_DARK[QUIET], labelcolor=_DARK[QUIET])
     for artist in drawing.findobj():
         for name in _COLOURS:
@@ -78,12 +79,6 @@ def _darken(drawing: Any) -> None:
                 put(_on_dark(get()))
             except (TypeError, ValueError):  # no colour: "none", or those of a colour map
                 continue
-
-
-def _axes(drawing: Any) -> Iterator[Any]:
-    from matplotlib.axes import Axes
-
-    yield from drawing.findobj(Axes)
 
 
 def _on_dark(colour: Any) -> Any:

@@ -16,6 +16,7 @@ from svdcompress.pipeline._open import OpenRun, load_run, open_run, untrusted
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._reduced import reduced
+from svdcompress.pipeline._resume import changed_fields
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
@@ -30,6 +31,7 @@ __all__ = [
     "advice",
     "baked",
     "beside",
+    "changed_fields",
     "check_model",
     "class_weights",
     "converted",

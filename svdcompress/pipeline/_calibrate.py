@@ -31,6 +31,7 @@ from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._smaller import Small
+from svdcompress.pipeline._some import some
 from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import mc_predict, mean_predict
 
@@ -202,11 +203,3 @@ def bounded(examples: Examples, macs: int, most: int = MOST_MACS) -> tuple[Examp
     allowed = most // max(macs, 1)
     samples = max(FEWEST_SAMPLES, min(SAMPLES, allowed // max(min(len(examples), 2000), 1)))
     return some(examples, min(EXAMPLES, max(FEWEST, allowed // samples))), samples
-
-
-def some(examples: Examples, count: int) -> Examples:
-    """So many of the examples, drawn with a fixed seed; all where there are no more."""
-    if count >= len(examples):
-        return examples
-    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
-    return examples.subset(order[:count].sort().values)

@@ -25,7 +25,7 @@ from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._open import OpenRun
 from svdcompress.pipeline._promised import sets_of
 from svdcompress.pipeline._select import bare
-from svdcompress.pipeline._uncertainty import _some
+from svdcompress.pipeline._some import some
 from svdcompress.sources import example_inputs
 from svdcompress.train import evaluate
 from svdcompress.uncertainty import mc_predict
@@ -230,7 +230,7 @@ def errors(material: Material) -> Iterator[Check]:
     """Error (or RMSE) and NLL on the test data, by the deterministic file in onnxruntime."""
     path = material.path(ONNX)
     data, opened = material.opened.data, material.opened
-    test = data.test if material.examples is None else _some(data.test, material.examples)
+    test = data.test if material.examples is None else some(data.test, material.examples)
     what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "tau": opened.tau, "batch_size": BATCH}
     if material.reference is None:
         stored = (material.results.get("sparse") or {}).get("metrics") or {}

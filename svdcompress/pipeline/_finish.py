@@ -71,10 +71,8 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
 
 def export_stage(context: Context, opened: Opened, models: Finished, late: Late) -> Files:
     """The ONNX files, as far as the recipe asks for them."""
-    files, small = (
-        Files(context.recipe, opened.data, opened.inputs, context.out, context.results, context.warn),
-        models.small.model,
-    )
+    files = Files(context.recipe, opened.data, opened.inputs, context.out, context.results, context.warn)
+    small = models.small.model
     if not context.recipe.export.onnx:
         return files
     if (known := late.known("export", small)) is not None:

@@ -19,6 +19,7 @@ from svdcompress.export import Exported, Int8
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel, arrays_of, open_session
+from svdcompress.pipeline._some import some
 from svdcompress.sources import Data, Examples, example_inputs
 from svdcompress.train import evaluate
 
@@ -79,10 +80,7 @@ class Integers:
     @cached_property
     def _feeds(self) -> list[dict[str, np.ndarray]]:
         session = open_session(self.path)
-        every = len(self.data.train)
-        chosen = torch.randperm(every, generator=torch.Generator().manual_seed(0))[:CALIBRATION].sort().values
-        some = self.data.train.subset(chosen)
-        arrays = arrays_of(session, self.units.inputs(example_inputs(some, CALIBRATION)))
+        arrays = arrays_of(session, self.units.inputs(example_inputs(some(self.data.train, CALIBRATION), CALIBRATION)))
         count = len(next(iter(arrays.values())))
         return [{name: array[at : at + BATCH] for name, array in arrays.items()} for at in range(0, count, BATCH)]
 

@@ -38,9 +38,6 @@ LINES = ("seconds", "warnings", "notes", "failed")
 """What is told apart, or is of this sitting."""
 
 
-CHUNK = 2**20
-
-
 class Late:
     """The late stages of one run. Each is kept under a key: a digest of all that it reads (the dense and the small model, the
     data, the recipe, what was found before, device, threads and versions), with digests of the files that it wrote. A stage in
@@ -55,9 +52,7 @@ class Late:
         """What `keeping` kept of a stage that a stopped run has finished, the results filled in; None: it is to be done."""
         try:
             stored = parse_json(self._file(stage).read_bytes())
-            if stored["key"] != self._key(stage, small) or any(
-                _sha256(self.context.out / Path(name).name) != known for name, known in stored["files"].items()
-            ):
+            if stored["key"] != self._key(stage, small) or report.altered(self.context.out, stored["files"]):
                 return None
             found = {name: _decoded(name, value) for name, value in stored["results"].items()}
             lines = [(self.context.note, stored["notes"]), (self.context.warn, stored["warnings"])]
@@ -84,7 +79,7 @@ class Late:
             return
         stored = {
             "key": key,
-            "files": {path.name: _sha256(path) for path in files()},
+            "files": {path.name: report.digest(path) for path in files()},
             "results": {name: value for name, value in _encoded(results).items() if value != before[name]},
             **{name: getattr(results, name)[counts[name] :] for name in ("warnings", "notes")},
             "more": more,
@@ -123,16 +118,6 @@ def digest(model: nn.Module) -> str:
             found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         else:
             found.update(repr(value).encode())
-    return found.hexdigest()
-
-
-def _sha256(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(CHUNK):
-            found.update(part)
     return found.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from svdcompress.errors import RecipeError
@@ -27,9 +27,9 @@ UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")
 trains by `train` and `recover` until it is done: what it trains from then on has them."""
 
 
-def changed_fields(stored: Recipe, given: Recipe) -> list[str]:
-    """Fields as `train.lr` (or `seed`) in which two recipes differ, but for the sections ALWAYS."""
-    left, right = (recipe.model_dump(exclude=set(ALWAYS)) for recipe in (stored, given))
+def changed_fields(stored: Recipe, given: Recipe, but_for: Collection[str] = ALWAYS) -> list[str]:
+    """Fields as `train.lr` (or `seed`) in which two recipes differ, outside of some sections."""
+    left, right = (recipe.model_dump(exclude=set(but_for)) for recipe in (stored, given))
     fields = []
     for name, section in left.items():
         if isinstance(section, Mapping) and isinstance(right[name], Mapping):

@@ -10,6 +10,7 @@ from torch import nn
 
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._linear import linear_fit
+from svdcompress.pipeline._some import some
 from svdcompress.sources import Data, Examples, InMemory
 from svdcompress.train import evaluate
 
@@ -29,17 +30,15 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     no better by its NLL either: where one class is rare, its probabilities may tell more than its answers.
     """
     likelihood = likelihood_for(data.task, data.dim)
-    count = len(data.validation)
-    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:EXAMPLES].sort().values
-    some = data.validation if count <= EXAMPLES else data.validation.subset(chosen)
+    seen = some(data.validation, EXAMPLES)
     try:
-        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in some.batches(EXAMPLES)])
+        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen.batches(EXAMPLES)])
         blind = likelihood.blind(targets, 1.0 if data.target_scale is None else data.target_scale[1])
     except RuntimeError:  # targets of several shapes, say: there is no one answer to all
         return None
-    metrics = evaluate(model, some, likelihood, device=device, scale=data.target_scale)
+    metrics = evaluate(model, seen, likelihood, device=device, scale=data.target_scale)
     if any(metrics[name] < value or not value for name, value in blind.items()):
-        return _hardly_better(model, data, some, metrics)
+        return _hardly_better(model, data, seen, metrics)
     said = " and ".join(f"{name} {metrics[name]:.4g} (one and the same answer to all: {blind[name]:.4g})" for name in blind)
     return (
         f"the dense model has learned nothing that could be kept: on the validation data {said}. Do its weights fit it, and is "
@@ -47,10 +46,10 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     )
 
 
-def _hardly_better(model: nn.Module, data: Data, some: Examples, metrics: dict[str, float]) -> str | None:
+def _hardly_better(model: nn.Module, data: Data, seen: Examples, metrics: dict[str, float]) -> str | None:
     """A warning if a linear fit does about as well; a model of one layer is one itself."""
     layers = [module for module in model.modules() if getattr(getattr(module, "weight", None), "dim", int)() >= 2]
-    linear = linear_fit(data, some) if isinstance(some, InMemory) and len(layers) > 1 else None
+    linear = linear_fit(data, seen) if isinstance(seen, InMemory) and len(layers) > 1 else None
     if linear is None or any(metrics[name] < BETTER * value or not value for name, value in linear.items()):
         return None
     said = " and ".join(f"{name} {metrics[name]:.4g} (linear fit: {linear[name]:.4g})" for name in linear)

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline._doubts import doubts
+from svdcompress.pipeline._some import places, some
 from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, quality, regression_quality, reliability
 
@@ -48,7 +49,7 @@ def uncertainty(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap and fused attention
         asked, (count, samples) = samples, _affordable(small, data, samples, budget, what)
-        test, known = _some(data.test, count), _some(data.validation, count)
+        test, known = some(data.test, count), some(data.validation, count)
         contenders: dict[str, Callable] = {
             "dense": partial(mean_predict, dense, **what),
             "sparse, mean": partial(mean_predict, small, task=own),
@@ -70,7 +71,7 @@ def uncertainty(
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
     # found: by now the predictions of the last contender, by samples
-    unsure = doubts(found, test, data, likelihood, _places(len(data.test), count))
+    unsure = doubts(found, test, data, likelihood, places(len(data.test), count))
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
     return figures, diagrams, {**of, "text": _text(of)}, unsure
 
@@ -84,18 +85,6 @@ def _text(of: dict[str, int]) -> str:
         f"{of['samples']} samples, so as to take less time than training; error and NLL of the models are of all examples. "
         "For all of it: --set uncertainty.budget=none, or svdc evaluate"
     )
-
-
-def _some(examples: Examples, count: int) -> Examples:
-    """So many of the examples, drawn with a fixed seed; all where there are no more."""
-    return examples if len(examples) <= count else examples.subset(_places(len(examples), count))
-
-
-def _places(total: int, count: int) -> Tensor:
-    """Which of all examples those are."""
-    if total <= count:
-        return torch.arange(total)
-    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].sort().values
 
 
 def seconds_for(budget: float | str, trained: float) -> float | None:

@@ -42,7 +42,7 @@ it knows these keys, all optional:
 
 from svdcompress.report._collect import first_filters, log_alpha_histograms
 from svdcompress.report._files import load, plain, write_json, write_text
-from svdcompress.report._integrity import FORMAT, altered, stamped
+from svdcompress.report._integrity import FORMAT, altered, digest, stamped
 from svdcompress.report._rows import Row, rows
 from svdcompress.report._schema import Results
 from svdcompress.report._terminal import table
@@ -55,6 +55,7 @@ __all__ = [
     "Results",
     "Row",
     "altered",
+    "digest",
     "first_filters",
     "load",
     "log_alpha_histograms",

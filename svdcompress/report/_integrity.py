@@ -35,7 +35,7 @@ def altered(folder: str | Path, files: Mapping[str, Mapping[str, Any]]) -> dict[
     """
     found = {}
     for name, stored in files.items():
-        there = _digest(Path(folder) / name)
+        there = digest(Path(folder) / name)
         if there is None or any(there[key] != stored[key] for key in there):
             found[name] = (dict(stored), there)
     return found
@@ -56,13 +56,14 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if name.parts[0] not in (STATE, *OWN) and not any(is_temporary(Path(part)) for part in name.parts):
-            digest = _digest(path)
-            if digest is not None:
-                found[PurePath(name).as_posix()] = digest
+            made = digest(path)
+            if made is not None:
+                found[PurePath(name).as_posix()] = made
     return found
 
 
-def _digest(path: Path) -> dict[str, Any] | None:
+def digest(path: Path) -> dict[str, Any] | None:
+    """A file's size and SHA-256; None if it is missing or cannot be read."""
     if not os.path.isfile(path):
         return None
     total, size = hashlib.sha256(), 0

@@ -62,11 +62,17 @@ def test_what_was_made_already_is_not_made_otherwise(tmp_path, done, change, fie
         outdated(load_recipe(None), load_recipe(None, [change, "relevance.tolerance=0", "export.onnx=false"]), tmp_path)
 
 
-def test_a_loss_that_is_not_finite_ends_where_its_message_says(tmp_path, monkeypatch):
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A user's model and data in the folder where one is."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3))\n")
     x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     np.savez("data.npz", x=x, y=x[:, :3].argmax(1))
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_loss_that_is_not_finite_ends_where_its_message_says(tmp_path):
     quick = ["dense.epochs=1", "train.epochs=2", "recover.epochs=0", "device=cpu", "uncertainty.samples=0"]
     quick += ["export.onnx=false", "report.html=false", "train.beta.final=1e-6", "train.lr=1e38"]
     out = tmp_path / "out"
@@ -80,13 +86,10 @@ def test_a_loss_that_is_not_finite_ends_where_its_message_says(tmp_path, monkeyp
     assert results["recipe"].count("clip: 1.0") == 1 and not (out / "state").exists()
 
 
+@pytest.mark.usefixtures("mine")
 @pytest.mark.parametrize("section", ["train", "recover"])
-def test_a_loss_in_a_search_names_what_can_be_set(tmp_path, monkeypatch, section):
+def test_a_loss_in_a_search_names_what_can_be_set(tmp_path, section):
     """A level of the path and a trial are no sections of a recipe; and what is advised can be done."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3))\n")
-    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-    np.savez("data.npz", x=x, y=x[:, :3].argmax(1))
     quick = ["dense.epochs=1", "train.epochs=2", "recover.epochs=1", "device=cpu", "uncertainty.samples=0"]
     quick += ["search.max_drop=90", "search.levels=1", "search.trials=1", "train.beta.final=1e-6"]
     quick += ["export.onnx=false", "report.html=false", f"{section}.lr=1e38"]

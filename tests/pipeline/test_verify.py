@@ -134,11 +134,6 @@ def test_a_monte_carlo_file_of_another_model_is_found(folder):
     assert wrong(folder) == {"model_mc.onnx": {"Monte-Carlo mean"}}
 
 
-def test_the_monte_carlo_file_is_asked_with_its_seed(tiny_run):
-    means = [[check.found for check in verify_run(tiny_run[0]).checks if check.name == "Monte-Carlo mean"] for _ in range(2)]
-    assert means[0] == means[1] and len(means[0]) == 1
-
-
 def test_a_checkpoint_of_another_model_is_found(folder):
     opened = open_run(folder)
     extra = checkpoint.read_manifest(folder / "model.safetensors")["extra"]

@@ -175,10 +175,10 @@ def product(
 ) -> None:
     """A batched matrix product, by a weight on either side or of two activations."""
     if left.parameter is None and right.parameter is not None:
-        result = _by_weight(trace, a, left, right, 2)
+        result = _by_weight(trace, a, left, right)
     elif right.parameter is None and left.parameter is not None:
         turned = (right.move(lambda t: t.transpose(1, 2)), left.move(lambda t: t.transpose(1, 2)))
-        result = _by_weight(trace, b.transpose(1, 2), *turned, 2).move(lambda t: t.transpose(1, 2))
+        result = _by_weight(trace, b.transpose(1, 2), *turned).move(lambda t: t.transpose(1, 2))
     elif left.parameter is not None and right.parameter is not None:
         trace.seal(left.parameter, "multiplied with another parameter")
         trace.seal(right.parameter, "multiplied with another parameter")
@@ -189,7 +189,7 @@ def product(
     trace.put(out, result.move(shape))
 
 
-def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow, dim: int) -> Shadow:
+def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow) -> Shadow:
     """x: (B, M, K) times a view (B, K, N) of a parameter; labels of the result vary along N alone."""
     parameter: Any = own.parameter
     along_k = [axis for axis, place in enumerate(own.places) if 1 in varying(place)]
