@@ -61,7 +61,7 @@ class Strategy:
         if at_goal is not None and not self.budget:
             return at_goal
         kept = self._at_goal([trial for trial in trials if trial.met])
-        if kept is not None and self.reached(kept):
+        if kept is not None:  # of none at the goal, the smallest
             return kept
         return smallest(trials, self.measure) or min(trials, key=lambda one: (one.lost, one.number))
 

@@ -1,13 +1,17 @@
 """A run that was stopped after its training: what it had finished is not done again, unless what it came from is another."""
 
+import copy
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from svdcompress.errors import Interrupted
-from svdcompress.pipeline import _finish, _onnx, _stages, run
+from svdcompress.pipeline import _finish, _late, _onnx, _stages, run
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._results import RunResults
 from svdcompress.recipe import load_recipe
 
 TIMES = {"seconds", "created", "latency", "latency_ms", "threads", "faster", "files"}
@@ -179,3 +183,14 @@ def test_a_searched_run_and_one_that_drops_inputs_too(tmp_path, monkeypatch, mor
     out = stopped(recipe, tmp_path / "run", "verify", monkeypatch)
     assert resumed(recipe, out, monkeypatch)[0] == ["verify"]
     same(tmp_path / "whole", out)
+
+
+def test_what_a_stage_found_is_of_one_small_model_and_one_dense_one(tmp_path, tiny_recipe, monkeypatch):
+    monkeypatch.setattr(_late, "seen", lambda data: "the data")
+    nets = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    context = SimpleNamespace(
+        recipe=tiny_recipe, results=RunResults(), place=SimpleNamespace(device="cpu"), state=SimpleNamespace(folder=tmp_path)
+    )
+    late = _late.Late(context, None, nets[0])
+    assert late._key("evaluate", nets[0]) == late._key("evaluate", copy.deepcopy(nets[0])) != late._key("evaluate", nets[1])
+    assert _late.Late(context, None, nets[1])._key("evaluate", nets[0]) != late._key("evaluate", nets[0])

@@ -10,6 +10,7 @@ from svdcompress.calibrate import load_promises
 from svdcompress.errors import CheckpointError
 from svdcompress.pipeline import KEPT, _calibrate, open_run
 from svdcompress.pipeline._calibrate import LATER_MACS, MOST_MACS, measure_promises, promise_stage
+from svdcompress.sources import InMemory
 
 
 @pytest.fixture
@@ -83,3 +84,10 @@ def test_a_huge_one_is_not_drawn_and_that_is_said(staged, tmp_path, tiny_run):
     assert len(load_promises(tmp_path / KEPT, "mean").scores) == len(found.data.validation)
     with pytest.raises(CheckpointError, match=r"nothing of 'samples'.*needs calibrate\.coverage"):
         load_promises(tmp_path / KEPT, "samples")
+
+
+def test_who_asks_for_a_promise_gets_draws_whatever_they_cost():
+    data, context = InMemory(torch.zeros(720, 2), torch.zeros(720).long()), SimpleNamespace(note=lambda line: None)
+    known = {asked: _calibrate._known(context, data, 10**12, asked) for asked in (True, False)}
+    assert {asked: sorted(found) for asked, found in known.items()} == {True: ["mean", "samples"], False: ["mean"]}
+    assert len(known[True]["samples"][0]) == 100 and known[True]["samples"][1] == 10 and len(known[True]["mean"][0]) == 720

@@ -7,6 +7,7 @@ import pytest
 from svdcompress import cost
 from svdcompress.errors import RecipeError
 from svdcompress.pipeline import _measure, _search, run
+from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._search_words import told_how
 from svdcompress.recipe import dump_recipe, load_recipe, parse_recipe, parse_yaml
 
@@ -105,3 +106,11 @@ def test_the_batch_of_a_latency():
             load_recipe(None, wrong)
     assert load_recipe(None, ["search.latency_batch=8"]).search.latency_batch == 8  # a recipe for whoever sets a goal
     assert load_recipe(None, ["search.latency_batch=8", "search.max_drop=1", "search.objective=latency"]).search.wanted
+
+
+def test_a_latency_is_told_as_a_share_of_the_first_measure(monkeypatch):
+    recipe = load_recipe(None, ["search.goal=latency=2x"])
+    measured = {"dense": {"latency": 4.0, "macs": 9.0}, "small": {"latency": 1.0, "macs": 3.0}}
+    monkeypatch.setattr(Measure, "of", lambda self, **models: {name: measured[name] for name in models})
+    assert Measure("latency", recipe, None, None, first=10.0).of_small(None, None) == {"latency": 2.5, "macs": 3.0}
+    assert Measure("latency", recipe, None, None).of_small(None, None)["latency"] == 1.0
