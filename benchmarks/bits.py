@@ -1,38 +1,46 @@
-"""Bits from the posterior beside the same number of bits for every layer, on runs that exist.
+"""Fewer bits by the posterior, beside the same number of bits without it, on runs that exist.
 
-    python benchmarks/bits.py runs/digits-0 runs/digits-1 runs/digits-2 --out benchmarks/results/bits.json
+    python benchmarks/bits.py FOLDER_OF_RUNS [FOLDER_OF_RUNS ...] [--only digits mnist-lenet300 ...]
 
-For each run and each size (bits a weight, on average over the weights that stay), its weights are rounded in three ways: the
-same bits for all layers; bits that the posterior's variance gives; the same rule without a posterior, so that only a weight's
-size counts. And once with the bits that the posterior suggests by itself (`suggested_bits`). Each rounding has one scale for
-each output channel. Figures are of the test data, by PyTorch, with rounding simulated; sizes are of the weights alone.
+Runs are folders NAME-SEED. For each and each size (bits a weight, on average over the weights that stay) the weights are
+rounded, with steps of one size for each output channel: the same bits for all layers, the last step at the channel's largest
+weight ("same bits"); bits that differ by layer, as the posterior's variance or only the size of the weights has them ("bits by
+..."); the same bits for all, and the size of the steps where the squared errors are smallest, all alike ("steps by errors") or
+over the posterior's variance ("steps by the posterior"), as `svdc pack` and `--precision int4` have it. Last the bits that the
+posterior suggests (`suggested_bits`), steps by the posterior.
+
+Figures are of the test data, by PyTorch, with rounding simulated; sizes are of the weights alone. Change: the error of a way
+less that of the one it is held against at the same size, in points, over all seeds, paired, 95%. Test data choose nothing.
+Results: benchmarks/results/bits.json and bits.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
-import statistics
+from collections import defaultdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
+from controls import change
+from mnist import machine, read, write
+from torch import Tensor
 
 from svdcompress.export._bits import FEWEST, MOST, _axis, _steps, allocate, allocated_bits, round_weights, suggested_bits
 from svdcompress.layers import variational_layers
-from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import open_run, versions
-from svdcompress.train import evaluate
+from svdcompress.uncertainty import mean_predict
 
+RESULTS = Path(__file__).resolve().parent / "results" / "bits.json"
 SIZES = (2.5, 3.0, 4.0, 5.0)
 
 
 def by_size(model: Any, average: float) -> dict[str, int]:
     """Bits that make the sum of squared rounding errors the smallest: what a tool without a posterior can do."""
-    layers = dict(variational_layers(model))
     costs, sizes = {}, {}
-    for name, layer in layers.items():
+    for name, layer in variational_layers(model):
         kept = layer.relevant()
         sizes[name] = int(kept.sum())
         weight = (layer.weight * kept).detach()
@@ -41,7 +49,7 @@ def by_size(model: Any, average: float) -> dict[str, int]:
     return allocate(costs, sizes, average)
 
 
-def uniform(model: Any, average: float) -> dict[str, int]:
+def same(model: Any, average: float) -> dict[str, int]:
     """The same bits for all layers; for a size between two, the lower, and the next more for layers in order of depth."""
     costs, sizes = {}, {}
     for depth, (name, layer) in enumerate(variational_layers(model)):
@@ -50,48 +58,96 @@ def uniform(model: Any, average: float) -> dict[str, int]:
     return allocate(costs, sizes, average)
 
 
-WAYS = {"uniform": uniform, "posterior": allocated_bits, "size of the weights": by_size}
+WAYS: dict[str, tuple[Any, str, str | None]] = {
+    "same bits": (same, "largest", None),
+    "bits by the posterior": (allocated_bits, "largest", "same bits"),
+    "bits by the size of the weights": (by_size, "largest", "same bits"),
+    "steps by errors": (same, "errors", "same bits"),
+    "steps by the posterior": (same, "posterior", "steps by errors"),
+}
+"""How bits are given, how the size of a step is chosen, and what the way is held against."""
 
 
-def figures(folder: Path) -> list[dict[str, Any]]:
-    """One row for each size and way, and one for float32."""
+def answers(model: Any, opened: Any) -> tuple[Tensor, float]:
+    """Which test examples the mean answers wrongly (N,), and the NLL."""
+    parts = [(mean_predict(model, x).mean, y) for x, y in opened.data.test.batches(500)]
+    p, y = torch.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
+    return p.argmax(1) != y, float(torch.nn.functional.nll_loss(p.double().clamp_min(1e-38).log(), y))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """One for each size and way, and one for float32; `wrong` is not for the file."""
     opened = open_run(folder)
-    data, model = opened.data, opened.model
-    own = own_likelihood(model, data.task, data.dim).of_mean()
-
-    def measured(each: Any) -> dict[str, float]:
-        return evaluate(each, data.test, own, tau=opened.tau, scale=data.target_scale, dim=data.dim)
-
-    rows: list[dict[str, Any]] = [{"run": folder.name, "bits": 32, "way": "float32", **measured(model)}]
-    tried = [(size, way, rule(model, size)) for size in SIZES for way, rule in WAYS.items()]
-    tried.append((0.0, "as suggested", {row.name: row.bits for row in suggested_bits(model)}))
-    for size, way, bits in tried:
-        small = round_weights(copy.deepcopy(model), bits)
-        kept = {name: int(layer.relevant().sum()) for name, layer in variational_layers(model)}
+    model = opened.model
+    wrong, nll = answers(model, opened)
+    found: list[dict[str, Any]] = [{"bits": 32, "way": "float32", "used": 32.0, "wrong": wrong, "nll": nll}]
+    tried = [(size, way, rule(model, size), by) for size in SIZES for way, (rule, by, _) in WAYS.items()]
+    tried.append((0.0, "as suggested", {row.name: row.bits for row in suggested_bits(model)}, "posterior"))
+    kept = {name: int(layer.relevant().sum()) for name, layer in variational_layers(model)}
+    for size, way, bits, by in tried:
+        wrong, nll = answers(round_weights(copy.deepcopy(model), bits, by=by), opened)
         used = sum(kept[name] * bits[name] for name in kept) / max(sum(kept.values()), 1)
-        rows.append({"run": folder.name, "bits": size, "way": way, "used": used, "layers": bits, **measured(small)})
-    return rows
+        found.append({"bits": size, "way": way, "used": used, "layers": bits, "wrong": wrong, "nll": nll})
+    return found
+
+
+def group(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Means over the seeds of a recipe."""
+    found = []
+    for place, first in enumerate(next(iter(runs.values()))):
+        each = [rows[place] for rows in runs.values()]
+        errors = [100 * float(row["wrong"].double().mean()) for row in each]
+        entry = {key: first[key] for key in ("bits", "way")} | {"used": mean(row["used"] for row in each)}
+        entry |= {"error": mean(errors), "errors": errors, "nll": mean(row["nll"] for row in each)}
+        base = WAYS.get(first["way"], (None, "", None))[2]
+        if base is not None:
+            other = next(
+                at for at, row in enumerate(next(iter(runs.values()))) if (row["bits"], row["way"]) == (first["bits"], base)
+            )
+            before = torch.cat([rows[other]["wrong"] for rows in runs.values()])
+            entry["change"] = change(before, torch.cat([row["wrong"] for row in each]))
+            entry["against"] = base
+        found.append(entry)
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a part for each recipe."""
+    lines = ["# Bits of the weights", "", "Written by `benchmarks/bits.py`, which says what the ways are.", ""]
+    for recipe, one in results["recipes"].items():
+        lines += [f"## {recipe}, seeds {', '.join(one['seeds'])}", ""]
+        lines += ["| bits a weight | way | test error % | NLL | change | held against |", "|---|---|---|---|---|---|"]
+        for row in one["rows"]:
+            errors = f"{row['error']:.2f} ({', '.join(f'{error:.2f}' for error in row['errors'])})"
+            moved = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*row["change"]) if "change" in row else ""
+            cells = [f"{row['used']:.2f}", row["way"], errors, f"{row['nll']:.4f}", moved, row.get("against", "")]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    names = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    return "\n".join([*lines, f"{results['machine']['cpu']}; {names}.", ""])
 
 
 def main() -> None:
-    """Print a table and write all rows."""
+    """All finished runs of the folders, by recipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--only", nargs="+", help="names of recipes, without the seed")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for folder in arguments.runs for row in figures(folder)]
-    figure = "error" if "error" in rows[0] else "rmse"
-    table = []
-    for size, way in dict.fromkeys((row["bits"], row["way"]) for row in rows):
-        some = [row for row in rows if (row["bits"], row["way"]) == (size, way)]
-        means = {name: statistics.mean(row[name] for row in some) for name in (figure, "nll")}
-        used = statistics.mean(row.get("used", 32.0) for row in some)
-        table.append({"bits": size, "way": way, "used": used, **means})
-        print(f"{size:>4g} bits  {way:<20} used {used:5.2f}  {figure} {means[figure]:7.3f}  nll {means['nll']:.4f}")
-    if arguments.out:
-        text = json.dumps({"table": table, "rows": rows, "versions": versions()}, indent=1)
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+    groups: dict[str, dict[str, Path]] = defaultdict(dict)
+    for run in sorted(path for folder in options.folders for path in folder.iterdir() if (path / "report.json").is_file()):
+        recipe, _, seed = run.name.rpartition("-")
+        if not options.only or recipe in options.only:
+            groups[recipe][seed] = run
+    for recipe, runs in groups.items():
+        results = read(options.results)
+        found = group({seed: rows(run) for seed, run in runs.items()})
+        results.setdefault("recipes", {})[recipe] = {"seeds": list(runs), "rows": found}
+        results |= {"machine": machine(), "versions": versions()}
+        write(options.results, results)
+        options.results.with_suffix(".md").write_text(table(results), encoding="utf-8")
+        print(recipe, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def pack(
         bits = {f"{row.name}.weight": row.bits for row in suggested_bits(opened.model)}
     elif precision not in export.PRECISIONS:
         raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(export.PRECISIONS)}, posterior")
-    packed = export.pack(src, path, "int8" if bits else precision, bits=bits, codec=codec)
+    known = export.importance(opened.model)
+    packed = export.pack(src, path, "int8" if bits else precision, bits=bits, importance=known, codec=codec)
     found: dict[str, Any] = {"file": path.name, "bytes": packed.bytes, "precision": precision, "codec": codec}
     found |= {"bytes_before": packed.before, "largest": packed.largest, "bits": bits}
     dense = run / "dense.onnx"

@@ -29,7 +29,7 @@ BY_MEAN = (
     "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws all the same "
     "(mutual information needs draws)"
 )
-PRECISIONS = ("none", "auto", "int8", "float16")
+PRECISIONS = ("none", "auto", "int8", "int4", "float16")
 
 
 def export(
@@ -42,7 +42,7 @@ def export(
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 23.")] = 20,
     precision: Annotated[
         str,
-        typer.Option(metavar="FORM", help="none, int8, float16 (two bytes a number) or auto: int8 where it keeps the error."),
+        typer.Option(metavar="FORM", help="none; int8; int4 or float16 (stored so, run in float32); auto: int8 where it can."),
     ] = "none",
     compact: Annotated[bool, typer.Option("--compact", help="Without zeros; they come back as the file is loaded.")] = False,
     model: ModelAgain = None,
@@ -58,7 +58,7 @@ def export(
 
     if precision not in PRECISIONS:
         raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
-    if monte_carlo and precision in ("int8", "auto"):
+    if monte_carlo and precision in ("int8", "int4", "auto"):
         raise UsageError(
             f"--precision {precision}: a Monte-Carlo file stays in floating point, as integers distort what its draws say of "
             "certainty; float16 it can be stored in"

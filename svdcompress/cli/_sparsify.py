@@ -81,7 +81,7 @@ def sparsify(
         str | None,
         typer.Option(
             metavar="FORM",
-            help="One more file in fewer bits: int8, float16 (two bytes a number), or auto: int8 where it keeps the error.",
+            help="One more file in fewer bits: int8; int4 or float16 (stored so, run in float32); auto: int8 where it can.",
             rich_help_panel=s.RUN,
         ),
     ] = None,

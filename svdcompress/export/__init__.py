@@ -7,9 +7,10 @@
 onnx, onnxscript and onnxruntime are imported when a file is written or checked, not with this package.
 """
 
-from svdcompress.export._bits import added_error, allocated_bits, round_weights, suggested_bits
+from svdcompress.export._bits import added_error, allocated_bits, importance, round_weights, suggested_bits
 from svdcompress.export._compact import write_compact
 from svdcompress.export._export import Exported, check_parity, export_onnx
+from svdcompress.export._few_bits import weights_of, write_few_bits
 from svdcompress.export._half import write_half
 from svdcompress.export._int8 import Int8
 from svdcompress.export._metadata import read_metadata
@@ -25,11 +26,14 @@ __all__ = [
     "allocated_bits",
     "check_parity",
     "export_onnx",
+    "importance",
     "pack",
     "read_metadata",
     "round_weights",
     "suggested_bits",
     "unpack",
+    "weights_of",
     "write_compact",
+    "write_few_bits",
     "write_half",
 ]

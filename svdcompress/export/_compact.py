@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -83,7 +83,7 @@ def read(path: Path) -> ModelProto:
 
 
 @dataclass
-class _Part:
+class Part:
     """Nodes and initialisers to be added."""
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -95,27 +95,32 @@ class _Part:
         return sum(each.ByteSize() + FIELD for each in (*self.nodes, *self.tensors))
 
 
-class _Maker:
+class Maker:
     """Makes parts, under short names that a graph does not have yet."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._names = new_names(graph, "")
 
-    def constant(self, part: _Part, array: np.ndarray) -> str:
+    def constant(self, part: Part, array: np.ndarray) -> str:
         """The name of a new initialiser."""
         from onnx import numpy_helper
 
-        part.tensors.append(numpy_helper.from_array(array, next(self._names)))
-        return part.tensors[-1].name
+        return self.take(part, numpy_helper.from_array(array))
 
-    def node(self, part: _Part, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+    def take(self, part: Part, tensor: TensorProto) -> str:
+        """The name that a tensor gets as a new initialiser."""
+        tensor.name = next(self._names)
+        part.tensors.append(tensor)
+        return tensor.name
+
+    def node(self, part: Part, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """The name of a new node's output."""
         from onnx import helper
 
         part.nodes.append(helper.make_node(kind, inputs, [output or next(self._names)], **attributes))
         return part.nodes[-1].output[0]
 
-    def filled(self, part: _Part, shape: str, rest: np.ndarray, output: str | None = None) -> str:
+    def filled(self, part: Part, shape: str, rest: np.ndarray, output: str | None = None) -> str:
         """A tensor of one number (1,), of the shape that a constant holds."""
         from onnx import numpy_helper
 
@@ -137,7 +142,7 @@ def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
         array = numpy_helper.to_array(tensor)
         if array.dtype.name in TYPES and array.size > 1:
             arrays[tensor.name], dense[tensor.name] = array, tensor.ByteSize() + FIELD
-    maker, added, gone = _Maker(graph), _Part(), set()
+    maker, added, gone = Maker(graph), Part(), set()
     for names in _alike(arrays):
         part, made = _scattered(maker, {name: arrays[name] for name in names}, dense)
         if made and part.bytes < sum(dense[name] for name in made):
@@ -160,7 +165,7 @@ def _rest(array: np.ndarray) -> np.ndarray:
     return values[[counts.argmax()]]
 
 
-def _places(array: np.ndarray) -> np.ndarray:
+def places_of(array: np.ndarray) -> np.ndarray:
     """Where the numbers are that are not left out, in the flat tensor."""
     return np.flatnonzero(array != _rest(array))
 
@@ -171,7 +176,7 @@ def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
     One joins others of its shape where all its numbers have a place among theirs, and zeros to be stored with them cost less
     than steps of its own.
     """
-    places = {name: _places(array) for name, array in arrays.items()}
+    places = {name: places_of(array) for name, array in arrays.items()}
     groups: list[list[str]] = []
     for name in sorted(arrays, key=lambda name: -len(places[name])):
         array = arrays[name]
@@ -188,24 +193,23 @@ def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
     yield from sorted(groups, key=lambda group: min(order[name] for name in group))
 
 
-def _scattered(maker: _Maker, arrays: dict[str, np.ndarray], dense: dict[str, int]) -> tuple[_Part, set[str]]:
+def _scattered(maker: Maker, arrays: dict[str, np.ndarray], dense: dict[str, int]) -> tuple[Part, set[str]]:
     """The nodes that make tensors of one shape out of their numbers; and the names of those that it pays for."""
     first = next(iter(arrays.values()))
-    common = _Part()
-    places = _places(first)
+    common = Part()
+    places = places_of(first)
     shape = maker.constant(common, np.array(first.shape, np.int64))
     if not len(places):
         for name, array in arrays.items():
             maker.filled(common, shape, _rest(array), name)
         return common, set(arrays)
     found = gaps(places, sum(array.itemsize for array in arrays.values()))
-    wide = maker.node(common, "Cast", maker.constant(common, found.steps), to=_INT64)
-    index = maker.node(common, "CumSum", wide, maker.constant(common, np.array(0, np.int64)))
+    index = _index(maker, common, found.steps)
     flat = shape if first.ndim == 1 else maker.constant(common, np.array([first.size], np.int64))
     filled: dict[tuple[np.dtype, bytes], str] = {}
     made = set()
     for name, array in arrays.items():
-        part = _Part()
+        part = Part()
         rest = _rest(array)
         if (key := (array.dtype, rest.tobytes())) not in filled:
             filled[key] = maker.filled(common, flat, rest)
@@ -219,6 +223,25 @@ def _scattered(maker: _Maker, arrays: dict[str, np.ndarray], dense: dict[str, in
             common.nodes += part.nodes
             common.tensors += part.tensors
     return common, made
+
+
+def scattered(maker: Maker, part: Part, array: np.ndarray, numbers: Callable[[np.ndarray], str], number_bytes: float) -> str:
+    """Add what puts the numbers of a tensor that are not 0 into their places; the name of the result, of its shape.
+
+    numbers: given those (count,), adds what makes them, float32, and returns its name. number_bytes: what each takes.
+    """
+    found = gaps(places_of(array), number_bytes)
+    index = _index(maker, part, found.steps)
+    flat = maker.constant(part, np.array([array.size], np.int64))
+    zeros = maker.filled(part, flat, np.zeros(1, np.float32))
+    put = maker.node(part, "ScatterElements", zeros, index, numbers(array.reshape(-1)[found.places]))
+    return maker.node(part, "Reshape", put, maker.constant(part, np.array(array.shape, np.int64)))
+
+
+def _index(maker: Maker, part: Part, steps: np.ndarray) -> str:
+    """Add what makes places of the steps between them; its name."""
+    wide = maker.node(part, "Cast", maker.constant(part, steps), to=_INT64)
+    return maker.node(part, "CumSum", wide, maker.constant(part, np.array(0, np.int64)))
 
 
 _INT64 = 7  # onnx.TensorProto.INT64; onnx is imported when a file is written

@@ -22,7 +22,7 @@ class Gaps:
     places: np.ndarray
 
 
-def gaps(places: np.ndarray, number_bytes: int) -> Gaps:
+def gaps(places: np.ndarray, number_bytes: float) -> Gaps:
     """The steps that take the fewest bytes. places: ascending, each once. number_bytes: what each place costs beside its
     step."""
     forms = (_form(places, kind) for kind in KINDS)

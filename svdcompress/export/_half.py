@@ -43,7 +43,7 @@ def write_half(
     """
     start, dst = time.perf_counter(), Path(dst)
     model = read(Path(src))
-    _halve(model.graph)
+    halve(model.graph)
     if compact:
         compacted(model.graph)
     if all(entry.key != "precision" for entry in model.metadata_props):
@@ -71,7 +71,8 @@ def as_half(array: np.ndarray) -> tuple[np.ndarray, float]:
     return (array.astype(np.float64) * power).astype(np.float16), 1 / power
 
 
-def _halve(graph: GraphProto) -> None:
+def halve(graph: GraphProto) -> None:
+    """Store a graph's float32 initialisers of SMALLEST numbers and more as float16, in place."""
     import onnx
     from onnx import helper, numpy_helper
 

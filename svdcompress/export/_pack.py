@@ -21,6 +21,7 @@ import numpy as np
 from svdcompress.errors import DependencyError, UsageError
 from svdcompress.export._compact import fixed_names, read
 from svdcompress.export._half import as_half
+from svdcompress.export._rounding import codes, of_shape, second_dimension, steps
 from svdcompress.files import write_atomically
 
 if TYPE_CHECKING:
@@ -61,13 +62,20 @@ class Entry(NamedTuple):
 
 
 def pack(
-    src: str | Path, dst: str | Path, precision: str = "float32", *, bits: Mapping[str, int] | None = None, codec: str = "xz"
+    src: str | Path,
+    dst: str | Path,
+    precision: str = "float32",
+    *,
+    bits: Mapping[str, int] | None = None,
+    importance: Mapping[str, np.ndarray] | None = None,
+    codec: str = "xz",
 ) -> Packed:
     """Write the archive of a deterministic or Monte-Carlo ONNX file. `src` stays as it is.
 
     precision: "float32" (exact), "float16", "int8" or "int4": weights of two dimensions and more as integers with a scale for
-    each channel, others as float16. bits: of single weights by name (2 to 16), in place of those. codec: "xz", in Python's
-    standard library, or "zstd", which needs the package zstandard.
+    each channel, others as float16. bits: of single weights by name (2 to 16), in place of those. importance: what an error of
+    each number counts where there are few bits, by the weight's name and of its shape (`importance` of a model has 1 / sigma2).
+    codec: "xz", in Python's standard library, or "zstd", which needs the package zstandard.
 
     Raises UsageError for unknown names, DependencyError without zstandard, ExportError for a file that cannot be read,
     OutputError for a path that cannot be written.
@@ -79,7 +87,7 @@ def pack(
         raise UsageError(f"precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
     model = read(src)
     before = len(model.SerializeToString())
-    streams, entries, largest = _streams(model, precision, bits or {})
+    streams, entries, largest = _streams(model, precision, bits or {}, importance or {})
     from safetensors.numpy import save
 
     metadata = {"format": str(FORMAT), "weights": json.dumps(entries, separators=(",", ":"))}
@@ -88,14 +96,16 @@ def pack(
     return Packed(dst, len(data), before, precision, largest, time.perf_counter() - start)
 
 
-def _streams(model: ModelProto, precision: str, bits: Mapping[str, int]) -> tuple[dict[str, bytes], list[Entry], float]:
+def _streams(
+    model: ModelProto, precision: str, bits: Mapping[str, int], importance: Mapping[str, np.ndarray]
+) -> tuple[dict[str, bytes], list[Entry], float]:
     """Take the weights out of a model."""
     import onnx
     from onnx import numpy_helper
 
     fixed, entries, worst = fixed_names(model.graph), [], 0.0
-    second = _second(model)
-    steps, numbers, scales = bytearray(), bytearray(), bytearray()
+    second = second_dimension(model.graph)
+    jumps, numbers, scales = bytearray(), bytearray(), bytearray()
     for tensor in model.graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT or tensor.name in fixed:
             continue
@@ -103,9 +113,9 @@ def _streams(model: ModelProto, precision: str, bits: Mapping[str, int]) -> tupl
         count = bits.get(tensor.name, PRECISIONS[precision])
         if array.size < SMALLEST or not np.isfinite(array).all():
             continue
-        form, values, scale, axis = _values(array, count, int(tensor.name in second))
+        form, values, scale, axis = _values(array, count, int(tensor.name in second), of_shape(importance, tensor.name, array))
         places = np.flatnonzero(values)
-        steps += _steps(places)
+        jumps += _jumps(places)
         kept = values.reshape(-1)[places]
         numbers += _planes(kept.view(np.uint8).reshape(len(kept), kept.itemsize))
         scales += _planes(scale.view("<u4").astype(">u4").view(np.uint8).reshape(-1, 4)[:, :2])
@@ -115,7 +125,7 @@ def _streams(model: ModelProto, precision: str, bits: Mapping[str, int]) -> tupl
         worst = max(worst, float(np.abs(back - array).max()) / peak)
         for field in ("raw_data", "float_data"):
             tensor.ClearField(field)
-    streams = {"graph": model.SerializeToString(), "steps": bytes(steps), "numbers": bytes(numbers), "scales": bytes(scales)}
+    streams = {"graph": model.SerializeToString(), "steps": bytes(jumps), "numbers": bytes(numbers), "scales": bytes(scales)}
     return streams, entries, worst
 
 
@@ -124,7 +134,7 @@ def _planes(numbers: np.ndarray) -> bytes:
     return np.ascontiguousarray(numbers.T).tobytes()
 
 
-def _values(array: np.ndarray, bits: int, axis: int) -> tuple[str, np.ndarray, np.ndarray, int]:
+def _values(array: np.ndarray, bits: int, axis: int, importance: np.ndarray | None) -> tuple[str, np.ndarray, np.ndarray, int]:
     """Form, numbers of the tensor's shape, scales, and their axis. axis: of the outputs."""
     one = np.ones(0, np.float32)
     if bits >= 32:
@@ -134,21 +144,9 @@ def _values(array: np.ndarray, bits: int, axis: int) -> tuple[str, np.ndarray, n
         return "float16", half, np.array([factor], np.float32), -1
     if not 2 <= bits <= 16:
         raise UsageError(f"bits: {bits} is not in 2 to 16")
-    others = tuple(dim for dim in range(array.ndim) if dim != axis)
-    scale = _upwards(np.abs(array).max(others, keepdims=True) / (2 ** (bits - 1) - 1))
-    codes = np.rint(array / np.where(scale > 0, scale, 1))
+    scale = _upwards(steps(array, bits, axis, importance))
     kind = "int8" if bits <= 8 else "int16"
-    return kind, codes.astype(kind), scale.reshape(-1), axis
-
-
-def _second(model: ModelProto) -> set[str]:
-    """Weights whose outputs are their second dimension."""
-    found = set()
-    for node in model.graph.node:
-        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        if node.op_type in ("ConvTranspose", "MatMul") or (node.op_type == "Gemm" and not transposed):
-            found.update(node.input[1:2])
-    return found
+    return kind, codes(array, scale, bits).astype(kind), scale.reshape(-1), axis
 
 
 def _upwards(scale: np.ndarray) -> np.ndarray:
@@ -173,13 +171,13 @@ MORE = 255
 """A step of this byte, which takes no number: there is more to come."""
 
 
-def _steps(places: np.ndarray) -> bytes:
+def _jumps(places: np.ndarray) -> bytes:
     """Bytes: from each place to the next, as many MOREs as needed and the rest."""
-    steps = np.diff(places, prepend=0)
-    more = steps // MORE
+    jumps = np.diff(places, prepend=0)
+    more = jumps // MORE
     ends = np.cumsum(more + 1) - 1
     found = np.full(int(ends[-1]) + 1 if len(ends) else 0, MORE, np.uint8)
-    found[ends] = steps % MORE
+    found[ends] = jumps % MORE
     return found.tobytes()
 
 

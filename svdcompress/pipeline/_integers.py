@@ -17,37 +17,22 @@ from svdcompress.batch import call, main_output
 from svdcompress.errors import ExportError
 from svdcompress.export import Exported, Int8
 from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._allowed import Allowed, told
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel, arrays_of, open_session
 from svdcompress.pipeline._some import some
 from svdcompress.sources import Data, Examples, example_inputs
 from svdcompress.train import evaluate
 
-TOLERANCE = 0.1
-"""Points of validation error (regression: per cent of the RMSE) that integers may cost where the recipe has no
-search.max_drop."""
-
 CALIBRATION, BATCH = 320, 32
 """Training examples that ranges of activations are taken from, from all over (files are often sorted by class), and how many
 at once."""
 
-RANKED = 500
-"""Validation examples that say which layer costs the most, as the only one in integers."""
-
 
 @dataclass
-class Integers:
-    """Makes the integer form of `path`, a run's deterministic file.
+class Integers(Allowed):
+    """Makes the integer form of `path`, a run's deterministic file."""
 
-    max_drop: the search's budget in points below the dense model, whose validation error is `dense`; None: TOLERANCE below the
-    float file.
-    """
-
-    path: Path
-    data: Data
-    units: Baked
-    max_drop: float | None = None
-    dense: float | None = None
     compact: bool = True
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -68,7 +53,7 @@ class Integers:
             "bytes": file.bytes,
             "layers": {name: "float32" if name in leave else "int8" for name in self.form.layers},
             "calibration": {"method": method, "examples": sum(len(next(iter(feed.values()))) for feed in self._feeds)},
-            "validation": {"float": self.float_error, "int8": self._error(dst), "limit": self.limit},
+            "validation": {"float": self.float_error, "int8": self.error(dst), "limit": self.limit},
         }
         return file
 
@@ -84,22 +69,6 @@ class Integers:
         count = len(next(iter(arrays.values())))
         return [{name: array[at : at + BATCH] for name, array in arrays.items()} for at in range(0, count, BATCH)]
 
-    @cached_property
-    def float_error(self) -> float:
-        """The float file's validation error."""
-        return self._error(self.path)
-
-    @cached_property
-    def limit(self) -> float:
-        """The validation error that is allowed; a drop of less than one answer is nothing that could be seen."""
-        shares = likelihood_for(self.data.task, self.data.dim).probabilities
-        if self.max_drop is not None and self.dense is not None:
-            most = self.dense + self.max_drop if shares else self.dense * (1 + self.max_drop / 100)
-            return max(most, self.float_error)
-        if not shares:
-            return self.float_error * (1 + TOLERANCE / 100)
-        return self.float_error + max(TOLERANCE, 100 / len(self.data.validation))
-
     def _choose(self) -> tuple[str, list[str]]:
         """The calibrator, and the layers that stay in floating point: the costliest first, until the error is allowed."""
         errors = {}
@@ -111,9 +80,8 @@ class Integers:
         self._whole, leave = errors[method], []
         if self._whole <= self.limit:
             return method, leave
-        few = self.data.validation.subset(torch.arange(min(RANKED, len(self.data.validation))))
         layers = list(self.form.layers)
-        alone = {name: self._tried(method, [other for other in layers if other != name], few, "nll") for name in layers}
+        alone = {name: self._tried(method, [other for other in layers if other != name], self.few, "nll") for name in layers}
         for name in sorted(layers, key=lambda name: -alone[name]):
             leave.append(name)
             if len(leave) == len(layers) or self._tried(method, leave) <= self.limit:
@@ -122,22 +90,14 @@ class Integers:
 
     def _tried(self, method: str, leave: Any, examples: Examples | None = None, figure: str | None = None) -> float:
         self.form.write(self._trial, leave=leave, method=method, compact=False)
-        return self._error(self._trial, examples, figure)
-
-    def _error(self, path: Path, examples: Examples | None = None, figure: str | None = None) -> float:
-        found = evaluate(OnnxModel(path, self.units), examples or self.data.validation, **_what(self.data))
-        return found[figure] if figure else found.get("error", found.get("rmse", float("nan")))
-
-
-def _what(data: Data) -> dict[str, Any]:
-    return {"task": data.task, "scale": data.target_scale, "dim": data.dim}
+        return self.error(self._trial, examples, figure)
 
 
 def beside(path: Path, other: Path, data: Data, units: Baked) -> dict[str, Any]:
     """Figures of a file on the test data: `metrics`, and `agreement`, the share of answers that another file gives too (of
     regressions `difference`: the RMSE between the two over the spread of the other's outputs)."""
     models = [OnnxModel(each, units) for each in (path, other)]
-    found: dict[str, Any] = {"metrics": evaluate(models[0], data.test, **_what(data))}
+    found: dict[str, Any] = {"metrics": evaluate(models[0], data.test, **told(data))}
     likelihood = likelihood_for(data.task, data.dim)
     same, total, squares, outputs = 0, 0, 0.0, []
     for inputs, _ in data.test.batches(250):

@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from svdcompress.errors import ExportError
-from svdcompress.export import Exported, write_compact, write_half
+from svdcompress.export import Exported, importance, write_compact, write_half
 from svdcompress.pipeline._baked import baked
+from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside
 from svdcompress.pipeline._open import OpenRun
 
@@ -17,9 +18,10 @@ from svdcompress.pipeline._open import OpenRun
 def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple[Exported, str]:
     """Put a smaller form in the place of a run's exported file; returns it, and what to say of it.
 
-    precision: "none", "int8" (needs the run's data, to calibrate and to choose the layers), "float16", or "auto": integers, or
-    float16 where none of the layers can be in integers. compact: without zeros.
+    precision: "none", "int8" (needs the run's data, to calibrate and to choose the layers), "int4" (needs them to choose),
+    "float16", or "auto": integers, or float16 where none of the layers can be in integers. compact: without zeros.
     """
+    units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
     with TemporaryDirectory(prefix="svdcompress") as folder:
         whole = Path(folder) / path.name
         for name in (path.name, f"{path.name}.data"):
@@ -27,22 +29,26 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
                 shutil.move(path.with_name(name), whole.with_name(name))
         if precision in ("int8", "auto"):
             try:
-                return _integers(opened, whole, path, compact)
+                return _chosen(Integers(whole, opened.data, units, compact=compact), path, "int8")
             except ExportError:
                 if precision == "int8":
                     raise
+        if precision == "int4":
+            known = importance(opened.model)
+            return _chosen(FourBits(whole, opened.data, units, importance=known, compact=compact), path, "int4")
         if precision in ("float16", "auto"):
             return write_half(whole, path, compact=compact), "; numbers stored as float16"
         return dataclasses.replace(write_compact(whole, path), parity=None), "; the numbers are those of the file with zeros"
 
 
-def _integers(opened: OpenRun, whole: Path, path: Path, compact: bool) -> tuple[Exported, str]:
-    units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
-    work = Integers(whole, opened.data, units, compact=compact)
+def _chosen(work: Integers | FourBits, path: Path, kind: str) -> tuple[Exported, str]:
     file = work.write(path)
-    found = beside(path, whole, opened.data, units)
-    left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
+    found = beside(path, work.path, work.data, work.units)
+    others: dict[str, list[str]] = {}
+    for name, other in work.report["layers"].items():
+        if other != kind:
+            others.setdefault(other, []).append(name)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items() if value is not None)
-    stayed = f"; in float32: {', '.join(left)}" if left else ""
+    stayed = "".join(f"; in {other}: {', '.join(names)}" for other, names in others.items())
     same = f"; {100 * found['agreement']:.2f}% of the answers as in float32" if "agreement" in found else ""
     return file, f"; on the test data {metrics}{same}{stayed}"

@@ -61,6 +61,7 @@ class RunResults:
     filters: dict[str, Any] | None = None
     parity: dict[str, float | None] | None = None
     int8: dict[str, Any] | None = None
+    int4: dict[str, Any] | None = None
     bits: list[dict[str, Any]] | None = None
     float16: dict[str, Any] | None = None
     monte_carlo_file: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from svdcompress.pipeline._checks import MC_ONNX, RELATIVE, Check, Material, parity
 from svdcompress.pipeline._integers import beside
 from svdcompress.pipeline._onnx_model import open_session, run
-from svdcompress.pipeline._small_files import COMPACT, FLOAT16, INT8, MC_COMPACT
+from svdcompress.pipeline._small_files import COMPACT, FLOAT16, INT4, INT8, MC_COMPACT
 
 SAMPLES = 5
 
@@ -17,7 +17,8 @@ SAMPLES = 5
 def small_sizes(material: Material) -> Iterator[Check]:
     """Bytes of the files."""
     results = material.results
-    entries = (("sparse", "bytes_compact", COMPACT), ("int8", "bytes", INT8), ("float16", "bytes", FLOAT16))
+    entries = (("sparse", "bytes_compact", COMPACT), ("int8", "bytes", INT8), ("int4", "bytes", INT4))
+    entries += (("float16", "bytes", FLOAT16),)
     entries += (("monte_carlo_file", "bytes", MC_ONNX), ("monte_carlo_file", "bytes_compact", MC_COMPACT))
     for section, key, name in entries:
         stored = (results.get(section) or {}).get(key)
@@ -50,7 +51,7 @@ def compact_draws(material: Material) -> Iterator[Check]:
 
 def small_errors(material: Material) -> Iterator[Check]:
     """Error (or RMSE) and NLL of the files in fewer bits on the test data, in onnxruntime."""
-    for key, name in (("int8", INT8), ("float16", FLOAT16)):
+    for key, name in (("int8", INT8), ("int4", INT4), ("float16", FLOAT16)):
         stored = (material.results.get(key) or {}).get("metrics") or {}
         if stored:
             path = material.path(name)

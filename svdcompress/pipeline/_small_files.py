@@ -12,19 +12,24 @@ from torch import nn
 
 from svdcompress import cost
 from svdcompress.errors import ExportError, shortened
-from svdcompress.export import added_error, check_parity, suggested_bits, write_compact, write_half
+from svdcompress.export import added_error, check_parity, importance, suggested_bits, write_compact, write_half
 from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside, slower
 from svdcompress.pipeline._onnx_model import open_session, run
 from svdcompress.pipeline._results import RunResults
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, example_inputs
 
-COMPACT, MC_COMPACT, INT8, FLOAT16 = "model_compact.onnx", "model_mc_compact.onnx", "model_int8.onnx", "model_float16.onnx"
+COMPACT, MC_COMPACT = "model_compact.onnx", "model_mc_compact.onnx"
+INT8, INT4, FLOAT16 = "model_int8.onnx", "model_int4.onnx", "model_float16.onnx"
 
 HALF = 1e-3
 """Largest difference of a Monte-Carlo file stored in float16 from the one in float32 with the same noise, relative to the
 largest output or to 1."""
+
+BITS = {"int8": 8, "int4": 4}
+"""Of a weight, by what the reports of the two call its layer."""
 
 SAMPLES, ROWS = 20, 7
 """Of the comparison of the two."""
@@ -100,8 +105,13 @@ class SmallFiles:
         return {"dtype": "float16", "difference": worst, "bytes": file.bytes, "bytes_float32": size}
 
     def precision(self, small: nn.Module) -> None:
-        """model_int8.onnx or model_float16.onnx, as the recipe asks, and what bits each layer of the model deserves."""
+        """The file in fewer bits that the recipe asks for, and what bits each layer of the model deserves."""
         asked = self.recipe.export.precision
+        if asked == "int4":
+            try:
+                self._bits(small, self._four_bits(small))
+            except ExportError as error:
+                self.warn(f"{INT4} was not written: {error}")
         if asked in ("int8", "auto"):
             try:
                 self._bits(small, self._integers())
@@ -114,10 +124,7 @@ class SmallFiles:
 
     def _integers(self) -> dict[str, str]:
         """Write model_int8.onnx; returns the kind of each layer."""
-        search, before = self.recipe.search, self.results.dense.validation or {}
-        dense = before.get("error", before.get("rmse"))
-        more = {"max_drop": search.max_drop, "dense": dense, "compact": self.recipe.export.compact}
-        work = Integers(self.out / "model.onnx", self.data, self.units, **more)
+        work = Integers(self.out / "model.onnx", self.data, self.units, **self._allowed())
         path = self.out / INT8
         work.write(path)
         found = beside(path, self.out / "model.onnx", self.data, self.units)
@@ -128,11 +135,28 @@ class SmallFiles:
             self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: in integers too much validation error was lost")
         return work.report["layers"]
 
+    def _four_bits(self, small: nn.Module) -> dict[str, str]:
+        """Write model_int4.onnx; returns the kind of each layer."""
+        more = {"importance": importance(small), **self._allowed()}
+        work = FourBits(self.out / "model.onnx", self.data, self.units, **more)
+        path = self.out / INT4
+        work.write(path)
+        found = beside(path, self.out / "model.onnx", self.data, self.units)
+        self.results.int4 = self.figures["int4"] = {**work.report, **found}
+        self.measured["int4"] = path
+        return work.report["layers"]
+
+    def _allowed(self) -> dict[str, Any]:
+        """What decides on the layers of a file in fewer bits."""
+        search, before = self.recipe.search, self.results.dense.validation or {}
+        dense = before.get("error", before.get("rmse"))
+        return {"max_drop": search.max_drop, "dense": dense, "compact": self.recipe.export.compact}
+
     def _bits(self, small: nn.Module, kinds: dict[str, str]) -> None:
         """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""
         rows = [row for row in suggested_bits(small) if row.weights]
-        used = {row.name: 8 if kinds.get(row.name, "int8") == "int8" else 32 for row in rows}
-        added = added_error(small, {name: bits for name, bits in used.items() if bits == 8})
+        used = {row.name: BITS.get(kinds.get(row.name, "int8"), 32) for row in rows}
+        added = added_error(small, {name: bits for name, bits in used.items() if bits < 32})
         self.results.bits = [
             {"name": r.name, "weights": r.weights, "suggested": r.bits, "used": used[r.name], "added": added.get(r.name, 0.0)}
             for r in rows

@@ -18,9 +18,10 @@ class ExportSection(Section):
     opset: int = Field(default=20, ge=18, le=23)  # up to 21 with monte_carlo
     compact: bool = True  # model_compact.onnx: without the zeros
     compact_monte_carlo: bool = False  # model_mc_compact.onnx: the same of model_mc.onnx
-    # model_int8.onnx: in integers, as far as the validation error allows; model_float16.onnx: stored in two bytes a number,
-    # computed in float32. auto: integers, or float16 where no layer can be in integers within the tolerance.
-    precision: Literal["none", "auto", "int8", "float16"] = "none"
+    # model_int8.onnx: in integers, as far as the validation error allows. Computed in float32, and stored in fewer bits:
+    # model_int4.onnx, weights in four bits, or eight where four lose too much; model_float16.onnx, two bytes a number.
+    # auto: integers, or float16 where no layer can be in integers within the tolerance.
+    precision: Literal["none", "auto", "int8", "int4", "float16"] = "none"
     # In which means and variances of model_mc.onnx are stored; float16 only where its outputs stay as they are to 1/1000.
     monte_carlo_dtype: Literal["float32", "float16"] = "float32"
     sets: bool = False  # prediction sets or intervals as further outputs; calibrate.coverage says of what coverage

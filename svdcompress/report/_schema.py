@@ -272,7 +272,7 @@ class Promises(_Part):
 
 
 class Reduced(_Part):
-    """`int8` and `float16`."""
+    """`int8`, `int4` and `float16`."""
 
     file: str | None = None
     bytes: Count | None = None
@@ -305,6 +305,7 @@ class Results(_Part):
     dense: Side | None = None
     sparse: Side | None = None
     int8: Reduced | None = None
+    int4: Reduced | None = None
     float16: Reduced | None = None
     compression: dict[str, float | dict[str, Number] | None] | None = None
     layers: list[Layer] | None = None

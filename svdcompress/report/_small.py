@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from svdcompress.report._rows import metric, milliseconds, size, times
 LITTLE = 0.01
 """Share of model.onnx that the compact form has to save to be worth a mention of its size."""
 
-WORDS = {"int8": "In integers", "float16": "In float16"}
+WORDS = {"int8": "In integers", "int4": "In four bits", "float16": "In float16"}
 
 
 def small_files(results: Mapping[str, Any]) -> list[str]:
@@ -45,7 +46,8 @@ def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], 
         other = (sparse.get("latency_ms") or {}).get(batch)
         parts.append(f"{milliseconds(value)} at batch {batch.removeprefix('batch_')} ({milliseconds(other)} in float32)")
     layers = found.get("layers") or {}
-    left = [name for name, kind in layers.items() if kind != "int8"]
-    if left:
-        parts.append(f"{len(left)} of {len(layers)} layers stay in float32")
+    kinds = Counter(layers.values())
+    for kind, words_ in (("float32", "stay in float32"), *((("int8", "need eight bits"),) if words == WORDS["int4"] else ())):
+        if kinds[kind]:
+            parts.append(f"{kinds[kind]} of {len(layers)} layers {words_}")
     return f"{words} ({found.get('file', '')}): {'; '.join(parts)}."

@@ -24,6 +24,7 @@ FILES = {
     "model.onnx": "deterministic and pruned",
     "model_compact.onnx": "the same without its zeros",
     "model_int8.onnx": "the same in integers",
+    "model_int4.onnx": "the same, its weights in four bits or eight",
     "model_float16.onnx": "the same, stored in two bytes a number",
     "model_mc.onnx": "predictions with uncertainties",
     "model_mc_compact.onnx": "the same without its zeros",

@@ -18,6 +18,7 @@ from svdcompress.errors import ExportError
 from svdcompress.export import export_onnx, read_metadata
 from svdcompress.pipeline import open_run, run, verify_run
 from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside, slower
 from svdcompress.recipe import load_recipe
 from svdcompress.report._small import small_files
@@ -124,8 +125,13 @@ def test_export_once_more(small_run, tmp_path):
     svdc("export", folder, "--out", tmp_path / "c.onnx", "--precision", "float16", "--monte-carlo")
     text = said("export", folder, "--out", tmp_path / "d.onnx", "--precision", "int8", "--monte-carlo", code=2)
     assert "a Monte-Carlo file stays in floating point" in text
-    text = said("export", folder, "--out", tmp_path / "e.onnx", "--precision", "int4", code=2)
-    assert "'int4' is unknown; one of none, auto, int8, float16" in text
+    text = said("export", folder, "--out", tmp_path / "e.onnx", "--precision", "int3", code=2)
+    assert "'int3' is unknown; one of none, auto, int8, int4, float16" in text
+    text = said("export", folder, "--out", tmp_path / "f.onnx", "--precision", "int4", "--compact")
+    assert "of the answers as in float32" in text
+    assert (tmp_path / "f.onnx").stat().st_size < (tmp_path / "b.onnx").stat().st_size
+    text = said("export", folder, "--out", tmp_path / "g.onnx", "--precision", "int4", "--monte-carlo", code=2)
+    assert "a Monte-Carlo file stays in floating point" in text
 
 
 def outlying(tmp_path, spread):
@@ -181,6 +187,75 @@ def test_where_nothing_can_be_in_integers_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(Integers, "_tried", lambda *_, **__: 50.0)
     with pytest.raises(ExportError, match=r"no layer can be in integers .* the error is 50, allowed are 0"):
         work.write(tmp_path / "int8.onnx")
+
+
+@pytest.fixture(scope="module")
+def four_run(tiny_recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "four"
+    recipe = tiny_recipe.model_copy(deep=True)
+    recipe.export.precision, recipe.uncertainty.samples = "int4", 0
+    return folder, run(recipe, folder)
+
+
+def test_a_run_in_four_bits(four_run, tmp_path):
+    folder, results = four_run
+    found, path = results["int4"], folder / "model_int4.onnx"
+    assert found["bytes"] == path.stat().st_size < results["sparse"]["bytes_compact"]
+    assert (
+        set(found["layers"].values()) <= {"int4", "int8"} and found["validation"]["int4"] <= found["validation"]["limit"] + 1e-9
+    )
+    test = open_run(folder).data.test
+    x = torch.cat([inputs for inputs, _ in test.batches(100)]).numpy()
+    y = torch.cat([targets for _, targets in test.batches(100)]).numpy()
+    assert found["metrics"]["error"] == pytest.approx(100 * (answers(path, x)[0].argmax(1) != y).mean(), abs=1e-4)
+    assert {row["used"] for row in results["bits"]} <= {4, 8} and all(row["added"] > 0 for row in results["bits"])
+    assert "In four bits (model_int4.onnx)" in " ".join(small_files(results))
+    assert verify_run(folder).failed == []
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    model = onnx.load(str(copy / path.name))
+    for tensor in model.graph.initializer:
+        if tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16) and np.prod(tensor.dims) > 4:
+            array = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array((-1.5 * array).astype(array.dtype), tensor.name))
+    onnx.save(model, str(copy / path.name))
+    report.write_json(copy / "report.json", report.stamped(json.loads((copy / "report.json").read_text()), copy))
+    assert path.name in {check.file for check in verify_run(copy).failed}
+
+
+def test_weights_that_four_bits_spoil_get_eight(tmp_path):
+    torch.manual_seed(0)
+    fine, coarse = nn.Linear(80, 8, bias=False), nn.Linear(8, 8)
+    with torch.no_grad():
+        fine.weight.zero_()
+        fine.weight[0, 0], fine.weight[0, 1] = 1.0, 0.02  # the nearest of 15 steps is 0
+        coarse.weight.copy_(torch.eye(8))
+        coarse.bias.copy_(torch.tensor([0.0, 0.0, *[-10.0] * 6]))
+    model = nn.Sequential(fine, coarse).eval()
+    x = torch.zeros(400, 80)
+    x[:, 1] = torch.linspace(-1, 1, 400)
+    y = model(x).argmax(1)
+    path = export_onnx(model, tmp_path / "model.onnx", x[:2]).path
+    data = Data(train=InMemory(x, y), validation=InMemory(x, y), test=InMemory(x, y), task="classification", outputs=8)
+    work = FourBits(path, data, Baked())
+    work.write(tmp_path / "four.onnx")
+    assert work.report["layers"] == {"0": "int8", "1": "int4"}
+    assert work.report["validation"]["int4"] <= work.limit == 100 / 400
+    loose = FourBits(path, data, Baked(), max_drop=100.0, dense=0.0)
+    loose.write(tmp_path / "loose.onnx")
+    assert set(loose.report["layers"].values()) == {"int4"}
+
+
+def test_where_eight_bits_are_too_few_it_says_so(tmp_path, monkeypatch):
+    path, data = outlying(tmp_path, 1.0)
+    monkeypatch.setattr("svdcompress.export._few_bits.SMALLEST", 4)
+    work = FourBits(path, data, Baked(), max_drop=0.0, dense=0.0)
+    monkeypatch.setattr(FourBits, "error", lambda self, path, *_, **__: 50.0 if path != self.path else 0.0)
+    with pytest.raises(ExportError, match=r"more than eight bits .* the error is 50, allowed are 0"):
+        work.write(tmp_path / "four.onnx")
+    monkeypatch.undo()
+    with pytest.raises(ExportError, match="no weight that four bits would make smaller"):
+        FourBits(path, data, Baked()).write(tmp_path / "four.onnx")
+    assert not (tmp_path / "four.onnx").exists()
 
 
 def test_what_is_slower_is_told():

@@ -1,0 +1,170 @@
+"""Weights stored in four or eight bits: the graph computes in float32 all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from svdcompress.errors import ExportError, UsageError, shortened
+from svdcompress.export import _parity
+from svdcompress.export._compact import Maker, Part, compacted, fixed_names, places_of, read, scattered
+from svdcompress.export._export import Exported
+from svdcompress.export._half import halve
+from svdcompress.export._metadata import decode
+from svdcompress.export._rounding import codes, of_shape, second_dimension, steps
+from svdcompress.export._write import write
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, TensorProto
+
+OPSET = 21
+"""The first that has numbers of four bits."""
+
+SMALLEST = 64
+"""Numbers of a weight below which it stays as it is: the nodes that widen it again would take more."""
+
+FORMS = (4, 8)
+"""Bits of a weight."""
+
+
+def write_few_bits(
+    src: str | Path,
+    dst: str | Path,
+    bits: int | Mapping[str, int] = 4,
+    *,
+    importance: Mapping[str, np.ndarray] | None = None,
+    compact: bool = True,
+    check: Callable[[Path], Any] = lambda file: None,
+) -> Exported:
+    """Write an ONNX file with its weights as whole steps of 4 or 8 bits, a step's size for each channel; `src` stays as it is.
+
+    A Cast and a Mul make float32 of them as the file is loaded: outputs differ by the rounding, latency does not. What else
+    there is of 64 numbers and more (biases, the sizes of the steps) is stored as float16, as `write_half` does. The file is of
+    opset 21, which onnxruntime 1.20 and later load.
+
+    src: a deterministic file of `export_onnx`. bits: of all weights (of two dimensions and more), or of each by its name; those
+    without are stored as float16. importance: see `pack`. compact: without zeros too. check: called with the file before it
+    appears; what it raises is raised. Returns the file, with `parity` None.
+
+    Raises UsageError for a Monte-Carlo file, whose variances steps would distort, and for other bits; ExportError for a file
+    that cannot be read or be of opset 21, OutputError for a path that cannot be written.
+
+    Example: `write_few_bits("model.onnx", "model_int4.onnx").bytes`
+    """
+    start, dst = time.perf_counter(), Path(dst)
+    wrong = [each for each in (bits.values() if isinstance(bits, Mapping) else [bits]) if each not in FORMS]
+    if wrong:
+        raise UsageError(f"bits: {wrong[0]!r} is none of {', '.join(map(str, FORMS))}")
+    model = _at_opset(read(Path(src)), Path(src))
+    if any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props):
+        raise UsageError(f"{Path(src).name}: a Monte-Carlo file stays in floating point: steps distort its variances")
+    _round(model.graph, bits, importance or {}, compact)
+    halve(model.graph)
+    if compact:
+        compacted(model.graph)
+    model.metadata_props.add(key="precision", value="int4")
+    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
+
+    def tried(file: Path) -> None:
+        _parity.session(file)
+        check(file)
+
+    size = write(model, dst, tried)
+    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
+    return Exported(dst, size, inputs, outputs, None, {}, metadata, time.perf_counter() - start)
+
+
+def weights_of(path: str | Path) -> list[str]:
+    """Names of the weights of a file that `write_few_bits` makes steps of, in the file's order."""
+    graph = read(Path(path)).graph
+    fixed = fixed_names(graph)
+    return [tensor.name for tensor in graph.initializer if _taken(tensor, fixed) is not None]
+
+
+def _taken(tensor: TensorProto, fixed: set[str]) -> np.ndarray | None:
+    """The numbers of a weight; None of other tensors."""
+    import onnx
+    from onnx import numpy_helper
+
+    if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2 or tensor.name in fixed:
+        return None
+    array = numpy_helper.to_array(tensor)
+    return array if array.size >= SMALLEST and np.isfinite(array).all() else None
+
+
+def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping[str, np.ndarray], compact: bool) -> None:
+    fixed, second, maker = fixed_names(graph), second_dimension(graph), Maker(graph)
+    added, gone = Part(), set()
+    for tensor in graph.initializer:
+        array, count = _taken(tensor, fixed), bits if isinstance(bits, int) else bits.get(tensor.name)
+        if array is None or count is None:
+            continue
+        axis = int(tensor.name in second)
+        step = steps(array, count, axis, of_shape(importance, tensor.name, array)).astype(np.float32)
+        whole = codes(array, step, count)
+        forms = [_dense(maker, whole, step, count, tensor.name)]
+        if compact and len(places_of(whole)):
+            forms.append(_sparse(maker, whole, step, count, tensor.name))
+        part = min(forms, key=lambda form: form.bytes)
+        gone.add(tensor.name)
+        added.nodes += part.nodes
+        added.tensors += part.tensors
+    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
+        del graph.initializer[place]
+    graph.initializer.extend(added.tensors)
+    for place, node in enumerate(added.nodes):
+        graph.node.insert(place, node)
+
+
+def _dense(maker: Maker, whole: np.ndarray, step: np.ndarray, bits: int, name: str) -> Part:
+    part = Part()
+    wide = maker.node(part, "Cast", _stored(maker, part, whole, bits), to=_FLOAT)
+    maker.node(part, "Mul", wide, maker.constant(part, step), output=name)
+    return part
+
+
+def _sparse(maker: Maker, whole: np.ndarray, step: np.ndarray, bits: int, name: str) -> Part:
+    part = Part()
+    put = scattered(
+        maker,
+        part,
+        whole.astype(np.float32),
+        lambda numbers: maker.node(part, "Cast", _stored(maker, part, numbers, bits), to=_FLOAT),
+        bits / 8,
+    )
+    maker.node(part, "Mul", put, maker.constant(part, step), output=name)
+    return part
+
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT; onnx is imported when a file is written
+
+
+def _stored(maker: Maker, part: Part, whole: np.ndarray, bits: int) -> str:
+    """A new initialiser of whole numbers in so many bits."""
+    from onnx import TensorProto, helper
+
+    if bits == 8:
+        return maker.constant(part, whole.astype(np.int8))
+    low = np.append(whole.reshape(-1).astype(np.int8), np.zeros(whole.size % 2, np.int8)) & 15
+    data = (low[::2] | (low[1::2] << 4)).astype(np.uint8).tobytes()  # two in a byte, the first in its lower half
+    return maker.take(part, helper.make_tensor("", TensorProto.INT4, whole.shape, data, raw=True))
+
+
+def _at_opset(model: ModelProto, src: Path) -> ModelProto:
+    """The model at OPSET or what it has beyond that. Raises ExportError."""
+    from onnx import version_converter
+
+    if max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) >= OPSET:
+        return model
+    try:
+        found = version_converter.convert_version(model, OPSET)
+    except Exception as error:  # onnx's own, of C++
+        raise ExportError(
+            f"{src.name}: cannot be of opset {OPSET} ({shortened(str(error))}); export it with --opset {OPSET}"
+        ) from error
+    del found.graph.value_info[:]
+    return found

@@ -1,0 +1,69 @@
+"""What a file in fewer bits may cost: the validation error that is allowed, and that of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._onnx_model import OnnxModel
+from svdcompress.sources import Data, Examples
+from svdcompress.train import evaluate
+
+TOLERANCE = 0.1
+"""Points of validation error (regression: per cent of the RMSE) that fewer bits may cost where the recipe has no
+search.max_drop."""
+
+RANKED = 500
+"""Validation examples that say which layer costs the most, as the only one in fewer bits."""
+
+
+@dataclass
+class Allowed:
+    """The budget of a form of `path`, a run's deterministic file.
+
+    max_drop: the search's budget in points below the dense model, whose validation error is `dense`; None: TOLERANCE below the
+    float file.
+    """
+
+    path: Path
+    data: Data
+    units: Baked
+    max_drop: float | None = None
+    dense: float | None = None
+
+    @cached_property
+    def float_error(self) -> float:
+        """The float file's validation error."""
+        return self.error(self.path)
+
+    @cached_property
+    def limit(self) -> float:
+        """The validation error that is allowed; a drop of less than one answer is nothing that could be seen."""
+        shares = likelihood_for(self.data.task, self.data.dim).probabilities
+        if self.max_drop is not None and self.dense is not None:
+            most = self.dense + self.max_drop if shares else self.dense * (1 + self.max_drop / 100)
+            return max(most, self.float_error)
+        if not shares:
+            return self.float_error * (1 + TOLERANCE / 100)
+        return self.float_error + max(TOLERANCE, 100 / len(self.data.validation))
+
+    @cached_property
+    def few(self) -> Examples:
+        """Validation examples to rank layers by."""
+        return self.data.validation.subset(torch.arange(min(RANKED, len(self.data.validation))))
+
+    def error(self, path: Path, examples: Examples | None = None, figure: str | None = None) -> float:
+        """A file's validation error (RMSE, or the figure named)."""
+        found = evaluate(OnnxModel(path, self.units), examples or self.data.validation, **told(self.data))
+        return found[figure] if figure else found.get("error", found.get("rmse", float("nan")))
+
+
+def told(data: Data) -> dict[str, Any]:
+    """What `evaluate` is told of a run's data."""
+    return {"task": data.task, "scale": data.target_scale, "dim": data.dim}
