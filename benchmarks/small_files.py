@@ -30,6 +30,7 @@ FORMS: dict[str, list[str]] = {
     "compact ONNX": ["export", "--compact"],
     "compact ONNX, float16": ["export", "--compact", "--precision", "float16"],
     "compact ONNX, int8": ["export", "--compact", "--precision", "int8"],
+    "compact ONNX, int4": ["export", "--compact", "--precision", "int4"],
     "archive, float32": ["pack", "--precision", "float32"],
     "archive, float16": ["pack", "--precision", "float16"],
     "archive, int8": ["pack", "--precision", "int8"],

@@ -2,9 +2,10 @@
 
     python benchmarks/uncertainty.py --runs RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10] [--table FOLDER] [--samples 50]
 
-RUN: folders of finished runs, named RECIPE-SEED, as benchmarks/mnist.py leaves them. What each run predicts is computed once
-and kept in RUN/uncertainty.npz. All runs of a recipe have the same test data, so the intervals are those of the mean over the
-seeds: test inputs are drawn again (1,000 times; 200 for AUROC and the share answered), the same for all.
+RUN: folders of finished runs, named RECIPE-SEED as benchmarks/mnist.py leaves them, or by the case as benchmarks/real.py does.
+What each run predicts is computed once and kept in RUN/uncertainty.npz. All runs of a recipe have the same test data, so the
+intervals are those of the mean over the seeds: test inputs are drawn again (1,000 times; 200 for AUROC and the share answered),
+the same for all.
 "sparse" is whichever of mean and draws the run's validation data chose, as `svdc predict` does. OOD score: the entropy of the
 predictive distribution. Corrupted: all kinds at levels 1 to 5 (svdcompress.uncertainty.LEVELS) of 2,000 test inputs.
 
@@ -63,6 +64,7 @@ GOALS = {
     "digits": "goal: NLL 0.085, ECE 0.020",
     "mnist-lenet300": "goal: ECE 0.0024, at least the dense network's share answered",
     "mnist-lenet5": "goal: ECE 0.0010, AUROC 0.999 and 0.998, half of the dense network's ECE on corrupted digits",
+    "resnet20-macs2x": "goal: NLL and ECE no worse, 0.7 times the dense network's ECE on corrupted images",
 }
 
 
@@ -75,7 +77,7 @@ def predicted(run: Path, cifar: Path | None, samples: int) -> dict[str, np.ndarr
     file = run / "uncertainty.npz"
     if file.is_file():
         return dict(np.load(file))
-    opened = open_run(run)
+    opened = open_run(run, trust_code=True)
     data, own = opened.data, own_likelihood(opened.model, opened.data.task, opened.data.dim)
     plain = own.plain()
     logits = draws_of(opened.dense, data.validation, plain)  # a temperature in any case, as the baseline of `svdc evaluate`
@@ -251,6 +253,12 @@ def _cell(found: dict[str, Any], who: str, key: str, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
 
 
+def named(run: Path) -> tuple[str, str]:
+    """The group of a run, and its seed."""
+    recipe, _, seed = run.name.rpartition("-")
+    return (recipe, seed) if seed.isdigit() else (run.name, "0")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="*", type=Path, default=[])
@@ -266,12 +274,12 @@ def main() -> None:
     groups: dict[str, list[Path]] = {}
     for run in options.runs:
         if (run / "report.json").is_file():
-            groups.setdefault(run.name.rpartition("-")[0], []).append(run)
+            groups.setdefault(named(run)[0], []).append(run)
     made: dict[str, Any] = {}
     for name, folders in groups.items():
         seen = [predicted(run, options.cifar, options.samples) for run in folders]
         ratios = [json.loads((run / "report.json").read_text(encoding="utf-8"))["compression"]["nonzero"] for run in folders]
-        seeds = [run.name.rpartition("-")[2] for run in folders]
+        seeds = [named(run)[1] for run in folders]
         made[name] = {"seeds": seeds, "compression": sum(ratios) / len(ratios), "samples": options.samples, **group(seen)}
     if options.table is not None:
         made["table"] = measured(options.table, options.seeds, options.samples)
