@@ -112,7 +112,7 @@ def table(results: dict[str, Any]) -> str:
         lines += [f"## {recipe}, seeds {', '.join(sorted(runs))}", ""]
         lines += ["| form | bytes | times smaller | error % | change by seed |", "|---|---|---|---|---|"]
         for form in ["dense", *FORMS]:
-            ends = [runs[seed]["forms"][form] for seed in sorted(runs)]
+            ends = [runs[seed]["forms"].get(form, {"problem": "not measured"}) for seed in sorted(runs)]
             made = [
                 (one, runs[seed]["forms"]["dense"]["bytes"])
                 for seed, one in zip(sorted(runs), ends, strict=True)
