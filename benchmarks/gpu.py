@@ -1,7 +1,7 @@
 """Everything that waits for a GPU, most valuable first, in slices of under ten minutes that go on where the last one ended.
 
     python benchmarks/gpu.py [--minutes 9] [--out FOLDER] [--cifar FOLDER --resnet FOLDER] [--rxnfp FOLDER --yields FOLDER]
-                             [--crepe FOLDER --speech FILE]     (or: make gpu)
+                             [--crepe FOLDER --speech FILE] [--dncnn FOLDER]     (or: make gpu)
 
 Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda`, the rows of
 benchmarks/speed.py that need a GPU, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options),
@@ -54,7 +54,8 @@ def steps(options: argparse.Namespace) -> list[Step]:
         folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]
         long += [(name, ["benchmarks/real.py", *folders, "--only", name]) for name in CASES]
     for name in NAMES:
-        needed = ("crepe", "speech") if name == "crepe" else ("rxnfp", "yields")
+        kind = name.partition("-")[0]
+        needed = {"crepe": ("crepe", "speech"), "denoise": ("dncnn",)}.get(kind, ("rxnfp", "yields"))
         if all(getattr(options, each) for each in needed):
             folders = [part for each in needed for part in (f"--{each}", str(getattr(options, each)))]
             long.append((name, ["benchmarks/real_nets.py", *folders, "--only", name]))
@@ -66,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
-    for name in ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech"):
+    for name in ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech", "dncnn"):
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
     import torch

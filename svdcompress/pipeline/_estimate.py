@@ -26,6 +26,8 @@ from svdcompress.sources import example_inputs, open_data
 from svdcompress.train import Reach, find_place, make_optimizer
 
 TRIAL_STEPS = 5
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 REST_SECONDS = 15.0
 """Pruning, export, measuring and the report, for a small model."""
 
@@ -106,7 +108,9 @@ def _stage_seconds(model: nn.Module, examples: Any, loss: Any, settings: Trainin
     times = []
     for x, y in islice(examples.batches(settings.batch_size, shuffle=0, device=device), TRIAL_STEPS):
         started = time.perf_counter()
-        elbo(loss(call(model, x), y)).backward()
+        with torch.autocast(device.type, AUTOCAST.get(settings.precision), enabled=settings.precision in AUTOCAST):
+            output = elbo(loss(call(model, x), y))
+        output.backward()
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":
