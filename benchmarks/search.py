@@ -19,6 +19,8 @@ from typing import Any
 
 from mnist import machine, read, setting, write
 
+from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 
@@ -41,6 +43,9 @@ PUBLISHED = {
     "lenet5-nonzero": "280x at 0.75% (Sparse VD, digits as they are)",
     "lenet5-parameters": "156x at 1.0% (BC-GHS, digits as they are)",
 }
+LEVELS = 6
+"""Of a path, where a stored row does not say."""
+
 COMPRESSIONS = ("nonzero", "parameters", "macs", "bytes")
 
 
@@ -77,12 +82,21 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
         "met": search["met"],
         "reached": search["reached"],
         "trials": len(search["trials"]),
+        "levels": len(search["path"]),
         "seconds": {name: report["seconds"].get(name, 0.0) for name in ("dense", "search")},
         "threads": report.get("torch_threads"),
         "setting": setting(report),
         "versions": {name: report["versions"].get(name) for name in ("torch", "svdcompress")},
         "machine": report["machine"],
     }
+
+
+def epochs(found: dict[str, Any]) -> tuple[int, int]:
+    """Of the whole search, the path and all trials, and of one run of the recipe without a search; after the dense start."""
+    train, recover = (found["setting"]["epochs"][name] for name in ("train", "recover"))
+    part = lambda share: max(1, round(share * train))  # noqa: E731
+    levels = found.get("levels", LEVELS)
+    return levels * part(LEVEL_EPOCHS) + found["trials"] * (part(COOLING_EPOCHS) + recover), train + recover
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -95,7 +109,17 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "change (95%)",
         "validation: dense, sparse (lost at most)",
     )
-    head += ("non-zeros", "parameters", "MACs", "bytes", "latency, batch 128", "trials", "search", "asked for")
+    head += (
+        "non-zeros",
+        "parameters",
+        "MACs",
+        "bytes",
+        "latency, batch 128",
+        "trials",
+        "epochs, of one run",
+        "search",
+        "asked for",
+    )
     lines = ["# What a budget or a goal alone gives", "", "Written by `benchmarks/search.py`, which says how.", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row, (recipe, arguments) in ROWS.items():
@@ -116,7 +140,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             by_nll = "" if validation.get("at_most") is None else f"; by the NLL {validation['at_most']:+.2f}"
             cells += [f"{validation['dense']:.2f}, {validation['sparse']:.2f} ({validation['upper']:+.2f}{by_nll})"]
             cells += [f"{sizes[name]:.3g}x" for name in COMPRESSIONS]
-            cells += [f"{latency:.3g}x" if latency else "", str(found["trials"]), f"{found['seconds']['search']:.0f} s", asked]
+            cells += [
+                f"{latency:.3g}x" if latency else "",
+                str(found["trials"]),
+                "{} of {} ({:.1f}x)".format(*epochs(found), epochs(found)[0] / epochs(found)[1]),
+            ]
+            cells += [f"{found['seconds']['search']:.0f} s", asked]
             lines.append(f"| {' | '.join(cells)} |")
     for row, found in results.items():
         if len(found) > 1:
