@@ -36,6 +36,7 @@ FORMS: dict[str, list[str]] = {
     "archive, int8": ["pack", "--precision", "int8"],
     "archive, bits of the posterior": ["pack", "--precision", "posterior"],
     "archive, int4": ["pack", "--precision", "int4"],
+    "archive, fewest bits": ["pack", "--precision", "auto"],
 }
 """Form: the subcommand, and its options."""
 

@@ -23,7 +23,8 @@ def pack(
         str,
         typer.Option(
             metavar="FORM",
-            help="float32 (exact), float16, int8, int4, or posterior: for each layer the bits that its variances allow.",
+            help="float32 (exact), float16, int8, int4; posterior: for each layer the bits that its variances allow; auto: the "
+            "fewest that the validation error allows.",
         ),
     ] = "float32",
     codec: Annotated[str, typer.Option(help="xz, or zstd (needs the package zstandard).")] = "xz",
@@ -50,8 +51,12 @@ def pack(
         from svdcompress.export import suggested_bits
 
         bits = {f"{row.name}.weight": row.bits for row in suggested_bits(opened.model)}
+    elif precision == "auto":
+        from svdcompress.pipeline import fewest_bits
+
+        bits = fewest_bits(opened)
     elif precision not in export.PRECISIONS:
-        raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(export.PRECISIONS)}, posterior")
+        raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(export.PRECISIONS)}, posterior, auto")
     known = export.importance(opened.model)
     packed = export.pack(src, path, "int8" if bits else precision, bits=bits, importance=known, codec=codec)
     found: dict[str, Any] = {"file": path.name, "bytes": packed.bytes, "precision": precision, "codec": codec}

@@ -16,6 +16,7 @@ from svdcompress.export import _parity
 from svdcompress.export._export import Exported
 from svdcompress.export._gaps import gaps
 from svdcompress.export._metadata import decode
+from svdcompress.export._tidy import tidy
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def write_compact(src: str | Path, dst: str | Path) -> Exported:
     put back in place: Cast, CumSum, ScatterElements, Reshape. onnxruntime does so once, as it loads the file: outputs and
     latency are those of `src`. Where that would not be smaller the tensor stays as it is; tensors whose numbers are in the same
     places (means and variances) share their steps. Any tool that folds constants, such as onnxslim, makes the file dense again:
-    use it first.
+    use it first. Values between the inputs and the outputs get short names.
 
     src: a file of `export_onnx`, or any other of opset 13 or later; initialisers of subgraphs stay as they are.
 
@@ -52,6 +53,7 @@ def write_compact(src: str | Path, dst: str | Path) -> Exported:
 
     start, dst = time.perf_counter(), Path(dst)
     model = read(Path(src))
+    tidy(model)
     wanted = compacted(model.graph)
     metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
 

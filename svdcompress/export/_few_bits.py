@@ -16,6 +16,7 @@ from svdcompress.export._export import Exported
 from svdcompress.export._half import halve
 from svdcompress.export._metadata import decode
 from svdcompress.export._rounding import codes, of_shape, second_dimension, steps
+from svdcompress.export._tidy import tidy
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def write_few_bits(
     model = _at_opset(read(Path(src)), Path(src))
     if any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props):
         raise UsageError(f"{Path(src).name}: a Monte-Carlo file stays in floating point: steps distort its variances")
+    if compact:
+        tidy(model)
     _round(model.graph, bits, importance or {}, compact)
     halve(model.graph)
     if compact:

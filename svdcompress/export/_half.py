@@ -13,6 +13,7 @@ from svdcompress.export import _parity
 from svdcompress.export._compact import compacted, fixed_names, new_names, read
 from svdcompress.export._export import Exported
 from svdcompress.export._metadata import decode
+from svdcompress.export._tidy import tidy
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def write_half(
     """
     start, dst = time.perf_counter(), Path(dst)
     model = read(Path(src))
+    if compact:
+        tidy(model)
     halve(model.graph)
     if compact:
         compacted(model.graph)

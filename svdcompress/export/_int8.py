@@ -21,6 +21,7 @@ from svdcompress.export import _parity
 from svdcompress.export._compact import compacted
 from svdcompress.export._export import Exported
 from svdcompress.export._metadata import decode, read_metadata
+from svdcompress.export._tidy import tidy
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Int8:
             )
         model = self._signed(raw)
         if compact:
+            tidy(model)
             compacted(model.graph)
         size = write(model, dst, _parity.session)
         inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))

@@ -1,8 +1,8 @@
 """One small archive of an ONNX file, for sending: entropy-coded, its weights as exact as asked for.
 
 The archive is an xz stream (or one of zstandard) of a safetensors file with four tensors of bytes: `graph`, the ONNX file
-without the data of its weights; `steps`, from each number that is not 0 to the next; `numbers`; `scales`. Its metadata say
-which weight has how many of each. Nothing of it names a file, and nothing of it is code.
+without the data of its weights; `steps`, from each number that is not 0 to the next, deflated where that is shorter; `numbers`;
+`scales`. Its metadata say which weight has how many of each. Nothing of it names a file, and nothing of it is code.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import json
 import lzma
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from svdcompress.errors import DependencyError, UsageError
 from svdcompress.export._compact import fixed_names, read
 from svdcompress.export._half import as_half
 from svdcompress.export._rounding import codes, of_shape, second_dimension, steps
+from svdcompress.export._tidy import tidy
 from svdcompress.files import write_atomically
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ PRECISIONS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
 
 CODECS = ("xz", "zstd")
 
-FORMAT = 1
-"""The layout of what is in an archive."""
+FORMAT = 2
+"""The layout of what is in an archive: in 1 the steps are as they are, in 2 they may be deflated."""
 
 SMALLEST = 8
 """Numbers of a tensor below which it stays in the graph as it is."""
@@ -87,11 +89,21 @@ def pack(
         raise UsageError(f"precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
     model = read(src)
     before = len(model.SerializeToString())
+    tidy(model)
     streams, entries, largest = _streams(model, precision, bits or {}, importance or {})
     from safetensors.numpy import save
 
-    metadata = {"format": str(FORMAT), "weights": json.dumps(entries, separators=(",", ":"))}
-    data = _encoded(save({name: np.frombuffer(part, np.uint8) for name, part in streams.items()}, metadata), codec)
+    weights = json.dumps(entries, separators=(",", ":"))
+    forms = [({"format": "1", "weights": weights}, streams)]
+    if len(jumps := _huffman(streams["steps"])) < len(streams["steps"]):  # which xz's own coder is slow to learn
+        forms.append(({"format": str(FORMAT), "deflated": "steps", "weights": weights}, {**streams, "steps": jumps}))
+    data = min(
+        (
+            _encoded(save({name: np.frombuffer(part, np.uint8) for name, part in each.items()}, metadata), codec)
+            for metadata, each in forms
+        ),
+        key=len,
+    )
     write_atomically(dst, lambda path: path.write_bytes(data))
     return Packed(dst, len(data), before, precision, largest, time.perf_counter() - start)
 
@@ -179,6 +191,12 @@ def _jumps(places: np.ndarray) -> bytes:
     found = np.full(int(ends[-1]) + 1 if len(ends) else 0, MORE, np.uint8)
     found[ends] = jumps % MORE
     return found.tobytes()
+
+
+def _huffman(data: bytes) -> bytes:
+    """Bytes by how often each is there (RFC 1951, without matches)."""
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
+    return coder.compress(data) + coder.flush()
 
 
 def _encoded(data: bytes, codec: str) -> bytes:

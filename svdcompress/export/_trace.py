@@ -143,6 +143,8 @@ def _clean(model: ir.Model) -> None:
     outer = {*model.graph.inputs, *model.graph.outputs}
     taken = {value.name for value in outer}
     inner = [value for node in model.graph.all_nodes() for value in node.outputs if value not in outer]
+    for value in outer:
+        value.metadata_props.clear()
     for value in (*inner, *list(model.graph.initializers.values())):
         value.metadata_props.clear()
         name = re.sub(r"^(draw\.)?model\.", "", str(value.name))

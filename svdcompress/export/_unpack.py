@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import lzma
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,7 +62,7 @@ class _Archive:
         """The ONNX file."""
         try:
             with self.path.open("rb") as file:
-                streams, entries = self._read(self._decoder(file))
+                streams, entries, deflated = self._read(self._decoder(file))
         except OSError as error:
             raise CheckpointError(f"{self.path}: cannot be read ({error.strerror or error})") from error
         except (lzma.LZMAError, EOFError) as error:
@@ -70,7 +71,7 @@ class _Archive:
             if type(error).__name__ == "ZstdError":
                 self._refuse(f"damaged ({shortened(str(error))})")
             raise
-        return self._filled(streams, entries)
+        return self._filled(streams, entries, deflated)
 
     def _refuse(self, reason: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: {reason}; write it again with: svdc pack")
@@ -85,8 +86,8 @@ class _Archive:
             return zstandard().ZstdDecompressor(max_window_size=MEMORY).stream_reader(file)
         self._refuse("no archive of svdc")
 
-    def _read(self, stream: Any) -> tuple[dict[str, bytes], list[Entry]]:
-        """The four streams, of the sizes that the header says, and the weights."""
+    def _read(self, stream: Any) -> tuple[dict[str, bytes], list[Entry], bool]:
+        """The four streams, of the sizes that the header says, the weights, and whether the steps are deflated."""
         count = int.from_bytes(self._exactly(stream, 8), "little")
         if not 2 <= count <= HEADER:
             self._refuse("no archive of svdc")
@@ -98,6 +99,9 @@ class _Archive:
             sizes = {name: (header[name]["data_offsets"][0], header[name]["data_offsets"][1]) for name in STREAMS}
             whole = all(header[name]["dtype"] == "U8" for name in STREAMS) and set(header) == set(STREAMS)
             whole = whole and all(type(place) is int for pair in sizes.values() for place in pair)
+            deflated = metadata.get("deflated", "")
+            if deflated not in ("", "steps"):
+                raise ValueError(f"deflated: {deflated!r}")
             weights = parse_json(metadata["weights"])
             entries = [Entry(str(n), str(form), int(places), int(axis)) for n, form, places, axis in weights]
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -115,7 +119,7 @@ class _Archive:
             found[name] = self._exactly(stream, sizes[name][1] - sizes[name][0])
         if stream.read(1):
             self._refuse("damaged: there is more in it than it says")
-        return found, entries
+        return found, entries, bool(deflated)
 
     def _exactly(self, stream: Any, count: int) -> bytes:
         parts = []
@@ -127,7 +131,7 @@ class _Archive:
             count -= len(part)
         return b"".join(parts)
 
-    def _filled(self, streams: dict[str, bytes], entries: list[Entry]) -> ModelProto:
+    def _filled(self, streams: dict[str, bytes], entries: list[Entry], deflated: bool) -> ModelProto:
         """The graph with its weights."""
         import onnx
 
@@ -153,6 +157,8 @@ class _Archive:
             self._refuse(f"its weights would come to {total:,} bytes, and {self.most:,} are allowed (--most)")
         if len({entry.name for entry in entries}) < len(entries):
             self._refuse("a weight is in it twice")
+        if deflated:
+            streams["steps"] = self._inflated(streams["steps"], total // 2)
         work = _Filler({name: np.frombuffer(data, np.uint8) for name, data in streams.items()})
         try:
             for entry in entries:
@@ -162,6 +168,17 @@ class _Archive:
         except (ValueError, IndexError) as error:
             self._refuse(f"its weights are damaged ({error})")
         return model
+
+    def _inflated(self, data: bytes, most: int) -> bytes:
+        """The steps of as many numbers: a byte for each, and one for each 255 zeros."""
+        decoder = zlib.decompressobj(-15)
+        try:
+            found = decoder.decompress(data, most + 1)
+        except zlib.error as error:
+            self._refuse(f"its steps are damaged ({error})")
+        if len(found) > most or not decoder.eof or decoder.unused_data:
+            self._refuse("its steps are damaged")
+        return found
 
 
 def _all_tensors(model: ModelProto) -> list[TensorProto]:

@@ -8,6 +8,7 @@ from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._estimate import Estimate, estimate
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._extra import Preprocessing
+from svdcompress.pipeline._fewest_bits import fewest_bits
 from svdcompress.pipeline._figures import feed, versions
 from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._integers import beside
@@ -39,6 +40,7 @@ __all__ = [
     "estimate",
     "export_model",
     "feed",
+    "fewest_bits",
     "file_metadata",
     "final_beta",
     "free_folder",

@@ -21,8 +21,15 @@ def file_metadata(
     found: dict[str, Any] = {"preprocessing": dict(preprocessing), "classes": classes, "task": task}
     if "dense" in results and "sparse" in results:
         known = results.get("compression") or cost.compression(results["dense"], results["sparse"])
-        found |= {"compression": known, "metrics": results["sparse"].get("metrics")}
+        found |= {"compression": _rounded(known), "metrics": _rounded(results["sparse"].get("metrics"))}
     return found
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with four digits: what a file says of itself is for people, and `report.json` has them all."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def export_model(

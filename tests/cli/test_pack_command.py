@@ -37,20 +37,21 @@ def test_there_and_back(tiny_run, tmp_path):
 def test_fewer_bits_are_fewer_bytes(tiny_run, tmp_path):
     folder, _ = tiny_run
     sizes = {}
-    for precision in ("float32", "float16", "int8", "int4", "posterior"):
+    for precision in ("float32", "float16", "int8", "int4", "posterior", "auto"):
         told = json.loads(svdc("pack", folder, "--out", tmp_path / precision, "--precision", precision, "--json"))
         sizes[precision] = told["bytes"]
         assert told["bytes"] == (tmp_path / precision).stat().st_size
         assert told["ratio"] == pytest.approx((folder / "dense.onnx").stat().st_size / told["bytes"])
         assert set(told["metrics"]) == {"error", "nll"} and 0 <= told["agreement"] <= 1
-        assert (told["bits"] != {}) == (precision == "posterior")
+        assert (told["bits"] != {}) == (precision in ("posterior", "auto"))
     assert sizes["float32"] > sizes["float16"] > sizes["int8"] > sizes["int4"]
+    assert sizes["auto"] <= sizes["int8"]
 
 
 def test_what_cannot_be_is_said(tiny_run, tmp_path):
     folder, _ = tiny_run
     text = svdc("pack", folder, "--out", tmp_path / "a", "--precision", "int3", code=2)
-    assert "'int3' is unknown; one of float32, float16, int8, int4, posterior" in text
+    assert "'int3' is unknown; one of float32, float16, int8, int4, posterior, auto" in text
     assert "no such file" in svdc("pack", tmp_path, "--out", tmp_path / "a", code=5)
     (tmp_path / "bad.svdc").write_bytes(b"no")
     assert "no archive of svdc" in svdc("unpack", tmp_path / "bad.svdc", "--out", tmp_path / "b.onnx", code=5)
