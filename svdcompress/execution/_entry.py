@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class SparseEntry:
     """What `to_sparse` did with one Linear layer, and why.
 
-    name: its dotted name. density: share of its weights that are not 0 (None: its weight is computed in each forward).
+    name: its dotted name. density: share of its weights that are not 0 (None: it has no weight of its own).
     rows: rows of the input of its first call in the pass (0: it was not called). dense_ms, sparse_ms: median milliseconds of
     that call (None: not timed). used: whether the layer is sparse in the result. reason: why not ("" if it is).
     """
