@@ -12,9 +12,10 @@ from torch.nn.parameter import UninitializedParameter
 from svdcompress.convert import read_past
 
 DENSEST = 0.5
-"""Share of weights that are not 0 above which nothing is timed: break-even is at 5 to 10%."""
+"""Share of weights that are not 0 above which nothing is timed: break-even is near 10% with one row, 25% with 64
+(benchmarks/results/sparse_execution.md)."""
 
-DENSE = f"more than {100 * DENSEST:g}% of its weights are not 0, and sparse products pay at 5 to 10% or less"
+DENSE = f"more than {100 * DENSEST:g}% of its weights are not 0, far above where sparse products pay"
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:

@@ -25,6 +25,10 @@ from svdcompress.prune import dense_copy
 LAYER_SECONDS, MODEL_SECONDS = 0.05, 0.25
 """Time spent on measuring a layer, and the whole model."""
 
+LEAST_GAIN = 1.02
+"""How many times as fast the whole model has to be, and what the layers save has to amount to: less is within the noise of such
+a measurement, so that sparse layers might as well lose."""
+
 LEAST_WORK = 30_000
 """Multiply-accumulates (rows of the input times numbers in the weight) below which nothing is timed: a dense product of that
 size takes a few microseconds, and the call of a sparse one takes as long by itself."""
@@ -43,7 +47,7 @@ def to_sparse(model: nn.Module, example_inputs: Any, *, at_least: float = 1.1) -
     Irrelevant weights are 0, as after `to_dense`; a plain model with zeros in its weights is taken too. A layer is sparse
     in the result if its sparse product measures at least `at_least` times as fast as the dense one, on this machine, with
     torch's current number of threads, on the input that one pass with `example_inputs` gives it. Then the whole model is
-    measured: where it isn't faster all layers stay dense, and a warning says so, as it does where there is no such layer.
+    measured: where it isn't faster by 2% all layers stay dense, and a warning says so, as it does where there is no such layer.
     Only Linear layers are looked at; convolutions stay dense.
 
     `.sparse_execution` of the result is a list with a `SparseEntry` for each Linear layer: densities, times, reasons. The
@@ -74,7 +78,8 @@ def chosen(model: nn.Module, example_inputs: Any, at_least: float, measure: Meas
     dense = _mean(model)
     entries = _looked_at(dense, example_inputs, at_least, measure)
     sparse = _assembled(dense, [entry.name for entry in entries if entry.used])
-    problem = _problem(dense, sparse, example_inputs, measure) if any(entry.used for entry in entries) else ""
+    saved = sum((entry.dense_ms or 0) - (entry.sparse_ms or 0) for entry in entries if entry.used)
+    problem = _problem(dense, sparse, example_inputs, saved, measure) if any(entry.used for entry in entries) else ""
     if problem:
         entries = [replace(entry, used=False, reason=problem) if entry.used else entry for entry in entries]
     result: Any = dense if problem else sparse
@@ -166,8 +171,8 @@ def _assembled(dense: nn.Module, names: list[str]) -> nn.Module:
     return sparse
 
 
-def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, measure: Measure) -> str:
-    """Why the whole model stays dense although single layers are faster; "" if it doesn't."""
+def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, saved: float, measure: Measure) -> str:
+    """Why the whole model stays dense although single layers are faster, by `saved` milliseconds; "" if it doesn't."""
 
     def run(model: nn.Module) -> Callable[[], Any]:
         return lambda: call(model, example_inputs)
@@ -187,8 +192,10 @@ def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, measure: 
             return f"faster by itself, but the model's outputs are {off} off with sparse layers"
         with as_it_was(dense, train=False), as_it_was(sparse, train=False):
             slow, fast = measure(run(dense), run(sparse), MODEL_SECONDS, expected[0].device)
-    if fast >= slow:
+    if slow < LEAST_GAIN * fast:
         return f"faster by itself, but the whole model is not: {1e3 * fast:.3g} ms sparse, {1e3 * slow:.3g} ms dense"
+    if saved < (LEAST_GAIN - 1) * 1e3 * slow:  # then chance made it faster
+        return f"faster by itself, but {saved:.2g} ms saved are too little of the whole model's {1e3 * slow:.3g} ms to tell"
     return ""
 
 

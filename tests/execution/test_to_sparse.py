@@ -125,7 +125,7 @@ def test_how_much_faster_is_the_callers_choice():
             svdc.to_sparse(model, x, at_least=wrong)
 
 
-@pytest.mark.parametrize("whole", [SLOWER, (1e-3, 1e-3)])
+@pytest.mark.parametrize("whole", [SLOWER, (1e-3, 1e-3), (1e-3, 0.99e-3)])
 def test_nothing_is_sparse_where_the_whole_model_is_not_faster(whole):
     model, x = network(), torch.randn(4, WIDE)
     result = _to_sparse.chosen(model, x, 1.1, Clock(FASTER, SLOWER, whole))
@@ -134,6 +134,13 @@ def test_nothing_is_sparse_where_the_whole_model_is_not_faster(whole):
     assert first.reason == f"faster by itself, but the whole model is not: {1e3 * whole[1]:g} ms sparse, 1 ms dense"
     assert first.dense_ms == 2.0 and "0.50 times as fast" in entry(result, "2").reason
     torch.testing.assert_close(result(x), by_hand(model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_gain_that_is_lost_in_the_whole_model_counts_as_chance():
+    model, x = network(), torch.randn(4, WIDE)
+    result = _to_sparse.chosen(model, x, 1.1, Clock(FASTER, SLOWER, (0.2, 0.1)))  # a layer's 1 ms can't make up 100 ms
+    assert entry(result, "0").reason == "faster by itself, but 1 ms saved are too little of the whole model's 200 ms to tell"
+    assert set(kinds(result).values()) == {"Linear"}
 
 
 def test_a_model_without_zeros_is_neither_timed_nor_changed():
