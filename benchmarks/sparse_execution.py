@@ -105,8 +105,8 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         "## Where they begin to pay",
         "",
-        "How many times as fast a Linear layer is by a sparse (CSR) product, by the share of its weights that is not 0; in brackets",
-        "milliseconds, dense and sparse.",
+        "How many times as fast a Linear layer is by a sparse (CSR) product, by the share of its weights that is not 0;",
+        "in brackets milliseconds, dense and sparse.",
         "",
     ]
     lines += [f"| inputs, outputs | batch | {' | '.join(f'{100 * d:g}%' for d in DENSITIES)} |", "|---" * 7 + "|"]
@@ -125,7 +125,8 @@ def markdown(results: dict[str, Any]) -> str:
             told = ", ".join(f"{n} ({100 * row['layers'][n]:.2g}%)" for n in row["sparse"]) or "none"
             pruned = f"{ms['pruned']:.3g} ({row['pruned_to_dense']:.2f}x)"
             lines.append(f"| {name} | {row['batch']} | {ms['dense']:.3g} | {pruned} | {fast} | {told} |")
-    lines += ["", "In brackets: how many times as fast as the column before; share of the layer's weights that is not 0.", ""]
+    note = "In brackets: how many times as fast as the column before; share of the layer's weights that is not 0."
+    lines += ["", note, ""]
     told = {f"{name}, batch {row['batch']}": row["told"] for name, rows in results["runs"].items() for row in rows}
     lines += [f"- {name}: {why}." for name, why in told.items() if why.startswith("no layer")]
     names = ", ".join(f"{name} {number}" for name, number in results["versions"].items())

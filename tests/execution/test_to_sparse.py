@@ -199,6 +199,22 @@ def test_half_precision_does_not_fail(dtype):
     torch.testing.assert_close(result(x).float(), by_hand(model, x), rtol=0.1, atol=0.1)
 
 
+def test_layers_under_autocast_stay_dense_where_torch_has_no_such_product():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(WIDE, WIDE)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.fc(x)
+
+    model, x = thinned(Mixed(), ["fc"]), torch.randn(4, WIDE)
+    result = _to_sparse.chosen(model, x, 1.1, Clock(*[FASTER] * 2))
+    torch.testing.assert_close(result(x).float(), model(x).detach().float(), rtol=0.1, atol=0.1)
+    assert result.sparse_execution[0].used or "no sparse product" in result.sparse_execution[0].reason
+
+
 def test_a_product_that_differs_stays_dense(monkeypatch):
     right = _to_sparse.SparseLinear.forward
     monkeypatch.setattr(_to_sparse.SparseLinear, "forward", lambda self, x: right(self, x) * 1.001)
