@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from svdcompress.checkpoint import load, read_manifest, save
     from svdcompress.convert import PlanEntry, convert, convert_dropout, fold_derived_weights, plan, to_dense
     from svdcompress.errors import SvdcError
+    from svdcompress.execution import SparseEntry, to_sparse
     from svdcompress.export import Exported, export_onnx
     from svdcompress.layers import Posterior, Prior, sampling, set_posterior
     from svdcompress.likelihoods import Likelihood, set_likelihood
@@ -26,6 +27,7 @@ _HOMES = {
     "checkpoint": ("load", "read_manifest", "save"),
     "convert": ("PlanEntry", "convert", "convert_dropout", "fold_derived_weights", "plan", "to_dense"),
     "errors": ("SvdcError",),
+    "execution": ("SparseEntry", "to_sparse"),
     "export": ("Exported", "export_onnx"),
     "layers": ("Posterior", "Prior", "sampling", "set_posterior"),
     "likelihoods": ("Likelihood", "set_likelihood"),
@@ -53,6 +55,7 @@ __all__ = [
     "Prediction",
     "Prior",
     "PruneReport",
+    "SparseEntry",
     "Sparsified",
     "SvdcError",
     "answer_above",
@@ -81,6 +84,7 @@ __all__ = [
     "set_posterior",
     "sparsify",
     "to_dense",
+    "to_sparse",
 ]
 
 import_when_used(__name__, _HOMES)

@@ -226,7 +226,7 @@ def latencies(
     for batch in batch_sizes:
         feed = make_input(batch)
         runs = {name: _runner(paths[name], session, feed, batch) for name, session in sessions.items()}
-        for name, times in _take_turns(runs, seconds).items():
+        for name, times in take_turns(runs, seconds).items():
             result[name][f"batch_{batch}"] = statistics.median(times) * 1e3
     return result
 
@@ -260,7 +260,9 @@ def _runner(path: str | Path, session: Any, feed: Feed, batch: int) -> Callable[
     return lambda: session.run(None, arrays)
 
 
-def _take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+def take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    """Seconds of each call of several pieces of work, which take turns, call by call, for so many seconds over all of them
+    (at least 10 calls of each, or 3 where they take `PATIENCE` times as long)."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     begun = time.perf_counter()
     order = list(runs)

@@ -185,6 +185,6 @@ def test_slow_files_are_called_three_times_instead_of_ten():
     def quick():
         calls["quick"] += 1
 
-    found = costs._take_turns({"slow": slow, "quick": quick}, seconds=0.001)
+    found = costs.take_turns({"slow": slow, "quick": quick}, seconds=0.001)
     assert len(found["slow"]) == calls["slow"] == 3 and len(found["quick"]) == 3
-    assert len(costs._take_turns({"quick": quick}, seconds=0.001)["quick"]) >= 10
+    assert len(costs.take_turns({"quick": quick}, seconds=0.001)["quick"]) >= 10

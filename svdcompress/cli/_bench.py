@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from svdcompress.cli._common import (
@@ -31,7 +34,7 @@ from svdcompress.errors import UsageError
 FEWEST = 5
 """Calls that a median is made of, at least."""
 
-NAMES = {"dense": "dense", "sparse": "sparse", "sampled": "sparse, samples"}
+NAMES = {"dense": "dense", "sparse": "sparse", "csr": "sparse, CSR products", "sampled": "sparse, samples"}
 
 
 def bench(
@@ -49,7 +52,7 @@ def bench(
     """Measure a run on this machine, dense vs. sparse: latency, bytes, multiply-accumulates.
 
     The ONNX files run in onnxruntime on the CPU. In PyTorch, on --device: the dense model, the mean of the pruned one, and the
-    pruned one with --samples draws and their uncertainties.
+    pruned one with --samples draws and their uncertainties; with sparse (CSR) products where a layer is faster by them.
     """
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")
@@ -63,7 +66,7 @@ def bench(
     if json:
         print_json(found)
         return
-    out_console().print(_table(found), "", _torch_table(found["torch"], threads), sep="\n")
+    out_console().print(_table(found), "", _torch_table(found["torch"], threads), *_sparse_lines(found["torch"]), sep="\n")
 
 
 def _measured(
@@ -86,8 +89,8 @@ def _measured(
     if len(found) == 2:
         found["compression"] = cost.compression(found["dense"], found["sparse"])
     found["threads"] = threads
-    latency = _in_torch(opened, make_input, inputs, batch, place, samples, threads, seconds)
-    found["torch"] = {"device": _device_name(place), "samples": samples, "latency_ms": latency}
+    latency, entries = _in_torch(opened, make_input, inputs, batch, place, samples, threads, seconds)
+    found["torch"] = {"device": _device_name(place), "samples": samples, "latency_ms": latency, "sparse_execution": entries}
     return found
 
 
@@ -111,12 +114,14 @@ def _in_torch(
     samples: int,
     threads: int,
     seconds: float,
-) -> dict[str, dict[str, float]]:
-    """Medians in milliseconds, {model: {"batch_1": ms, ...}}, the inputs on the device already."""
+) -> tuple[dict[str, dict[str, float]], dict[str, list[dict[str, Any]]]]:
+    """Medians in milliseconds, {model: {"batch_1": ms, ...}}, the inputs on the device already; and what `to_sparse` says of
+    the layers at each batch size. A model with sparse products is measured where it has any."""
     import torch
 
     from svdcompress.batch import call, map_tensors, to_device
     from svdcompress.convert import to_dense
+    from svdcompress.execution import to_sparse
     from svdcompress.uncertainty import mc_predict
 
     small = opened.model.to(device).eval()
@@ -126,6 +131,7 @@ def _in_torch(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     found: dict[str, dict[str, float]] = {name: {} for name in NAMES}
+    entries: dict[str, list[dict[str, Any]]] = {}
     try:
         for size in batches:
             arrays = make_input(size)
@@ -135,13 +141,19 @@ def _in_torch(
             runs: dict[str, Callable[[], Any]] = {
                 name: (lambda model=model, x=x: call(model, x)) for name, model in models.items()
             }
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="to_sparse: ")  # told below the table
+                products: Any = to_sparse(small, x)
+            entries[f"batch_{size}"] = [asdict(entry) for entry in products.sparse_execution]
+            if any(entry.used for entry in products.sparse_execution):
+                runs["csr"] = lambda model=products, x=x: call(model, x)
             runs["sampled"] = lambda x=x: mc_predict(small, x, samples, task=task, tau=tau, generator=generator)
             with torch.no_grad():
                 for name, work in runs.items():
                     found[name][f"batch_{size}"] = _median(work, device, seconds / len(runs))
     finally:
         torch.set_num_threads(before)
-    return found
+    return {name: times for name, times in found.items() if times}, entries
 
 
 def _median(work: Callable[[], Any], device: Any, seconds: float) -> float:
@@ -202,6 +214,18 @@ def _torch_table(found: dict[str, Any], threads: int) -> Table:
     return table
 
 
+def _sparse_lines(found: dict[str, Any]) -> list[str]:
+    """Which layers had sparse products, or why none had."""
+    from svdcompress.execution import SparseEntry, summary
+
+    lines = {
+        size.replace("_", " "): summary([SparseEntry(**one) for one in entries])
+        for size, entries in found["sparse_execution"].items()
+    }
+    return [escape(f"{size}: {line}") for size, line in lines.items()]
+
+
 def _latencies(table: Table, rows: list[dict[str, float]]) -> None:
     for size in rows[0]:
-        table.add_row(f"latency, {size.replace('_', ' ')}", *[f"{times[size]:.3f} ms" for times in rows])
+        told = [f"{times[size]:.3f} ms" if size in times else "" for times in rows]
+        table.add_row(f"latency, {size.replace('_', ' ')}", *told)

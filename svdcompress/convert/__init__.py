@@ -9,7 +9,7 @@ from svdcompress.convert._convert import (
 )
 from svdcompress.convert._derived import fold_like, folded
 from svdcompress.convert._plan import DERIVED, PlanEntry, plan
-from svdcompress.convert._reads import PAST_CURE, Reads, as_it_was, watch
+from svdcompress.convert._reads import PAST_CURE, Reads, as_it_was, read_past, watch
 from svdcompress.convert._undo import unchanged_on_error
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "folded",
     "leave_fused_paths",
     "plan",
+    "read_past",
     "to_dense",
     "unchanged_on_error",
     "watch",

@@ -1,6 +1,7 @@
 """Dead units out of the graph, exactly; what cannot be done exactly stays masked, with its reason."""
 
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
+from svdcompress.prune._copies import dense_copy
 from svdcompress.prune._folding import holders, oriented
 from svdcompress.prune._groups import count_means
 from svdcompress.prune._prune import analyse, groups, prune
@@ -16,6 +17,7 @@ __all__ = [
     "PruneReport",
     "analyse",
     "count_means",
+    "dense_copy",
     "groups",
     "holders",
     "oriented",

@@ -65,6 +65,29 @@ def test_bench_measures_onnxruntime_and_pytorch(tiny_run):
     assert list(latency) == ["dense", "sparse", "sampled"] and all(0 < times["batch_2"] < 1e4 for times in latency.values())
     text = svdc(*run).stdout
     assert "onnxruntime on the CPU, 1 thread" in text and "PyTorch on cpu, 1 thread" in text and "sparse, 3 samples" in text
+    # Layers this small have no sparse products, and it says so.
+    assert [one["used"] for one in found["torch"]["sparse_execution"]["batch_2"]] == [False, False]
+    assert "batch 2: no layer is sparse: " in text and "not timed" in text and "CSR" not in text
+
+
+def test_bench_measures_sparse_products_where_a_layer_has_them(tiny_run, monkeypatch):
+    from svdcompress.execution import _eligible, _to_sparse
+
+    def pretend(dense, sparse, seconds, device):
+        return (2.0, 1.0) if len(sparse()) == 3 else (1.0, 2.0)
+
+    monkeypatch.setattr(_to_sparse, "in_turns", pretend)
+    monkeypatch.setattr(_to_sparse, "LEAST_WORK", 0)
+    monkeypatch.setattr(_eligible, "DENSEST", 1.0)
+    run = ("bench", tiny_run[0], "--seconds", 0.02, "--batch", 2, "--batch", 3, "--samples", 3, "--device", "cpu")
+    found = json.loads(svdc(*run, "--json").stdout)["torch"]
+    assert list(found["latency_ms"]) == ["dense", "sparse", "csr", "sampled"]
+    assert list(found["latency_ms"]["csr"]) == ["batch_3"] and 0 < found["latency_ms"]["csr"]["batch_3"] < 1e4
+    used = {size: [one["used"] for one in entries] for size, entries in found["sparse_execution"].items()}
+    assert used == {"batch_2": [False, False], "batch_3": [True, True]}
+    assert found["sparse_execution"]["batch_3"][0]["rows"] == 3
+    text = " ".join(svdc(*run).stdout.split())
+    assert "sparse, CSR products" in text and "batch 3: sparse products in " in text and "0.50 times as fast" in text
 
 
 def test_a_median_is_made_of_several_calls():

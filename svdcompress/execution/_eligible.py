@@ -1,0 +1,81 @@
+"""Which Linear layers could be executed sparsely at all, by what they are; and why the others couldn't."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from svdcompress.convert import read_past
+
+DENSEST = 0.5
+"""Share of weights that are not 0 above which nothing is timed: break-even is near 10% with one row, 25% with 64
+(benchmarks/results/sparse_execution.md)."""
+
+DENSE = f"more than {100 * DENSEST:g}% of its weights are not 0, far above where sparse products pay"
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Every Linear layer by its first name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def density(layer: nn.Linear) -> float | None:
+    """Share of weights that are not 0; None where the weight is no stored matrix."""
+    weight = layer._parameters.get("weight")
+    if not isinstance(weight, Tensor) or isinstance(weight, UninitializedParameter) or weight.numel() == 0:
+        return None
+    return int(torch.count_nonzero(weight.detach())) / weight.numel()
+
+
+def why_not(model: nn.Module, example_inputs: Any, densities: Mapping[str, float | None]) -> dict[str, str]:
+    """Reasons by name, of those layers that stay dense whatever a measurement would say.
+
+    densities: of the model's Linear layers. The model runs once. Raises ModelError if it can't on the example inputs.
+    """
+    layers, names, owners = linear_layers(model), _names(model), _owners(model)
+    reasons = {name: _nature(name, layer, names, owners, densities[name]) for name, layer in layers.items()}
+    rest = [(name, layer) for name, layer in layers.items() if not reasons[name]]
+    past = read_past(model, example_inputs, rest).past
+    for name, by in past.items():
+        reasons[name] = f"its weight is read past it, by {by!r}" if by else "its weight is read past it, by the model itself"
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _nature(
+    name: str, layer: nn.Linear, names: Mapping[nn.Module, list[str]], owners: Mapping[int, list[str]], share: float | None
+) -> str:
+    weight = layer._parameters.get("weight")
+    if type(layer) is not nn.Linear:
+        return f"a Linear of a class of its own: {type(layer).__name__}"
+    if weight is None:
+        return "its weight is computed in each forward: svdcompress.fold_derived_weights makes a plain layer of it"
+    if "forward" in vars(layer):
+        return "its forward was replaced on the object itself"
+    if type(weight) is not nn.Parameter or weight.layout != torch.strided:
+        return f"its weight is no plain tensor: {type(weight).__name__}, {weight.layout}"
+    if len(names[layer]) > 1:
+        return f"shared: it is {names[layer][1]!r} too"
+    if len(owners[id(weight)]) > 1:
+        return f"its weight is shared: it is {next(other for other in owners[id(weight)] if other != name)!r}'s too"
+    if share is None or share > DENSEST:
+        return f"not timed: {DENSE}" if share else "it has no weights"
+    return ""
+
+
+def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    found: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            found.setdefault(id(parameter), []).append(name)
+    return found
