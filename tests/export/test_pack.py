@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import zlib
 
 import numpy as np
 import onnx
@@ -113,6 +114,29 @@ def test_steps_can_be_walked(places):
         if byte != 255:
             found.append(place)
     assert found == places and first
+
+
+def test_steps_are_deflated_where_that_is_shorter(src, tmp_path):
+    random = np.random.default_rng(0)
+    array = (random.normal(size=(200, 300)) * (random.random((200, 300)) < 0.3)).astype(np.float32) + 0
+    path = model_of(tmp_path / "m.onnx", {"sparse": array})
+    tensors, metadata = taken_apart(pack(path, tmp_path / "a.svdc").path)
+    assert (metadata["format"], metadata["deflated"]) == ("2", "steps")
+    steps = zlib.decompress(tensors["steps"].tobytes(), -15)
+    assert [*steps] == np.diff(np.flatnonzero(array), prepend=0).tolist()
+    unpack(tmp_path / "a.svdc", tmp_path / "whole.onnx")
+    assert np.array_equal(weights(tmp_path / "whole.onnx")["sparse"], array)
+    old = {key: value for key, value in metadata.items() if key != "deflated"} | {"format": "1"}  # as 0.1.0 wrote it
+    put_together(tmp_path / "b.svdc", {**tensors, "steps": np.frombuffer(steps, np.uint8)}, old)
+    unpack(tmp_path / "b.svdc", tmp_path / "old.onnx")
+    assert np.array_equal(weights(tmp_path / "old.onnx")["sparse"], array)
+    bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
+    zeros = bomb.compress(bytes(50 * 2**20)) + bomb.flush()
+    for data in (zeros, zeros[:100], b"", tensors["steps"].tobytes() + b"more"):
+        put_together(tmp_path / "c.svdc", {**tensors, "steps": np.frombuffer(data, np.uint8)}, metadata)
+        refused(tmp_path / "c.svdc", tmp_path, "its steps are damaged")
+    put_together(tmp_path / "d.svdc", tensors, {**metadata, "deflated": "graph"})
+    refused(tmp_path / "d.svdc", tmp_path, "its header is damaged")
 
 
 def test_unknown_names_are_refused(src, tmp_path):
