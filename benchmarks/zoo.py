@@ -254,7 +254,8 @@ def table(rows: list[dict[str, Any]], command: str) -> str:
         "some of it, and a gate that is a constant 0 may add to it (a share above 1).",
         "",
         "`error`: the largest difference from the masked dense network, as a share of the outputs' spread (in double "
-        "precision where it is marked d). `left`: parameters left. `share`: removed of what could go. Seconds "
+        "precision where it is marked d; of a rounded one as it is stored, and in brackets what rounding does to the masked "
+        "network itself). `left`: parameters left. `share`: removed of what could go. Seconds "
         "are CPU time of `svdc.prune`; memory is its peak above what was resident before.",
         "",
         "| architecture | input | parameters | random | error | aligned | error | left | could be left | share | s | GB | "
@@ -276,6 +277,8 @@ def line(row: dict[str, Any]) -> str:
     random, aligned, size = row.get("random", {}), row.get("aligned", {}), row["parameters"]
 
     def wrong(cell: dict[str, Any]) -> str:
+        if cell.get("verdict") == "rounded":
+            return f"{cell['error_stored']:.0e} ({cell['rounding']:.0e})"
         if "error_double" in cell:
             return f"{cell['error_double']:.0e}d"
         return f"{cell['error']:.0e}" if "error" in cell else ""
