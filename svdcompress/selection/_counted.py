@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.prune import analyse, count_means, oriented
+from svdcompress.prune import BIAS, Choice, Consumer, analyse, count_means, oriented
 from svdcompress.relevance import as_masks
 from svdcompress.selection._readers import readers
 from svdcompress.selection._sizes import Sizes
@@ -38,11 +38,27 @@ def count_nonzero(
     choice = found.choose(round_to=round_to)
     left = Sizes(model, found, example_inputs).left(choice)["parameters"]
     counted: set[int] = set()
-    for consumer, layers in readers(model, found):
+    for number, (consumer, layers) in enumerate(readers(model, found)):
         if not layers or id(consumer.parameter.tensor) in counted:
             continue
         counted.add(id(consumer.parameter.tensor))
-        zeros = ~oriented(consumer, masks[layers[0]]).cpu()
+        there = oriented(consumer, masks[layers[0]]).cpu().clone()
+        left -= _unmoved(model, consumer, choice, there)
+        per_group = there.shape[2]
+        for moved, (carrier, _) in choice.carriers.get(number, {}).items():  # constants that other inputs carry
+            group = moved // per_group
+            there[group, :, carrier % per_group] |= there[group, :, moved % per_group]
         outs, ins = (torch.from_numpy(~choice.removed[slots]) for slots in (consumer.outs, consumer.ins))
-        left -= int((zeros & outs[:, :, None, None] & ins[:, None, :, None]).sum())
+        left -= int((~there & outs[:, :, None, None] & ins[:, None, :, None]).sum())
     return float(left)
+
+
+def _unmoved(model: nn.Module, consumer: Consumer, choice: Choice, there: Tensor) -> int:
+    """Zeros of a bias that a layer is given for its constants: of outputs that none of them reaches."""
+    if consumer.owner is None or getattr(model.get_submodule(consumer.owner), "bias", None) is not None:
+        return 0
+    folded = choice.folded[consumer.ins.reshape(-1)] & (consumer.how == BIAS) & (consumer.values[:, 0] != 0)
+    if not folded.any():
+        return 0
+    reached = (there.any(3) & torch.from_numpy(folded.reshape(consumer.ins.shape))[:, None]).any(2)
+    return int((~reached & torch.from_numpy(~choice.removed[consumer.outs])).sum())
