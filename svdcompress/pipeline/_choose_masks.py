@@ -67,8 +67,13 @@ def chosen(to_size: Ways, data: Data, setting: str, device: Any) -> tuple[Way, d
         return usual, None
     examples = some(data.train, EXAMPLES)
     with there(device, to_size.model):
-        options = [option(to_size.model, way, examples, data, device) for way in found.values()]
-    return found[best_option(options).name], record(options, len(examples))
+        options = {name: option(to_size.model, way, examples, data, device) for name, way in found.items()}
+        while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
+            if (fitted := to_size.fitted(found[name], usual)) is None:
+                del options[name]
+                continue
+            found[name], options[name] = fitted, option(to_size.model, fitted, examples, data, device)
+    return found[name], record([*options.values()], len(examples))
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -33,18 +33,18 @@ SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0
 """How much of what has to go goes as whole units where single weights count; the first is the usual way."""
 
 CORRECTIONS = 3
-"""Times that a mixture is made anew because units took more along, or less, than was counted."""
+"""Times that a mixture is made anew, at most, because its size is not what was counted."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """name: of `EVENNESS` or `SHARES`. size: what is left, in the measure of the search. asked: the threshold of the single
-    weights. count: what the units' rank was asked to leave (weights that are kept, parameters or multiply-accumulates); None:
-    no unit was asked to go. free: whether nothing that lives had to go."""
+    """name: of `EVENNESS` or `SHARES`. size: what is left, in the measure of the search; None: not measured yet. asked: the
+    threshold of the single weights. count: what the units' rank was asked to leave (weights that are kept, parameters or
+    multiply-accumulates); None: no unit was asked to go. free: whether nothing that lives had to go."""
 
     name: str
     masks: Masks
-    size: float
+    size: float | None
     asked: Threshold | None
     count: float | None = None
     free: bool = False
@@ -89,8 +89,12 @@ class Ways:
         raise NotImplementedError
 
     def others_than(self, usual: Way) -> Iterator[Way]:
-        """Mixtures that are no larger than the usual way's, or hardly (`CLOSE`)."""
+        """Mixtures that are no larger than the usual way, or likely not, where that takes a file (see `fitted`)."""
         raise NotImplementedError
+
+    def fitted(self, way: Way, usual: Way) -> Way | None:
+        """A way as large as the usual one, give or take `CLOSE`, with its size measured; None where it doesn't get there."""
+        return way
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
         """The masks of a way that was stored: nothing is measured."""
@@ -110,7 +114,7 @@ class Weights(Ways):
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         for name, share in SHARES.items():
-            if share and (way := self._mixed(name, share, usual.size)) is not None:
+            if share and (way := self._mixed(name, share, usual.size or 0.0)) is not None:
                 yield way
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
@@ -125,7 +129,7 @@ class Weights(Ways):
             units = self.ranking.keeping(count).masks
             asked, masks = self._lowered(room, units)
             now = self._size(masks)
-            if now <= size and (found is None or now > found.size):
+            if now <= size and (found is None or now > (found.size or 0.0)):
                 found = Way(name, masks, now, asked, count)
             if size * (1 - CLOSE / 4) <= now <= size:
                 break
@@ -178,24 +182,30 @@ class Units(Ways):
         return Way("global", self._finished(masks), now[self.measure.name], self.asked, count, free=count is None)
 
     def others_than(self, usual: Way) -> Iterator[Way]:
-        counts = self.measure.name == self.follows
+        counted = self.measure.name == self.follows
         for name, evenness in EVENNESS.items():
-            if not evenness or usual.count is None:
-                continue
-            count, left = (usual.size if counts else usual.count), usual.size
-            for _ in range(2):
-                found = self.ranking.at({self.follows: max(count, 1.5)}, evenness=evenness)
-                left = float(getattr(found, self.follows)) if counts else self._costs(found.masks)[self.measure.name]
-                if left <= usual.size * (1 if counts else 1 + CLOSE):
-                    yield Way(name, self._finished(found.masks), left, self.asked, max(count, 1.5))
-                    break
-                count *= usual.size / left
+            if evenness and usual.count is not None:
+                yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
+
+    def fitted(self, way: Way, usual: Way) -> Way | None:
+        if way.size is not None or way.count is None or usual.size is None:
+            return way
+        for _ in range(CORRECTIONS):
+            size = self._costs(way.masks)[self.measure.name]
+            if size <= usual.size * (1 + CLOSE):
+                return replace(way, size=size)
+            way = self._ranked(way.name, max(way.count * usual.size / size, 1.5), counted=False)
+        return None
+
+    def _ranked(self, name: str, count: float, counted: bool) -> Way:
+        found = self.ranking.at({self.follows: count}, evenness=EVENNESS[name])
+        size = float(getattr(found, self.follows)) if counted else None
+        return Way(name, self._finished(found.masks), size, self.asked, count)
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
         if stored["count"] is None:
             return self._finished(self.found)
-        found = self.ranking.at({self.follows: stored["count"]}, evenness=EVENNESS[stored["way"]])
-        return self._finished(found.masks)
+        return self._ranked(stored["way"], stored["count"], counted=False).masks
 
     def _finished(self, masks: Masks) -> Masks:
         # A weight between units that stay costs nothing, and may help.

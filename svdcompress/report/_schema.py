@@ -162,7 +162,7 @@ class Candidate(_Part):
 
     name: str
     nll: Number = None
-    size: float
+    size: Number = None
 
 
 class Mixture(_Part):

@@ -13,11 +13,12 @@ from svdcompress.uncertainty import paired_means
 
 @dataclass(frozen=True)
 class Option:
-    """A way to a size. size: what it leaves, in the measure of the search. nll: mean negative log likelihood in nats of the
-    masked model, untrained. rows: (N,) what each example adds to it, or to a regression's mean square."""
+    """A way to a size. size: what it leaves, in the measure of the search; None: not measured. nll: mean negative log
+    likelihood in nats of the masked model, untrained. rows: (N,) what each example adds to it, or to a regression's mean
+    square."""
 
     name: str
-    size: float
+    size: float | None
     nll: float
     rows: Tensor
 

@@ -47,7 +47,9 @@ def mlp(*weights: Any) -> nn.Sequential:
 def nll(model: nn.Module, masks: Any, x: Tensor, y: Tensor) -> float:
     """Of the masked mean, with numpy in double precision."""
     h = x.double().numpy()
-    layers = [(name, layer) for name, layer in model.named_children() if isinstance(layer, nn.Linear) or hasattr(layer, "log_sigma2")]
+    layers = [
+        (name, layer) for name, layer in model.named_children() if isinstance(layer, nn.Linear) or hasattr(layer, "log_sigma2")
+    ]
     for number, (name, layer) in enumerate(layers):
         weight = layer.weight.detach().double().numpy() * masks[name].numpy()
         h = h @ weight.T + layer.bias.detach().double().numpy()
@@ -228,3 +230,49 @@ def test_a_size_below_the_biases_still_has_its_way() -> None:
     data, x, _ = data_of(model, 12)
     way, record, _ = taken(model, data, x, "nonzero", 3)
     assert way.masks.kept == 0 and (record is None or record["chosen"] == "weights")
+
+
+class Bytes:
+    """Files of four bytes for each parameter, and of so many more for each unit of the first layer."""
+
+    name = "bytes"
+
+    def __init__(self, more: float) -> None:
+        self.more, self.asked = more, 0
+
+    def of_small(self, small: Any, dense: Any, alone: bool) -> dict[str, float]:
+        self.asked += 1
+        counts = cost.measure(small, torch.zeros(2, 4))
+        size = 4.0 * counts.parameters + self.more * small[0].out_features
+        return {"parameters": counts.parameters, "bytes": size}
+
+
+@pytest.mark.parametrize("more", [0.0, 20.0, 2000.0])
+def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
+    """At one number of parameters the even rank keeps more units of the first layer, so its files are larger at first."""
+    model = narrow()
+    data, x, y = data_of(model, 4)
+    to_size = ways_of(model, x, "bytes", 1.0)
+    to_size.measure = measure = Bytes(more)  # type: ignore
+    to_size.target = 4 * 53 + 3 * more if more < 2000 else 4 * 59 + more
+    usual = to_size.usual()
+    assert usual.size is not None and usual.size <= to_size.target and not usual.free
+    usually = measure.asked
+    way, record = chosen(to_size, data, "auto", "cpu")
+    assert way.name == "even" and nll(model, way.masks, x, y) < nll(model, usual.masks, x, y)
+    small = prune(model, x[:20], masks=way.masks)
+    assert way.size == 4 * cost.measure(small, x[:2]).parameters + more * small[0].out_features <= 1.02 * usual.size
+    told = {one["name"]: one for one in record["candidates"]}
+    assert told["even"]["size"] == way.size and told["even"]["nll"] == pytest.approx(nll(model, way.masks, x, y), rel=1e-5)
+    assert 2 <= measure.asked - 2 * usually <= 3  # the usual way was made twice, and half-even is the same
+    assert all(torch.equal(mask, to_size.again(way.stored())[name]) for name, mask in way.masks.items())
+
+
+def test_a_way_that_does_not_get_there_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = narrow()
+    data, x, _ = data_of(model, 4)
+    to_size = ways_of(model, x, "bytes", 1.0)
+    to_size.measure, to_size.target = Bytes(0.0), 4 * 53.0  # type: ignore
+    monkeypatch.setattr(to_size, "fitted", lambda way, usual: None)
+    way, record = chosen(to_size, data, "auto", "cpu")
+    assert way.name == "global" and [one["name"] for one in record["candidates"]] == ["global"]

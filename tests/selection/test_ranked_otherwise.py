@@ -23,7 +23,9 @@ def test_an_even_rank_divides_by_the_mean_of_the_layer(measure: str, seed: int, 
     model, x = network(seed), torch.randn(3, 5)
     start = masks = everything(model)
     size = lambda masks: getattr(cost.measure(prune(model, x, masks=masks, verify=False), x), measure)  # noqa: E731
-    plain = {unit: told_by_hand(model, start, *unit) / (size(start) - size(without(model, start, *unit))) for unit in units_of(model)}
+    plain = {
+        unit: told_by_hand(model, start, *unit) / (size(start) - size(without(model, start, *unit))) for unit in units_of(model)
+    }
     mean = {
         layer: sum(worth for (name, _), worth in plain.items() if name == layer) / sum(name == layer for name, _ in plain)
         for layer in ("0", "2")
@@ -35,7 +37,9 @@ def test_an_even_rank_divides_by_the_mean_of_the_layer(measure: str, seed: int, 
             left, whole = (sum(one == name for one, _ in units) for units in (alive, units_of(model)))
             if left > 1:
                 saved = size(masks) - size(without(model, masks, name, unit))
-                keys.append((told_by_hand(model, start, name, unit) / saved / mean[name] ** evenness * whole / left, name, unit))
+                keys.append(
+                    (told_by_hand(model, start, name, unit) / saved / mean[name] ** evenness * whole / left, name, unit)
+                )
         _, name, unit = min(keys)
         masks = without(model, masks, name, unit)
         alive.remove((name, unit))
@@ -71,7 +75,10 @@ def test_a_number_of_weights_takes_the_units_of_the_least_relevance_per_weight(s
 
 def test_layers_of_a_cheap_unit_are_not_emptied_by_an_even_rank() -> None:
     """A narrow layer whose units are all worth little beside a wide one: the plain rank leaves it one unit."""
-    model, x = noisy(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))), torch.randn(2, 6)
+    model, x = (
+        noisy(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))),
+        torch.randn(2, 6),
+    )
     with torch.no_grad():
         model[0].log_sigma2 += 4
         model[4].log_sigma2 -= 6
