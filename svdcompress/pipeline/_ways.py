@@ -188,13 +188,15 @@ class Units(Ways):
                 yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
-        if way.size is not None or way.count is None or usual.size is None:
+        count = way.count
+        if way.size is not None or count is None or usual.size is None:
             return way
         for _ in range(CORRECTIONS):
             size = self._costs(way.masks)[self.measure.name]
             if size <= usual.size * (1 + CLOSE):
                 return replace(way, size=size)
-            way = self._ranked(way.name, max(way.count * usual.size / size, 1.5), counted=False)
+            count = max(count * usual.size / size, 1.5)
+            way = self._ranked(way.name, count, counted=False)
         return None
 
     def _ranked(self, name: str, count: float, counted: bool) -> Way:
