@@ -208,8 +208,8 @@ def _sums(rows: list[tuple[str, str, dict[str, Any]]]) -> list[str]:
         ]
         alike = sum((before < 0) == (after < 0) for before, after in pairs)
         lines += [
-            f"Goals of {name}: of {len(pairs)} other ways, {alike} are on the same side of the usual one before recovery (training "
-            "NLL) and after it (validation NLL).",
+            f"Goals of {name}: of {len(pairs)} other ways, {alike} are on the same side of the usual one before recovery "
+            "(training NLL) and after it (validation NLL).",
             "",
         ]
     return lines

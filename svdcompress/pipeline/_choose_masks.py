@@ -46,7 +46,8 @@ def masks_for(
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")
     else:
-        taken, mixture = chosen(to_size, opened.data, context.recipe.search.mixture, context.place.device)
+        setting = "off" if stored is not None else context.recipe.search.mixture  # of a former version, which did not choose
+        taken, mixture = chosen(to_size, opened.data, setting, context.place.device)
         asked, masks, way = taken.asked, taken.masks, taken.stored()
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []

@@ -110,7 +110,8 @@ class Weights(Ways):
 
     def usual(self) -> Way:
         asked, masks = self._lowered(self.target - self.others)
-        return Way("weights", masks, self._size(masks), asked, free=masks.kept >= self.found.kept)
+        free = masks.kept >= self.found.kept
+        return Way("weights", masks, None if free else self._size(masks), asked, free=free)
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         for name, share in SHARES.items():

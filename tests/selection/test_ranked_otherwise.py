@@ -75,10 +75,8 @@ def test_a_number_of_weights_takes_the_units_of_the_least_relevance_per_weight(s
 
 def test_layers_of_a_cheap_unit_are_not_emptied_by_an_even_rank() -> None:
     """A narrow layer whose units are all worth little beside a wide one: the plain rank leaves it one unit."""
-    model, x = (
-        noisy(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))),
-        torch.randn(2, 6),
-    )
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))
+    model, x = noisy(net), torch.randn(2, 6)
     with torch.no_grad():
         model[0].log_sigma2 += 4
         model[4].log_sigma2 -= 6
