@@ -5,8 +5,8 @@
 The digits recipe. Ways: on a path of three levels, for each goal and for a size half of that, the first trial of a search is
 made in every way to its size (docs/search.md): one cooled posterior, then masks, pruning and recovery for each way, with the
 same noise and order of examples. So `auto` is the row that the choice takes, `off` the usual one, and both are paired.
-Searches: whole ones of two trials on a path of six levels, with `auto` and with `off`. Results are written after each goal and
-seed to benchmarks/results/mixtures.json and mixtures.md, where others stay; what is there is not made again.
+Searches: whole ones of two trials on paths of six or three levels, with `auto` and with `off`. Results are written after each
+goal and seed to benchmarks/results/mixtures.json and mixtures.md, where others stay; what is there is not made again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ GOALS = ("parameters=8x", "macs=0.15", "nonzero=60x", "bytes=8x")
 FURTHER = (1, 2)
 """Sizes: of the goal, and as many times smaller."""
 
-SEARCHES = ("nonzero=60x", "nonzero=120x")
-"""Goals of the whole searches."""
+SEARCHES = {
+    "nonzero=60x": ("nonzero=60x", 6),
+    "nonzero=120x": ("nonzero=120x", 6),
+    "nonzero=60x, three levels": ("nonzero=60x", 3),
+}
+"""Whole searches: the goal, and the levels of the path."""
 
 SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false")
 
@@ -111,14 +115,14 @@ class Every(Search):
         return found
 
 
-def searched(goal: str, seed: int) -> dict[str, Any]:
+def searched(goal: str, levels: int, seed: int) -> dict[str, Any]:
     """Two whole searches, with and without the choice, and how their models differ on the test data (95%, paired)."""
     found: dict[str, Any] = {}
     wrong = {}
     for setting in ("auto", "off"):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            results = run(recipe(goal, seed, "search.levels=6", "search.trials=2", f"search.mixture={setting}"), out)
+            results = run(recipe(goal, seed, f"search.levels={levels}", "search.trials=2", f"search.mixture={setting}"), out)
             opened = open_run(out)
             wrong[setting] = losses(opened.model, opened.data.test, likelihood_for("classification"))[0]
         trials = results["search"]["trials"]
@@ -275,9 +279,9 @@ def main() -> None:
                     run(recipe(goal, seed, "search.levels=3"), Path(folder) / "run")
                 keep("ways", goal, seed, {"rows": Every.rows, **about()})
     for seed in options.seeds:
-        for goal in SEARCHES if options.part != "ways" else ():
-            if str(seed) not in results.get("searches", {}).get(goal, {}):
-                keep("searches", goal, seed, searched(goal, seed))
+        for row, (goal, levels) in SEARCHES.items() if options.part != "ways" else ():
+            if str(seed) not in results.get("searches", {}).get(row, {}):
+                keep("searches", row, seed, searched(goal, levels, seed))
 
 
 if __name__ == "__main__":
