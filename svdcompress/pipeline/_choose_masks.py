@@ -1,83 +1,95 @@
-"""A trial's masks, for the size that is asked for."""
+"""A trial's masks, for the size that is asked for: the usual way to it, or a mixture that loses less untrained."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._select import whole
-from svdcompress.prune import count_means, prune
-from svdcompress.relevance import Masks
-from svdcompress.selection import Ranking, Rule, Selection, limits_of, look_at, rule, whole_units
+from svdcompress.pipeline._some import some
+from svdcompress.pipeline._ways import Way, Ways, ways
+from svdcompress.relevance import Masks, as_masks, hold
+from svdcompress.search import Option, best_option, record
+from svdcompress.selection import Selection, limits_of, look_at
+from svdcompress.sources import Data
+from svdcompress.train import losses
 
-STEPS = 24
-"""Bisections of a threshold: beyond them, two thresholds differ by less than any two weights."""
-
-LOWEST, HIGHEST = -12.0, 30.0
-
-FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
-"""By what a size is known without a file."""
+EXAMPLES = 5000
+"""Training examples that mixtures are compared on, at most."""
 
 
-def masks_for(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Selection:
+def masks_for(
+    context: Context,
+    opened: Opened,
+    dense: Dense,
+    model: nn.Module,
+    measure: Measure,
+    target: float,
+    stored: Mapping[str, Any] | None = None,
+) -> Selection:
     """Masks of a cooled posterior of which a size comes: single weights go by one threshold on all shares, units by their rank.
 
-    Where the size follows the shapes alone, no single weight of a unit that stays is masked. target: the size that `measure` is
-    to have. See `Ranking` for the rank.
+    Where the size follows the shapes alone, no single weight of a unit that stays is masked. With `search.mixture: auto`,
+    mixtures (see `ways`) are compared with that without training, and one is taken that is surely better. target: the size that
+    `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again.
     """
-    own = rule(model, context.recipe.relevance, opened.inputs)
-    asked = context.recipe.relevance.threshold
-    found = own(asked)
-    others = count_means(model) - found.total
-    if measure.name == "nonzero":
-        natural = float(found.kept + others)
-        asked, masks = _threshold_for(own, target - others)
+    to_size = ways(context, opened, dense, model, measure, target)
+    if stored is not None and "way" in stored:
+        asked, masks = stored["asked"], to_size.again(stored)
+        way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")
     else:
-        masks, natural = _units_for(context, opened, dense, model, found, measure, target)
-        if measure.name != "bytes":  # a weight between units that stay costs nothing, and may help
-            masks = whole_units(model, masks)
+        setting = "off" if stored is not None else context.recipe.search.mixture  # of a former version, which did not choose
+        taken, mixture = chosen(to_size, opened.data, setting, context.place.device)
+        asked, masks, way = taken.asked, taken.masks, taken.stored()
     metrics = look_at(model, masks, dense.trainer.validate)
-    curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + others)}] if isinstance(asked, float) else []
-    return replace(Selection(masks, asked, limits_of(model, asked), curve), target=target, natural=natural)
+    curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []
+    found = Selection(masks, asked, limits_of(model, asked), curve, target, to_size.natural)
+    return replace(found, way={**way, "mixture": mixture})
 
 
-def _threshold_for(masks_at: Rule, kept: float) -> tuple[float, Masks]:
-    """The highest threshold that keeps at most so many weights."""
-    low, high = LOWEST, HIGHEST
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if masks_at(middle).kept <= kept else (low, middle)
-    return low, masks_at(low)
+def chosen(to_size: Ways, data: Data, setting: str, device: Any) -> tuple[Way, dict[str, Any] | None]:
+    """The way that is taken, and the record of the choice; None where there was none."""
+    usual = to_size.usual()
+    if setting == "off" or usual.free:
+        return usual, None
+    found = {usual.name: usual}
+    for way in to_size.others_than(usual):
+        if not any(_alike(way.masks, known.masks) for known in found.values()):
+            found[way.name] = way
+    if len(found) == 1:
+        return usual, None
+    examples = some(data.train, EXAMPLES)
+    with there(device, to_size.model):
+        options = {name: option(to_size.model, way, examples, data, device) for name, way in found.items()}
+        while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
+            if (fitted := to_size.fitted(found[name], usual)) is None:
+                del options[name]
+                continue
+            found[name], options[name] = fitted, option(to_size.model, fitted, examples, data, device)
+    return found[name], record([*options.values()], len(examples))
 
 
-def _units_for(
-    context: Context, opened: Opened, dense: Dense, model: nn.Module, masks: Masks, measure: Measure, target: float
-) -> tuple[Masks, float]:
-    """Masks with further units dead, and what the model would have had without. Bytes and latency follow parameters and
-    multiply-accumulates, and are corrected once."""
-    settings = context.recipe.prune
-    asked: dict[str, Any] = {name: getattr(settings, name) for name in ("remove_inputs", "protect", "round_to")}
-    ranking = Ranking(model, opened.inputs, masks, **asked)
-    follows = FOLLOWS[measure.name]
-    natural = float(getattr(ranking.at({follows: 1.0}), follows))
-    if measure.name == follows:
-        return ranking.at({follows: max(target, 1.5)}).masks, natural  # up to 1 it would be a share
+@torch.no_grad()
+def option(model: nn.Module, way: Way, examples: Any, data: Data, device: Any) -> Option:
+    """What a way loses on examples, untrained. model: where `device` is."""
+    likelihood = likelihood_for(data.task, data.dim)
+    hold(model, as_masks(model, way.masks))
+    try:
+        first, second, numbers = losses(model, examples, likelihood, device=device)
+    finally:
+        hold(model, None)
+    scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1]
+    metrics = likelihood.metrics(float(first.sum()), float(second.sum()), float(numbers.sum()), scale)
+    return Option(way.name, way.size, float(metrics["nll"]), second / numbers.mean())
 
-    def cost_of(chosen: Masks) -> dict[str, float]:
-        small: Any = prune(model, opened.inputs, masks=chosen, time_budget=settings.time_budget, **asked)
-        return measure.of_small(whole(small, small.pruning.to_dict()).eval(), dense.model, alone=True)
 
-    now = cost_of(masks)
-    count = now[follows]
-    for _ in range(2):
-        if now[measure.name] <= target:
-            break
-        count = max(count * target / now[measure.name], 1.5)
-        masks = ranking.at({follows: count}).masks
-        now = cost_of(masks)
-    return masks, natural
+def _alike(one: Masks, other: Masks) -> bool:
+    return all(torch.equal(mask, other[name]) for name, mask in one.items())

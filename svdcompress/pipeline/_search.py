@@ -17,16 +17,17 @@ from torch import nn
 from svdcompress import checkpoint, report
 from svdcompress.errors import OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Dense, Opened, Variational
-from svdcompress.pipeline._choose_masks import FOLLOWS, masks_for
+from svdcompress.pipeline._choose_masks import masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import Climb
-from svdcompress.pipeline._search_kept import Kept
+from svdcompress.pipeline._search_kept import Kept, keep_way, known_way
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, other_machine, outcome, told_how, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
+from svdcompress.pipeline._ways import FOLLOWS
 from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.search import CLOSE, Budget, Losses, Strategy, Trial
 from svdcompress.selection import Selection, check_some_left
@@ -163,14 +164,15 @@ class Search:
         number = len(self.kept.trials) + 1
         started = time.monotonic()
         model, epochs = self.path.cooled(pressure)
-        selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target)
+        folder = self.folder / f"trial-{number}"
+        folder.mkdir(exist_ok=True)
+        selection = self._masks(model, target, folder / "way.json")
         try:
             check_some_left(model, selection.masks, self.opened.data.validation)
         except PruneError:
+            shutil.rmtree(folder)
             self._nothing_left(number, pressure, target, started, epochs)
             return
-        folder = self.folder / f"trial-{number}"
-        folder.mkdir(exist_ok=True)
         small = prune_stage(self.context, self.opened, model, selection.masks, folder / "pruned.safetensors")
         fit = recover_stage(
             self.context,
@@ -203,6 +205,7 @@ class Search:
             met=verdict.met,
             estimate=verdict.estimate,
             at_most=verdict.at_most,
+            mixture=(selection.way or {}).get("mixture"),
             seconds=time.monotonic() - started,
         )
         self.kept.trials.append(trial)
@@ -211,6 +214,14 @@ class Search:
         self._spend()
         shutil.rmtree(folder)
         self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
+
+    def _masks(self, model: nn.Module, target: float, file: Path) -> Selection:
+        """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
+        known = known_way(file)
+        selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, known)
+        if known is None:
+            keep_way(file, selection.way)
+        return selection
 
     def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:
         """A trial whose size leaves one answer to all inputs: it is as large as the dense model, and always wrong."""
@@ -275,7 +286,7 @@ class Search:
         pruning = self.kept.pruning[best.number]
         small = Small(whole(checkpoint.load(file, make_model(context.recipe.model)), pruning).eval(), pruning)
         target = stored["selection"]["target"]
-        selection = masks_for(context, self.opened, self.dense, model, self.measure, target)
+        selection = masks_for(context, self.opened, self.dense, model, self.measure, target, stored["selection"])
         context.history += [*self.path.history, *self.kept.epochs[best.number]]
         return Found(replace(self.variational, model=model), selection, small)
 
@@ -313,4 +324,4 @@ class Search:
 
 
 def _stored(selection: Selection) -> dict[str, Any]:
-    return {"asked": selection.asked, "target": selection.target}
+    return {"asked": selection.asked, "target": selection.target, **(selection.way or {})}

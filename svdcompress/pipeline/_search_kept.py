@@ -55,3 +55,20 @@ class Kept:
             "dense": self.dense,
         }
         write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))
+
+
+def known_way(file: Path) -> dict[str, Any] | None:
+    """How a trial that was stopped came to its masks (`Selection.way`); None where it had not."""
+    if not file.is_file():
+        return None
+    try:
+        stored = parse_json(file.read_bytes())
+        return {name: stored[name] for name in ("way", "asked", "count", "mixture")}
+    except (ValueError, TypeError, KeyError) as error:
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{file}: damaged ({reason}); remove {file.parent} to make the trial again") from error
+
+
+def keep_way(file: Path, way: dict[str, Any] | None) -> None:
+    """Until the trial is done: a latency that is measured again would be another."""
+    write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(way))))

@@ -15,7 +15,13 @@ def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: L
     ratio = dense[measure] / max(trial.costs[measure], 1e-12)
     kept = "" if not budget else ": within the budget" if trial.met else ": loses too much"
     lost = f"{error_of(trial.error, judged)}, {drop_of(trial, judged)}{kept}"
-    return f"trial {trial.number}: {ratio:.3g}x fewer {MEASURES[measure]}, {lost}"
+    return f"trial {trial.number}: {ratio:.3g}x fewer {MEASURES[measure]}{told_mixture(trial)}, {lost}"
+
+
+def told_mixture(trial: Trial) -> str:
+    """Which mixture was chosen, in brackets; "" where it is the usual way."""
+    mixture = trial.mixture
+    return "" if mixture is None or mixture["chosen"] == mixture["usual"] else f" (mixture {mixture['chosen']})"
 
 
 def error_of(error: float, judged: Losses) -> str:

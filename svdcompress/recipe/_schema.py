@@ -260,6 +260,14 @@ class SearchSection(Section):
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
     # Examples that a call is measured with where latency counts. None: the geometric mean of batches of 1 and 128.
     latency_batch: int | None = Field(default=None, ge=1)
+    # What goes for a size, where more has to go than is dead: the best of several mixtures of units and single weights, by the
+    # NLL of training examples before recovery; off: units by their rank in the model, or single weights alone.
+    mixture: Literal["auto", "off"] = "auto"
+
+    @field_validator("mixture", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # as YAML reads it
 
     @model_validator(mode="after")
     def _one_measure(self) -> SearchSection:

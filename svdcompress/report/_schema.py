@@ -157,6 +157,23 @@ class Digest(_Part):
     bytes: Count
 
 
+class Candidate(_Part):
+    """One of `candidates` of a trial's mixture."""
+
+    name: str
+    nll: Number = None
+    size: Number = None
+
+
+class Mixture(_Part):
+    """`mixture` of one of `search.trials`."""
+
+    chosen: str
+    usual: str
+    examples: Count
+    candidates: list[Candidate]
+
+
 class Tried(_Part):
     """One of `search.trials`."""
 
@@ -171,6 +188,7 @@ class Tried(_Part):
     seconds: float
     estimate: Number = None
     at_most: Number = None
+    mixture: Mixture | None = None
 
 
 class DenseCost(_Part):

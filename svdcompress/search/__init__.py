@@ -1,6 +1,7 @@
 """The smallest model within a budget of error, and the best one of a size: what decides, apart from what trains."""
 
 from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated
+from svdcompress.search._mixture import Option, best_option, record
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._strategy import CLOSE, Strategy
 from svdcompress.search._trial import Trial
@@ -11,13 +12,16 @@ __all__ = [
     "PER_NAT",
     "Budget",
     "Losses",
+    "Option",
     "Strategy",
     "Trial",
     "Verdict",
+    "best_option",
     "better_pressure",
     "estimated",
     "next_ratio",
     "pressure_of_size",
+    "record",
     "smallest",
     "start_ratio",
 ]

@@ -13,7 +13,8 @@ class Trial:
     weight of the KL. ratio: the size that was asked for, in powers of two below the dense model's (of what is alive some may
     have gone for it); natural: how many times smaller it would have been by itself. threshold: that its masks come from (None:
     each layer's own). costs: by measure. metrics: on validation data. error, drop, upper, met: as of `Verdict`; allowed: the
-    drop that the budget has room for (1e9 without one). seconds: what it took. estimate, at_most: as of `Verdict`.
+    drop that the budget has room for (1e9 without one). seconds: what it took. estimate, at_most: as of `Verdict`. mixture:
+    what was chosen of several ways to the size, as of `record`; None where there was nothing to choose.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Trial:
     seconds: float
     estimate: float | None = None
     at_most: float | None = None
+    mixture: dict[str, Any] | None = None
 
     @property
     def lost(self) -> float:

@@ -1,6 +1,7 @@
 """What stays: thresholds of each layer and share, units judged as one, candidates, and the least relevant of what lives."""
 
 from svdcompress.selection._choose import Selection, check_some_left, choose, limits_of, look_at
+from svdcompress.selection._counted import count_nonzero
 from svdcompress.selection._coupled import Coupling, coupled_relevance
 from svdcompress.selection._ranked import Ranked, Ranking, ranked
 from svdcompress.selection._rule import Rule, WhileTraining, rule
@@ -15,6 +16,7 @@ __all__ = [
     "WhileTraining",
     "check_some_left",
     "choose",
+    "count_nonzero",
     "coupled_relevance",
     "limits_of",
     "look_at",

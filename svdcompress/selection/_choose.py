@@ -32,7 +32,8 @@ class Selection:
     """What stays, and by which limits.
 
     masks: which weights stay. asked: the threshold that they come from (None: each layer's own); target: the size that it was
-    chosen for, and natural: the one that the model has by its own threshold; or None. limits: the limits on log
+    chosen for, and natural: the one that the model has by its own threshold; or None. way: how a search came to it, JSON-able,
+    so that the same masks can be made again; or None. limits: the limits on log
     alpha that were used, by layer and share. curve: [{threshold, error | rmse, nll, nonzero}] on validation data.
     """
 
@@ -42,6 +43,7 @@ class Selection:
     curve: list[dict[str, float]]
     target: float | None = None
     natural: float | None = None
+    way: dict[str, Any] | None = None
 
     @property
     def threshold(self) -> float | dict[str, Any]:

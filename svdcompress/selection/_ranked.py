@@ -14,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import UsageError
-from svdcompress.layers import VariationalLayer, variational_layers
-from svdcompress.prune import Analysis, Choice, Consumer, analyse, holders, oriented
+from svdcompress.layers import VariationalLayer
+from svdcompress.prune import Analysis, Choice, analyse, oriented
 from svdcompress.relevance import Masks, as_masks, information, relevance
 from svdcompress.selection._bundles import Pools, bundles
-from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes
+from svdcompress.selection._readers import readers, scores
+from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes, Touch
+
+WEIGHTS = "weights"
+"""The order of `Ranking.keeping`, beside those of `MEASURES`."""
 
 
 class _Step(NamedTuple):
@@ -109,7 +113,7 @@ class Ranking:
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
-        self._steps: dict[str, list[_Step]] = {}
+        self._steps: dict[tuple[str, float], list[_Step]] = {}
         if found is None:  # nothing can go: sizes as they are
             from svdcompress.cost import measure
 
@@ -118,7 +122,8 @@ class Ranking:
             return
         self._sizes = Sizes(model, found, example_inputs)
         self.total = self._sizes.total
-        self._score, self._killable = _scores(model, found, self.masks, weigh)
+        self._score, self._killable = scores(model, found, self.masks, weigh)
+        self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]
 
     def limit(self, goal: Mapping[str, float]) -> tuple[str, float]:
         """What a goal measures, and how much may be left of it. Raises UsageError for a goal of another form."""
@@ -127,12 +132,17 @@ class Ranking:
         ((measure, value),) = goal.items()
         return measure, value * self.total[measure] if value <= 1 else float(value)
 
-    def at(self, goal: Mapping[str, float]) -> Ranked:
-        """The masks for a goal, with as few units gone as it takes; where it cannot be reached, the closest."""
+    def at(self, goal: Mapping[str, float], *, evenness: float = 0.0) -> Ranked:
+        """The masks for a goal, with as few units gone as it takes; where it cannot be reached, the closest.
+
+        evenness: 0 ranks all units of the model by relevance per cost; 1 divides that by its mean over the units of the same
+        layer (those of one cost), so that each layer loses its own least relevant ones and none goes as a whole; between, by a
+        power of the mean.
+        """
         measure, limit = self.limit(goal)
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
-        steps = self._steps_of(measure)
+        steps = self._steps_of(measure, evenness)
         least, most = 0, len(steps)
         if self._size(steps)[1][measure] > limit:
             least = most  # all of them are not enough
@@ -146,6 +156,23 @@ class Ranking:
             steps, left = fewer, other
         units = sum(len(step.roots) for step in steps)
         return self._told(self._gone(steps), units, left, left[measure] <= limit)
+
+    def keeping(self, kept: float) -> Ranked:
+        """Masks that keep at most so many weights, with as few units gone as it takes, those of the least relevance per weight
+        that they have left; where that many units cannot go, the closest.
+
+        It is for counts of single weights, where a unit costs the weights that it has and not its place in the shapes.
+        """
+        if self._analysis is None:
+            return self._told(np.zeros(0, bool), 0, self.total, self.masks.kept <= kept)
+        steps = self._steps_of(WEIGHTS, 0.0)
+        least, most = 0, len(steps)
+        while least < most:
+            middle = (least + most) // 2
+            least, most = (least, middle) if self._masked(self._gone(steps[:middle])).kept <= kept else (middle + 1, most)
+        found, left = self._gone(steps[:least]), self._size(steps[:least])[1]
+        units = sum(len(step.roots) for step in steps[:least])
+        return self._told(found, units, left, self._masked(found).kept <= kept)
 
     def _spared(self, steps: list[_Step], choice: Choice) -> list[_Step]:
         """Those that come to something: where `prune` keeps units of a kind (`round_to`), the last steps of it are left out."""
@@ -175,13 +202,22 @@ class Ranking:
         choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
 
-    def _steps_of(self, measure: str) -> list[_Step]:
+    def _steps_of(self, measure: str, evenness: float) -> list[_Step]:
         """Living units in the order in which they go, to where a layer would be empty."""
-        if measure not in self._steps:
-            self._steps[measure] = self._greedy(measure)
-        return self._steps[measure]
+        key = measure, evenness
+        if key not in self._steps:
+            self._steps[key] = self._greedy(measure, evenness)
+        return self._steps[key]
 
-    def _greedy(self, measure: str) -> list[_Step]:
+    def _value(self, roots: list[int], measure: str) -> float:
+        """The information that goes with a bundle; of weights, what each of them has."""
+        score = float(self._score[roots].sum())
+        if measure != WEIGHTS:
+            return score
+        weights = float(self._weights[roots].sum())
+        return score / weights if weights else np.inf  # nothing would be saved
+
+    def _greedy(self, measure: str, evenness: float) -> list[_Step]:
         """At each step, the bundle of least information for what it saves at that point, times how far its layer has shrunk.
 
         That factor keeps layers from becoming bottlenecks: what a unit carries counts for more, the fewer are left beside it.
@@ -194,14 +230,19 @@ class Ranking:
         shrinking, pools = Shrinking(self._sizes, gone), Pools(analysis, gone)
         alike: dict[Any, list[tuple[float, list[int]]]] = {}
         for roots in bundles(analysis, self._score, self._killable & ~gone):
-            alike.setdefault(shrinking.of(roots), []).append((float(self._score[roots].sum()), roots))
+            alike.setdefault(shrinking.of(roots), []).append((self._value(roots, measure), roots))
         queues = [(touches, sorted(own, reverse=True)) for touches, own in alike.items()]
+
+        def saves(touches: tuple[Touch, ...]) -> float:
+            return 1.0 if measure == WEIGHTS else shrinking.saved(touches, measure)
+
+        typical = [_typical(own, saves(touches)) ** evenness for touches, own in queues]
         heap: list[tuple[float, int]] = []
 
         def worth(number: int) -> float:
             touches, own = queues[number]
-            saved = shrinking.saved(touches, measure)
-            return own[-1][0] * pools.shrunk(own[-1][1]) / saved if saved > 0 else np.inf
+            saved = saves(touches)
+            return own[-1][0] * pools.shrunk(own[-1][1]) / saved / typical[number] if saved > 0 else np.inf
 
         def push(number: int) -> None:
             own = queues[number][1]
@@ -227,47 +268,22 @@ class Ranking:
         return steps
 
     def _told(self, gone: np.ndarray, units: int, left: Mapping[str, float], reached: bool) -> Ranked:
+        return Ranked(self._masked(gone), round(left["parameters"]), round(left["macs"]), units, reached)
+
+    def _masked(self, gone: np.ndarray) -> Masks:
         masks = {name: mask.clone() for name, mask in self.masks.items()}
         if gone.any():
-            for consumer, layers in _readers(self.model, self._found):
+            for consumer, layers in readers(self.model, self._found):
                 dead_in = torch.from_numpy(gone[self._found.root[consumer.ins]])
                 dead_out = torch.from_numpy(gone[self._found.root[consumer.outs]])
                 for name in layers:
                     view = oriented(consumer, masks[name])
                     device = view.device
                     view &= ~dead_in.to(device)[:, None, :, None] & ~dead_out.to(device)[:, :, None, None]
-        return Ranked(as_masks(self.model, masks), round(left["parameters"]), round(left["macs"]), units, reached)
+        return as_masks(self.model, masks)
 
 
-def _readers(model: nn.Module, analysis: Analysis) -> list[tuple[Consumer, list[str]]]:
-    """Each weight that is applied, and the variational layers that hold it and compute with their masks."""
-    names = {id(layer): name for name, layer in variational_layers(model) if name not in analysis.past}
-    return [
-        (
-            consumer,
-            [names[id(m)] for m, key in holders(model, consumer.parameter) if key == "weight" and id(m) in names],
-        )
-        for consumer in analysis.consumers
-    ]
-
-
-@torch.no_grad()
-def _scores(
-    model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], weigh: Callable[[VariationalLayer], Tensor]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Per root, what the weights that go with it are worth, and whether all that read it can be masked."""
-    layers: dict[str, VariationalLayer] = dict(variational_layers(model))
-    score, killable = np.zeros(analysis.count), analysis.free.copy()
-    for consumer, names in _readers(model, analysis):
-        ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
-        if not names:
-            killable[ins] = False
-            continue
-        nats = oriented(consumer, weigh(layers[names[0]]) * masks[names[0]]).sum(3).double().cpu().numpy()
-        np.add.at(score, ins, nats.sum(1))
-        np.add.at(score, outs, nats.sum(2))
-        own = outs[:, :, None] == ins[:, None, :]  # the unit's own loop is one weight, not two
-        if own.any():
-            group, out, _ = np.nonzero(own)
-            np.subtract.at(score, outs[group, out], nats[own])
-    return score, killable
+def _typical(own: Sequence[tuple[float, list[int]]], saved: float) -> float:
+    """What the bundles of a layer are worth for their cost, in the mean; 1 where that is nothing."""
+    worth = float(np.mean([value for value, _ in own])) / saved if saved > 0 else 0.0
+    return worth if 0 < worth < np.inf else 1.0

@@ -1,0 +1,219 @@
+"""Ways from a cooled posterior to one size: which whole units go, ranked how, and how much goes as single weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from svdcompress.layers import Threshold
+from svdcompress.pipeline._begin import Dense, Opened
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._measure import Measure
+from svdcompress.pipeline._select import whole
+from svdcompress.prune import count_means, prune
+from svdcompress.relevance import Masks, as_masks
+from svdcompress.search import CLOSE
+from svdcompress.selection import Ranking, Rule, count_nonzero, rule, whole_units
+
+STEPS = 24
+"""Bisections of a threshold: beyond them, two thresholds differ by less than any two weights."""
+
+LOWEST, HIGHEST = -12.0, 30.0
+
+FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
+"""By what a size is known without a file."""
+
+EVENNESS = {"global": 0.0, "half-even": 0.5, "even": 1.0}
+"""How units are ranked where a size follows the shapes, as `Ranking.at` has it; the first is the usual way."""
+
+SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0}
+"""How much of what has to go goes as whole units where single weights count; the first is the usual way."""
+
+CORRECTIONS = 3
+"""Times that a mixture is made anew, at most, because its size is not what was counted."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """name: of `EVENNESS` or `SHARES`. size: what is left, in the measure of the search; None: not measured yet. asked: the
+    threshold of the single weights. count: what the units' rank was asked to leave (weights that are kept, parameters or
+    multiply-accumulates); None: no unit was asked to go. free: whether nothing that lives had to go."""
+
+    name: str
+    masks: Masks
+    size: float | None
+    asked: Threshold | None
+    count: float | None = None
+    free: bool = False
+
+    def stored(self) -> dict[str, Any]:
+        """JSON-able; `ways(...).again` makes the same masks of it."""
+        return {"way": self.name, "asked": self.asked, "count": self.count}
+
+
+def ways(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Ways:
+    """Those of a measure. model: cooled. target: the size that `measure` is to have."""
+    return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target)
+
+
+class Ways:
+    """natural: the size without anything gone that lives, in what the measure follows."""
+
+    natural: float
+
+    def __init__(
+        self, context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float
+    ) -> None:
+        recipe, self.opened, self.dense = context.recipe, opened, dense
+        self.model, self.measure, self.target = model, measure, target
+        self.own: Rule = rule(model, recipe.relevance, opened.inputs)
+        self.asked = recipe.relevance.threshold
+        self.found = self.own(self.asked)
+        self.others = count_means(model) - self.found.total
+        self.time_budget = recipe.prune.time_budget
+        self.pruning: dict[str, Any] = {n: getattr(recipe.prune, n) for n in ("remove_inputs", "protect", "round_to")}
+        self._ranking: Ranking | None = None
+
+    @property
+    def ranking(self) -> Ranking:
+        """Of the units that live; made where it is asked for first."""
+        if self._ranking is None:
+            self._ranking = Ranking(self.model, self.opened.inputs, self.found, **self.pruning)
+        return self._ranking
+
+    def usual(self) -> Way:
+        """The way that is taken without a choice."""
+        raise NotImplementedError
+
+    def others_than(self, usual: Way) -> Iterator[Way]:
+        """Mixtures that are no larger than the usual way, or likely not, where that takes a file (see `fitted`)."""
+        raise NotImplementedError
+
+    def fitted(self, way: Way, usual: Way) -> Way | None:
+        """A way as large as the usual one, give or take `CLOSE`, with its size measured; None where it doesn't get there."""
+        return way
+
+    def again(self, stored: Mapping[str, Any]) -> Masks:
+        """The masks of a way that was stored: nothing is measured."""
+        raise NotImplementedError
+
+
+class Weights(Ways):
+    """To a number of non-zeros: single weights by one threshold on all shares, and a part of what has to go as whole units."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.natural = float(self.found.kept + self.others)
+
+    def usual(self) -> Way:
+        asked, masks = self._lowered(self.target - self.others)
+        free = masks.kept >= self.found.kept
+        return Way("weights", masks, None if free else self._size(masks), asked, free=free)
+
+    def others_than(self, usual: Way) -> Iterator[Way]:
+        for name, share in SHARES.items():
+            if share and (way := self._mixed(name, share, usual.size or 0.0)) is not None:
+                yield way
+
+    def again(self, stored: Mapping[str, Any]) -> Masks:
+        count, asked = stored["count"], stored["asked"]
+        return self.own(asked) if count is None else self._both(self.ranking.keeping(count).masks, self.own(asked))
+
+    def _mixed(self, name: str, share: float, size: float) -> Way | None:
+        """As many non-zeros as the usual way leaves once it is pruned; None where that is not met."""
+        room, found = self.target - self.others, None
+        for _ in range(CORRECTIONS + 1):
+            count = self.found.kept - share * (self.found.kept - room)
+            units = self.ranking.keeping(count).masks
+            asked, masks = self._lowered(room, units)
+            now = self._size(masks)
+            if now <= size and (found is None or now > (found.size or 0.0)):
+                found = Way(name, masks, now, asked, count)
+            if size * (1 - CLOSE / 4) <= now <= size:
+                break
+            room += size - now
+        return found
+
+    def _lowered(self, kept: float, units: Masks | None = None) -> tuple[Threshold | None, Masks]:
+        """The highest threshold that keeps at most so many weights (the own one, if the units that stay are few enough)."""
+        if units is not None and units.kept <= kept:
+            return self.asked, units
+        low, high = LOWEST, HIGHEST
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._both(units, self.own(middle)).kept <= kept else (low, middle)
+        return low, self._both(units, self.own(low))
+
+    def _both(self, units: Masks | None, weights: Masks) -> Masks:
+        if units is None:
+            return weights
+        return as_masks(self.model, {name: mask & units[name] for name, mask in weights.items()})
+
+    def _size(self, masks: Masks) -> float:
+        return count_nonzero(self.model, self.opened.inputs, masks, **self.pruning)
+
+
+class Units(Ways):
+    """To a size that follows the shapes: units by their rank. Where shapes alone count, no single weight of a unit that stays
+    is masked. Bytes and latency follow parameters and multiply-accumulates, and are corrected once."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.follows = FOLLOWS[self.measure.name]
+        self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
+
+    def usual(self) -> Way:
+        if self.measure.name == self.follows:
+            count = max(self.target, 1.5)  # up to 1 it would be a share
+            found = self.ranking.at({self.follows: count})
+            size = float(getattr(found, self.follows))
+            return Way("global", self._finished(found.masks), size, self.asked, count, free=not found.units)
+        masks, count = self.found, None
+        now = self._costs(masks)
+        left = now[self.follows]
+        for _ in range(2):
+            if now[self.measure.name] <= self.target:
+                break
+            count = left = max(left * self.target / now[self.measure.name], 1.5)
+            masks = self.ranking.at({self.follows: count}).masks
+            now = self._costs(masks)
+        return Way("global", self._finished(masks), now[self.measure.name], self.asked, count, free=count is None)
+
+    def others_than(self, usual: Way) -> Iterator[Way]:
+        counted = self.measure.name == self.follows
+        for name, evenness in EVENNESS.items():
+            if evenness and usual.count is not None:
+                yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
+
+    def fitted(self, way: Way, usual: Way) -> Way | None:
+        count = way.count
+        if way.size is not None or count is None or usual.size is None:
+            return way
+        for _ in range(CORRECTIONS):
+            size = self._costs(way.masks)[self.measure.name]
+            if size <= usual.size * (1 + CLOSE):
+                return replace(way, size=size)
+            count = max(count * usual.size / size, 1.5)
+            way = self._ranked(way.name, count, counted=False)
+        return None
+
+    def _ranked(self, name: str, count: float, counted: bool) -> Way:
+        found = self.ranking.at({self.follows: count}, evenness=EVENNESS[name])
+        size = float(getattr(found, self.follows)) if counted else None
+        return Way(name, self._finished(found.masks), size, self.asked, count)
+
+    def again(self, stored: Mapping[str, Any]) -> Masks:
+        if stored["count"] is None:
+            return self._finished(self.found)
+        return self._ranked(stored["way"], stored["count"], counted=False).masks
+
+    def _finished(self, masks: Masks) -> Masks:
+        # A weight between units that stay costs nothing, and may help.
+        return masks if self.measure.name == "bytes" else whole_units(self.model, masks)
+
+    def _costs(self, chosen: Masks) -> dict[str, float]:
+        small: Any = prune(self.model, self.opened.inputs, masks=chosen, time_budget=self.time_budget, **self.pruning)
+        return self.measure.of_small(whole(small, small.pruning.to_dict()).eval(), self.dense.model, alone=True)

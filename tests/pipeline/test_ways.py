@@ -1,0 +1,278 @@
+"""Which way to a size wins on models built so that it is known, by losses computed in numpy without the package."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from svdcompress import cost
+from svdcompress.convert import convert
+from svdcompress.layers import variational_layers
+from svdcompress.pipeline._choose_masks import chosen
+from svdcompress.pipeline._measure import Measure
+from svdcompress.pipeline._ways import Way, Ways, ways
+from svdcompress.prune import prune
+from svdcompress.recipe import load_recipe
+from svdcompress.sources import InMemory
+
+
+def known(model: nn.Sequential, nats: dict[str, Tensor]) -> nn.Module:
+    """Converted, with so much information in each weight: 0.5 log(1 + mu^2 / sigma^2)."""
+    converted = convert(model)
+    with torch.no_grad():
+        for name, layer in variational_layers(converted):
+            told = nats[name].double()
+            layer.log_sigma2.copy_((layer.weight.double().square() + 1e-8).log() - torch.expm1(2 * told).log())
+    return converted.eval()
+
+
+def mlp(*weights: Any) -> nn.Sequential:
+    """Linear layers of these weights with ReLUs between them, and small biases."""
+    layers: list[nn.Module] = []
+    for matrix in weights:
+        layer = nn.Linear(len(matrix[0]), len(matrix))
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor(matrix, dtype=torch.float32))
+            layer.bias.fill_(0.01)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def nll(model: nn.Module, masks: Any, x: Tensor, y: Tensor) -> float:
+    """Of the masked mean, with numpy in double precision."""
+    h = x.double().numpy()
+    layers = [
+        (name, layer) for name, layer in model.named_children() if isinstance(layer, nn.Linear) or hasattr(layer, "log_sigma2")
+    ]
+    for number, (name, layer) in enumerate(layers):
+        weight = layer.weight.detach().double().numpy() * masks[name].numpy()
+        h = h @ weight.T + layer.bias.detach().double().numpy()
+        h = np.maximum(h, 0) if number < len(layers) - 1 else h
+    h = h - h.max(1, keepdims=True)
+    return float(-(h - np.log(np.exp(h).sum(1, keepdims=True)))[np.arange(len(y)), y.numpy()].mean())
+
+
+def data_of(model: nn.Module, size: int, count: int = 600) -> tuple[Any, Tensor, Tensor]:
+    """Inputs, and targets drawn from what the whole model says of them."""
+    torch.manual_seed(0)
+    x = torch.randn(count, size)
+    with torch.no_grad():
+        y = torch.distributions.Categorical(logits=model(x)).sample()
+    return SimpleNamespace(train=InMemory(x, y), task="classification", dim=1, target_scale=None), x, y
+
+
+def ways_of(model: nn.Module, x: Tensor, measure: str, target: float) -> Ways:
+    recipe = load_recipe(None, [f"search.goal='{measure}={target:g}'"])
+    context: Any = SimpleNamespace(recipe=recipe)
+    opened: Any = SimpleNamespace(inputs=x[:20])
+    return ways(context, opened, SimpleNamespace(model=None), model, Measure(measure, recipe, None, x[:2]), target)  # type: ignore
+
+
+def taken(model: nn.Module, data: Any, x: Tensor, measure: str, target: float) -> tuple[Way, Any, dict[str, Way]]:
+    """What is chosen, its record, and all ways by name."""
+    to_size = ways_of(model, x, measure, target)
+    usual = to_size.usual()
+    way, record = chosen(to_size, data, "auto", "cpu")
+    return way, record, {one.name: one for one in [usual, *to_size.others_than(usual)]}
+
+
+def jittered(shape: tuple[int, ...], nats: float, seed: int = 0) -> Tensor:
+    """About so many nats each: none are alike."""
+    return nats * (1 + 0.01 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def half_useful() -> nn.Module:
+    """Each of six units reads its own two inputs of twelve; its other ten weights are small, and told little."""
+    read = torch.zeros(6, 12)
+    for unit in range(6):
+        read[unit, 2 * unit : 2 * unit + 2] = 2.0
+    useful = read > 0
+    noise = 0.02 * torch.randn(6, 12, generator=torch.Generator().manual_seed(1))
+    write = torch.tensor([[3.0, -3, 3, -3, 3, -3], [-3.0, 3, -3, 3, -3, 3]])
+    model = mlp((read + noise * ~useful).tolist(), write.tolist())
+    return known(model, {"0": torch.where(useful, jittered((6, 12), 4.0), jittered((6, 12), 0.3)), "2": jittered((2, 6), 4.0)})
+
+
+def cancelling() -> nn.Module:
+    """Units 2 and 3 are one unit twice, added once and taken off once. Units 0 and 1 have weights that are needed together
+    though each is told little."""
+    torch.manual_seed(3)
+    useful = [[2.0, 2, 2, 2], [-2.0, 2, -2, 2]]
+    model = mlp([*useful, [1.0, 1, -1, 1], [1.0, 1, -1, 1]], [[3.0, -3, 2, -2], [-3.0, 3, -2, 2]])
+    told = jittered((4, 4), 1.0)
+    told[:2] = jittered((2, 4), 0.3)
+    told[:2, 0] = 6.0
+    written = jittered((2, 4), 1.0, 1)
+    written[:, :2] = 6.0
+    return known(model, {"0": told, "2": written})
+
+
+def narrow() -> nn.Module:
+    """A layer of three units that are all needed and told little, ahead of a wide one, most of which cancels."""
+    torch.manual_seed(4)
+    first = [[2.0, 0, 0, 1], [0.0, 2, 1, 0], [0.0, -1, 2, -2]]
+    pair = torch.randn(8, 3).repeat_interleave(2, 0)
+    wide = torch.cat([torch.tensor([[2.0, 0, 0], [0, 2.0, 0], [0, 0, 2.0], [1.0, -1, 1]]), pair])
+    signs = torch.tensor([1.0, -1]).repeat(8)
+    last = torch.cat([torch.tensor([[2.0, -2, 2, -1], [-2.0, 2, -2, 1]]), torch.stack([signs, -signs])], 1)
+    model = mlp(first, wide.tolist(), last.tolist())
+    with torch.no_grad():
+        model[4].bias.copy_(torch.tensor([0.5, -0.5]))
+    nats = {"0": jittered((3, 4), 0.1), "2": jittered((20, 3), 0.1), "4": jittered((2, 20), 16.0)}
+    nats["4"][:, 4:] = (1 + 0.05 * torch.arange(8)).repeat_interleave(2) + jittered((2, 16), 0.01)  # pairs go one by one
+    return known(model, nats)
+
+
+def test_single_weights_go_where_every_unit_is_half_useful() -> None:
+    model = half_useful()
+    data, x, y = data_of(model, 12)
+    way, record, found = taken(model, data, x, "nonzero", 40)
+    by_hand = {name: nll(model, one.masks, x, y) for name, one in found.items()}
+    assert way.name == "weights" == min(by_hand, key=lambda name: by_hand[name])
+    assert set(found) == {"weights", "units-25%", "units-50%", "units-100%"}
+    assert by_hand["weights"] < min(by_hand[name] for name in by_hand if name != "weights") - 0.05
+    assert record["chosen"] == record["usual"] == "weights" and record["examples"] == 600
+    assert int(way.masks["0"].sum()) < 72 and way.masks["0"].any(1).all()  # no unit is gone
+
+
+def test_units_go_where_two_cancel() -> None:
+    model = cancelling()
+    data, x, y = data_of(model, 4)
+    way, record, found = taken(model, data, x, "nonzero", 20)
+    by_hand = {name: nll(model, one.masks, x, y) for name, one in found.items()}
+    whole = nll(model, {name: torch.ones_like(layer.weight) for name, layer in variational_layers(model)}, x, y)
+    assert way.name == "units-100%" == min(by_hand, key=lambda name: by_hand[name])
+    assert by_hand["units-100%"] == pytest.approx(whole, abs=1e-6) and by_hand["weights"] > whole + 0.1
+    assert record["chosen"] == "units-100%" and record["usual"] == "weights"
+    assert way.masks["0"].any(1).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("measure", ["parameters", "macs"])
+def test_a_narrow_layer_survives_by_an_even_rank(measure: str) -> None:
+    model = narrow()
+    data, x, y = data_of(model, 4)
+    target = {"parameters": 53.0, "macs": 42.0}[measure]
+    way, record, found = taken(model, data, x, measure, target)
+    by_hand = {name: nll(model, one.masks, x, y) for name, one in found.items()}
+    assert int(found["global"].masks["0"].any(1).sum()) < 3 == int(way.masks["0"].any(1).sum())
+    assert way.name != "global" and way.name == min(by_hand, key=lambda name: by_hand[name])
+    assert by_hand[way.name] < by_hand["global"] - 0.05 and record["usual"] == "global"
+
+
+CASES = [(half_useful, "nonzero", 40), (cancelling, "nonzero", 20), (narrow, "parameters", 53), (narrow, "macs", 42)]
+
+
+@pytest.mark.parametrize(("make", "measure", "target"), CASES)
+def test_figures_of_the_record_and_masks_made_again(make: Any, measure: str, target: float) -> None:
+    """NLLs against numpy, sizes against pruning and counting; each way made anew from what JSON keeps of it."""
+    model = make()
+    data, x, y = data_of(model, model[0].in_features)
+    _, record, found = taken(model, data, x, measure, target)
+    assert {one["name"] for one in record["candidates"]} <= set(found)
+    for one in record["candidates"]:
+        way = found[one["name"]]
+        assert one["nll"] == pytest.approx(nll(model, way.masks, x, y), rel=1e-5)
+        size = getattr(cost.measure(prune(model, x[:20], masks=way.masks).eval(), x[:2]), measure)
+        assert one["size"] == way.size == size <= found[record["usual"]].size
+        again = ways_of(model, x, measure, target).again(json.loads(json.dumps(way.stored())))
+        assert all(torch.equal(mask, again[name]) for name, mask in way.masks.items())
+    assert all(layer.mask is None for _, layer in variational_layers(model))  # nothing is held on to
+
+
+def alike(found: dict[str, Way]) -> bool:
+    usual, *others = found.values()
+    return all(torch.equal(mask, usual.masks[name]) for one in others for name, mask in one.masks.items())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("measure", "target"), [("nonzero", 40.0), ("nonzero", 70.0), ("parameters", 60.0), ("macs", 50.0)])
+def test_what_is_chosen_is_never_worse_than_the_usual_way(seed: int, measure: str, target: float) -> None:
+    torch.manual_seed(seed)
+    shapes = ((8, 5), (9, 8), (3, 9))
+    nats = {str(2 * n): (2 * torch.rand(shape)).exp() - 0.9 for n, shape in enumerate(shapes)}
+    model = known(mlp(*(torch.randn(shape).tolist() for shape in shapes)), nats)
+    data, x, y = data_of(model, 5, 300)
+    way, record, found = taken(model, data, x, measure, target)
+    usual = next(iter(found.values()))
+    assert nll(model, way.masks, x, y) <= nll(model, usual.masks, x, y) + 1e-9
+    assert way.size <= usual.size <= target and (record is None) == (len(found) == 1 or alike(found))
+    if way.name == usual.name:
+        assert all(torch.equal(mask, usual.masks[name]) for name, mask in way.masks.items())
+
+
+@pytest.mark.parametrize(("measure", "target"), [("nonzero", 200), ("parameters", 200), ("macs", 200)])
+def test_where_nothing_has_to_go_nothing_is_chosen(measure: str, target: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = narrow()
+    data, x, _ = data_of(model, 4)
+    monkeypatch.setattr(Ways, "others_than", None)
+    assert taken_alone(model, data, x, measure, target)[1] is None
+
+
+def taken_alone(model: nn.Module, data: Any, x: Tensor, measure: str, target: float, setting: str = "auto") -> Any:
+    return chosen(ways_of(model, x, measure, target), data, setting, "cpu")
+
+
+def test_off_keeps_the_usual_way() -> None:
+    model = cancelling()
+    data, x, _ = data_of(model, 4)
+    way, record = taken_alone(model, data, x, "nonzero", 20, "off")
+    assert way.name == "weights" and record is None
+
+
+def test_a_size_below_the_biases_still_has_its_way() -> None:
+    model = half_useful()
+    data, x, _ = data_of(model, 12)
+    way, record, _ = taken(model, data, x, "nonzero", 3)
+    assert way.masks.kept == 0 and (record is None or record["chosen"] == "weights")
+
+
+class Bytes:
+    """Files of four bytes for each parameter, and of so many more for each unit of the first layer."""
+
+    name = "bytes"
+
+    def __init__(self, more: float) -> None:
+        self.more, self.asked = more, 0
+
+    def of_small(self, small: Any, dense: Any, alone: bool) -> dict[str, float]:
+        self.asked += 1
+        counts = cost.measure(small, torch.zeros(2, 4))
+        size = 4.0 * counts.parameters + self.more * small[0].out_features
+        return {"parameters": counts.parameters, "bytes": size}
+
+
+@pytest.mark.parametrize("more", [0.0, 20.0, 2000.0])
+def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
+    """At one number of parameters the even rank keeps more units of the first layer, so its files are larger at first."""
+    model = narrow()
+    data, x, y = data_of(model, 4)
+    to_size = ways_of(model, x, "bytes", 1.0)
+    to_size.measure = measure = Bytes(more)  # type: ignore
+    to_size.target = 4 * 53 + 3 * more if more < 2000 else 4 * 59 + more
+    usual = to_size.usual()
+    assert usual.size is not None and usual.size <= to_size.target and not usual.free
+    usually = measure.asked
+    way, record = chosen(to_size, data, "auto", "cpu")
+    assert way.name == "even" and nll(model, way.masks, x, y) < nll(model, usual.masks, x, y)
+    small = prune(model, x[:20], masks=way.masks)
+    assert way.size == 4 * cost.measure(small, x[:2]).parameters + more * small[0].out_features <= 1.02 * usual.size
+    told = {one["name"]: one for one in record["candidates"]}
+    assert told["even"]["size"] == way.size and told["even"]["nll"] == pytest.approx(nll(model, way.masks, x, y), rel=1e-5)
+    assert 2 <= measure.asked - 2 * usually <= 3  # the usual way was made twice, and half-even is the same
+    assert all(torch.equal(mask, to_size.again(way.stored())[name]) for name, mask in way.masks.items())
+
+
+def test_a_way_that_does_not_get_there_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = narrow()
+    data, x, _ = data_of(model, 4)
+    to_size = ways_of(model, x, "bytes", 1.0)
+    to_size.measure, to_size.target = Bytes(0.0), 4 * 53.0  # type: ignore
+    monkeypatch.setattr(to_size, "fitted", lambda way, usual: None)
+    way, record = chosen(to_size, data, "auto", "cpu")
+    assert way.name == "global" and [one["name"] for one in record["candidates"]] == ["global"]
