@@ -32,6 +32,9 @@ EVENNESS = {"global": 0.0, "half-even": 0.5, "even": 1.0}
 SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0}
 """How much of what has to go goes as whole units where single weights count; the first is the usual way."""
 
+HALVINGS = 12
+"""Of what weights may stay, towards as many non-zeros as asked for."""
+
 CORRECTIONS = 3
 """Times that a mixture is made anew, at most, because its size is not what was counted."""
 
@@ -109,9 +112,21 @@ class Weights(Ways):
         self.natural = float(self.found.kept + self.others)
 
     def usual(self) -> Way:
-        asked, masks = self._lowered(self.target - self.others)
-        free = masks.kept >= self.found.kept
-        return Way("weights", masks, None if free else self._size(masks), asked, free=free)
+        low, high = self.target - self.others, float(self.found.kept)
+        asked, masks = self._lowered(low)
+        if masks.kept >= self.found.kept:
+            return Way("weights", masks, None, asked, free=True)
+        found = Way("weights", masks, self._size(masks), asked)
+        for _ in range(HALVINGS):  # biases of units that go leave room for more weights
+            if (found.size or 0.0) > self.target * (1 - CLOSE / 4):
+                break
+            middle = (low + high) / 2
+            asked, masks = self._lowered(middle)
+            size = self._size(masks)
+            low, high = (middle, high) if size <= self.target else (low, middle)
+            if (found.size or 0.0) < size <= self.target:
+                found = Way("weights", masks, size, asked)
+        return found
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         for name, share in SHARES.items():

@@ -276,3 +276,18 @@ def test_a_way_that_does_not_get_there_is_out(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(to_size, "fitted", lambda way, usual: None)
     way, record = chosen(to_size, data, "auto", "cpu")
     assert way.name == "global" and [one["name"] for one in record["candidates"]] == ["global"]
+
+
+def test_a_number_of_non_zeros_counts_what_pruning_takes_along():
+    """Units lose their biases with their last weight, which leaves room for weights elsewhere."""
+    torch.manual_seed(1)
+    model = known(
+        mlp(torch.randn(40, 12).tolist(), torch.randn(40, 40).tolist(), torch.randn(3, 40).tolist()),
+        {"0": torch.rand(40, 12) * torch.rand(40, 1), "2": torch.rand(40, 40) * torch.rand(40, 1), "4": torch.rand(3, 40)},
+    )
+    x = torch.randn(30, 12)
+    for target in (60.0, 120.0, 400.0):
+        way = ways_of(model, x, "nonzero", target).usual()
+        small = prune(model, x[:20], masks=way.masks)
+        left = cost.measure(small, x[:2]).nonzero
+        assert left == way.size and 0.97 * target <= left <= target
