@@ -52,6 +52,9 @@ BESIDE = {
 }
 """Files whose tests are those of another room, or mention none of its names."""
 
+START = 5
+"""Seconds of the processor's time that pytest may take to begin."""
+
 SECONDS = 30
 """Of the processor's time, that tests run against a mutant; and so many of them at most:"""
 
@@ -172,10 +175,10 @@ def sift(place: Path, kept: dict[str, dict[str, Any]]) -> None:
 def forked(place: Path, tests: list[str], seconds: float = SECONDS, first: bool = True) -> tuple[int, list[str]]:
     """How many tests of a copy of the repository passed, and which failed (first: no more than one); in a fork of this process.
 
-    No further test begins after so many seconds of the processor's time; after four times as many the fork is ended, which is a
+    No further test begins after so many seconds of the processor's time; after four times as many and START the fork is ended, which is a
     failure too, and so is any other end of it.
     """
-    most = int(4 * seconds) + 2
+    most = int(4 * seconds) + START
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
