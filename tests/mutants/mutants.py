@@ -175,8 +175,8 @@ def sift(place: Path, kept: dict[str, dict[str, Any]]) -> None:
 def forked(place: Path, tests: list[str], seconds: float = SECONDS, first: bool = True) -> tuple[int, list[str]]:
     """How many tests of a copy of the repository passed, and which failed (first: no more than one); in a fork of this process.
 
-    No further test begins after so many seconds of the processor's time; after four times as many and START the fork is ended, which is a
-    failure too, and so is any other end of it.
+    No further test begins after so many seconds of the processor's time; after four times as many and START the fork is ended,
+    which is a failure too, and so is any other end of it.
     """
     most = int(4 * seconds) + START
     reading, writing = os.pipe()
