@@ -29,7 +29,7 @@ from svdcompress.cli._common import (
     print_json,
     short_of_memory,
 )
-from svdcompress.errors import UsageError
+from svdcompress.errors import ModelError, UsageError
 
 FEWEST = 5
 """Calls that a median is made of, at least."""
@@ -143,9 +143,13 @@ def _in_torch(
             }
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="to_sparse: ")  # told below the table
-                products: Any = to_sparse(small, x)
-            entries[f"batch_{size}"] = [asdict(entry) for entry in products.sparse_execution]
-            if any(entry.used for entry in products.sparse_execution):
+                try:
+                    products: Any = to_sparse(small, x)
+                    looked: list[Any] = products.sparse_execution
+                except ModelError:  # no reason to leave out the rest
+                    looked = []
+            entries[f"batch_{size}"] = [asdict(entry) for entry in looked]
+            if any(entry.used for entry in looked):
                 runs["csr"] = lambda model=products, x=x: call(model, x)
             runs["sampled"] = lambda x=x: mc_predict(small, x, samples, task=task, tau=tau, generator=generator)
             with torch.no_grad():

@@ -75,6 +75,10 @@ def pack(
     figures = ", ".join(f"{name} {value:.4g}" for name, value in (found.get("metrics") or {}).items() if value is not None)
     same = f", {100 * found['agreement']:.2f}% of the answers as before" if "agreement" in found else ""
     told = f"; on the test data {figures}{same}" if figures else f"; {found.get('note', '')}"
+    each = ", ".join(f"{name.removesuffix('.weight')} {count}" for name, count in bits.items())
+    told += f"; bits: {shortened(each)}" if bits else ""
+    if packed.missing:
+        told += f"; in eight bits: {shortened(', '.join(packed.missing))}, of which {src.name} has no weight by that name"
     out_console().print(f"{path}: {packed.bytes:,} bytes{ratio}{told}", highlight=False)
 
 

@@ -46,9 +46,9 @@ def to_sparse(model: nn.Module, example_inputs: Any, *, at_least: float = 1.1) -
 
     Irrelevant weights are 0, as after `to_dense`; a plain model with zeros in its weights is taken too. A layer is sparse
     in the result if its sparse product measures at least `at_least` times as fast as the dense one, on this machine, with
-    torch's current number of threads, on the input that one pass with `example_inputs` gives it. The whole model is measured
-    last: unless it is faster by 2%, all layers stay dense. A warning says so, as it does where no layer is faster. Only Linear
-    layers are looked at; convolutions stay dense.
+    torch's current number of threads, on the input that one pass with `example_inputs` gives it. Then the whole model is
+    measured: unless it is faster by 2%, all layers stay dense. A warning says so, as it does where no layer is faster. Only
+    Linear layers are looked at; convolutions stay dense.
 
     `.sparse_execution` of the result is a list with a `SparseEntry` for each Linear layer: densities, times, reasons. The
     given model is left as it is. Other inputs work too, but were not measured: at another batch size, dtype or device, call
@@ -73,8 +73,8 @@ def to_sparse(model: nn.Module, example_inputs: Any, *, at_least: float = 1.1) -
 
 def chosen(model: nn.Module, example_inputs: Any, at_least: float, measure: Measure) -> nn.Module:
     """`to_sparse` with another clock, and without its warning."""
-    if not at_least >= 1:
-        raise UsageError(f"at_least: {at_least} is not 1 or more; below 1, layers that are slower would be sparse")
+    if not isinstance(at_least, int | float) or not at_least >= 1:
+        raise UsageError(f"at_least: {at_least!r} is not 1 or more; below 1, layers that are slower would be sparse")
     dense = _mean(model)
     entries = _looked_at(dense, example_inputs, at_least, measure)
     sparse = _assembled(dense, [entry.name for entry in entries if entry.used])

@@ -84,6 +84,16 @@ def read(path: Path) -> ModelProto:
     return model
 
 
+def array_of(tensor: TensorProto) -> np.ndarray:
+    """The numbers of an initialiser. Raises ExportError where they are not as many as it says."""
+    from onnx import numpy_helper
+
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        raise ExportError(f"the tensor {shortened(tensor.name, 60)!r} is damaged ({shortened(str(error))})") from error
+
+
 @dataclass
 class Part:
     """Nodes and initialisers to be added."""
@@ -133,7 +143,6 @@ class Maker:
 def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
     """Change a graph; returns the tensors that its nodes now make."""
     import onnx
-    from onnx import numpy_helper
 
     fixed = fixed_names(graph)
     arrays: dict[str, np.ndarray] = {}
@@ -141,7 +150,7 @@ def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
     for tensor in graph.initializer:
         if tensor.name in fixed or tensor.data_type == onnx.TensorProto.STRING:
             continue
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         if array.dtype.name in TYPES and array.size > 1:
             arrays[tensor.name], dense[tensor.name] = array, tensor.ByteSize() + FIELD
     maker, added, gone = Maker(graph), Part(), set()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -37,6 +38,7 @@ class Deterministic:
         module = Positional(plain, self.signature, self.signature.resized(TRACE_BATCH))
         inputs = len(self.signature.names)
         graph = trace(module, self.signature.varied, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+        _name_transposed(graph, plain)
         strip_shapes(graph)
         return graph
 
@@ -48,6 +50,27 @@ class Deterministic:
                 self.parities.update(compare(file, self.reference, self.signature))
 
         return write(graph, path, check)
+
+
+def _name_transposed(graph: ir.Model, module: nn.Module) -> None:
+    """Give weights that the exporter transposed (those of Linear layers whose inputs have three dimensions or more) the names
+    of their parameters, instead of val_0."""
+    values = graph.graph.initializers
+    named = {str(name) for name in values}
+    known: dict[tuple[int, ...], list[tuple[str, np.ndarray]]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 2 and name not in named:
+            known.setdefault(tuple(parameter.shape)[::-1], []).append((name, parameter.numpy().T))
+    parameters = {name for name, _ in module.named_parameters()}
+    for value in list(values.values()):
+        if value.const_value is None or value.name in parameters:
+            continue
+        array = value.const_value.numpy()
+        for name, theirs in known.get(array.shape, []):
+            if name not in named and np.array_equal(array, theirs):
+                value.name = name
+                named.add(name)
+                break
 
 
 def compare(path: Path, model: nn.Module, signature: Signature, batches: Sequence[int] = _parity.BATCHES) -> dict[int, float]:

@@ -11,19 +11,19 @@ import numpy as np
 
 from svdcompress.errors import ExportError, UsageError, shortened
 from svdcompress.export import _parity
-from svdcompress.export._compact import Maker, Part, compacted, fixed_names, places_of, read, scattered
+from svdcompress.export._compact import Maker, Part, array_of, compacted, fixed_names, places_of, read, scattered
 from svdcompress.export._export import Exported
 from svdcompress.export._half import halve
 from svdcompress.export._metadata import decode
-from svdcompress.export._rounding import codes, of_shape, second_dimension, steps
+from svdcompress.export._rounding import codes, flipped, of_weight, second_dimension, steps
 from svdcompress.export._tidy import tidy
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
 
-OPSET = 21
-"""The first that has numbers of four bits."""
+OPSET, IR = 21, 10
+"""The first that have numbers of four bits."""
 
 SMALLEST = 64
 """Numbers of a weight below which it stays as it is: the nodes that widen it again would take more."""
@@ -57,19 +57,24 @@ def write_few_bits(
     Example: `write_few_bits("model.onnx", "model_int4.onnx").bytes`
     """
     start, dst = time.perf_counter(), Path(dst)
-    wrong = [each for each in (bits.values() if isinstance(bits, Mapping) else [bits]) if each not in FORMS]
-    if wrong:
+    asked = list(bits.values()) if isinstance(bits, Mapping) else [bits]
+    if wrong := [each for each in asked if not isinstance(each, int) or each not in FORMS]:
         raise UsageError(f"bits: {wrong[0]!r} is none of {', '.join(map(str, FORMS))}")
     model = _at_opset(read(Path(src)), Path(src))
+    names = {tensor.name for tensor in model.graph.initializer}
+    if isinstance(bits, Mapping) and (unknown := [name for name in bits if name not in names]):
+        raise UsageError(f"bits: {Path(src).name} has no weight {unknown[0]!r}; it has {', '.join(weights_of(src))}")
     if any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props):
         raise UsageError(f"{Path(src).name}: a Monte-Carlo file stays in floating point: steps distort its variances")
     if compact:
         tidy(model)
-    _round(model.graph, bits, importance or {}, compact)
+    used = _round(model.graph, bits, importance or {}, compact)
     halve(model.graph)
     if compact:
         compacted(model.graph)
-    model.metadata_props.add(key="precision", value="int4")
+    for place in reversed([at for at, entry in enumerate(model.metadata_props) if entry.key == "precision"]):
+        del model.metadata_props[place]
+    model.metadata_props.add(key="precision", value=f"int{min(used)}" if used else "float16")
     metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
 
     def tried(file: Path) -> None:
@@ -91,29 +96,31 @@ def weights_of(path: str | Path) -> list[str]:
 def _taken(tensor: TensorProto, fixed: set[str]) -> np.ndarray | None:
     """The numbers of a weight; None of other tensors."""
     import onnx
-    from onnx import numpy_helper
 
     if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2 or tensor.name in fixed:
         return None
-    array = numpy_helper.to_array(tensor)
+    array = array_of(tensor)
     return array if array.size >= SMALLEST and np.isfinite(array).all() else None
 
 
-def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping[str, np.ndarray], compact: bool) -> None:
-    fixed, second, maker = fixed_names(graph), second_dimension(graph), Maker(graph)
-    added, gone = Part(), set()
+def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping[str, np.ndarray], compact: bool) -> set[int]:
+    """The bits that weights now have."""
+    fixed, maker = fixed_names(graph), Maker(graph)
+    second, turned = second_dimension(graph), flipped(graph)
+    added, gone, used = Part(), set(), set[int]()
     for tensor in graph.initializer:
         array, count = _taken(tensor, fixed), bits if isinstance(bits, int) else bits.get(tensor.name)
         if array is None or count is None:
             continue
         axis = int(tensor.name in second)
-        step = steps(array, count, axis, of_shape(importance, tensor.name, array)).astype(np.float32)
+        step = steps(array, count, axis, of_weight(importance, tensor.name, array, tensor.name in turned)).astype(np.float32)
         whole = codes(array, step, count)
         forms = [_dense(maker, whole, step, count, tensor.name)]
         if compact and len(places_of(whole)):
             forms.append(_sparse(maker, whole, step, count, tensor.name))
         part = min(forms, key=lambda form: form.bytes)
         gone.add(tensor.name)
+        used.add(count)
         added.nodes += part.nodes
         added.tensors += part.tensors
     for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
@@ -121,6 +128,7 @@ def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping
     graph.initializer.extend(added.tensors)
     for place, node in enumerate(added.nodes):
         graph.node.insert(place, node)
+    return used
 
 
 def _dense(maker: Maker, whole: np.ndarray, step: np.ndarray, bits: int, name: str) -> Part:
@@ -161,6 +169,9 @@ def _at_opset(model: ModelProto, src: Path) -> ModelProto:
     """The model at OPSET or what it has beyond that. Raises ExportError."""
     from onnx import version_converter
 
+    if model.functions or model.graph.sparse_initializer:
+        raise ExportError(f"{src.name}: has local functions or sparse initialisers, which cannot be kept here")
+    model.ir_version = max(model.ir_version, IR)
     if max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) >= OPSET:
         return model
     try:
@@ -170,4 +181,5 @@ def _at_opset(model: ModelProto, src: Path) -> ModelProto:
             f"{src.name}: cannot be of opset {OPSET} ({shortened(str(error))}); export it with --opset {OPSET}"
         ) from error
     del found.graph.value_info[:]
+    found.ir_version = max(found.ir_version, IR)
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svdcompress.export import _parity
-from svdcompress.export._compact import compacted, fixed_names, new_names, read
+from svdcompress.export._compact import array_of, compacted, fixed_names, new_names, read
 from svdcompress.export._export import Exported
 from svdcompress.export._metadata import decode
 from svdcompress.export._tidy import tidy
@@ -83,7 +83,7 @@ def halve(graph: GraphProto) -> None:
     for tensor in graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT or tensor.name in fixed:
             continue
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         if array.size < SMALLEST or not np.isfinite(array).all():
             continue
         name, stored = tensor.name, next(names)

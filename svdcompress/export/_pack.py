@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from svdcompress.errors import DependencyError, UsageError
-from svdcompress.export._compact import fixed_names, read
+from svdcompress.export._compact import array_of, fixed_names, read
 from svdcompress.export._half import as_half
-from svdcompress.export._rounding import codes, of_shape, second_dimension, steps
+from svdcompress.export._rounding import codes, flipped, of_weight, second_dimension, steps
 from svdcompress.export._tidy import tidy
 from svdcompress.files import write_atomically
 
@@ -44,7 +44,7 @@ SMALLEST = 8
 @dataclass(frozen=True)
 class Packed:
     """An archive. bytes: of the archive; before: of the ONNX file. precision: asked for; largest: the largest difference of a
-    weight, relative to the largest of its tensor."""
+    weight, relative to the largest of its tensor. missing: names in `bits` of which the file has no weight."""
 
     path: Path
     bytes: int
@@ -52,6 +52,7 @@ class Packed:
     precision: str
     largest: float
     seconds: float
+    missing: tuple[str, ...] = ()
 
 
 class Entry(NamedTuple):
@@ -76,7 +77,7 @@ def pack(
 
     precision: "float32" (exact), "float16", "int8" or "int4": weights of two dimensions and more as integers with a scale for
     each channel, others as float16. bits: of single weights by name (2 to 16), in place of those. importance: what an error of
-    each number counts where there are few bits, by the weight's name and of its shape (`importance` of a model has 1 / sigma2).
+    each number counts where there are few bits, by the weight's name and of its layer's shape (`importance` of a model).
     codec: "xz", in Python's standard library, or "zstd", which needs the package zstandard.
 
     Raises UsageError for unknown names, DependencyError without zstandard, ExportError for a file that cannot be read,
@@ -87,7 +88,11 @@ def pack(
     start, src, dst = time.perf_counter(), Path(src), Path(dst)
     if precision not in PRECISIONS:
         raise UsageError(f"precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
+    for name, count in (bits or {}).items():
+        if not isinstance(count, int) or not 2 <= count <= 16:
+            raise UsageError(f"bits: {count!r} for {name!r} is no whole number from 2 to 16")
     model = read(src)
+    there = {tensor.name for tensor in model.graph.initializer}
     before = len(model.SerializeToString())
     tidy(model)
     streams, entries, largest = _streams(model, precision, bits or {}, importance or {})
@@ -105,7 +110,8 @@ def pack(
         key=len,
     )
     write_atomically(dst, lambda path: path.write_bytes(data))
-    return Packed(dst, len(data), before, precision, largest, time.perf_counter() - start)
+    missing = tuple(name for name in bits or {} if name not in there)
+    return Packed(dst, len(data), before, precision, largest, time.perf_counter() - start, missing)
 
 
 def _streams(
@@ -113,19 +119,19 @@ def _streams(
 ) -> tuple[dict[str, bytes], list[Entry], float]:
     """Take the weights out of a model."""
     import onnx
-    from onnx import numpy_helper
 
     fixed, entries, worst = fixed_names(model.graph), [], 0.0
-    second = second_dimension(model.graph)
+    second, turned = second_dimension(model.graph), flipped(model.graph)
     jumps, numbers, scales = bytearray(), bytearray(), bytearray()
     for tensor in model.graph.initializer:
         if tensor.data_type != onnx.TensorProto.FLOAT or tensor.name in fixed:
             continue
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         count = bits.get(tensor.name, PRECISIONS[precision])
         if array.size < SMALLEST or not np.isfinite(array).all():
             continue
-        form, values, scale, axis = _values(array, count, int(tensor.name in second), of_shape(importance, tensor.name, array))
+        counts = of_weight(importance, tensor.name, array, tensor.name in turned)
+        form, values, scale, axis = _values(array, count, int(tensor.name in second), counts)
         places = np.flatnonzero(values)
         jumps += _jumps(places)
         kept = values.reshape(-1)[places]

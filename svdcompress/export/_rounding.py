@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from svdcompress.errors import UsageError
+
 if TYPE_CHECKING:
     from onnx import GraphProto
 
@@ -44,10 +46,27 @@ def codes(array: np.ndarray, step: np.ndarray, bits: int) -> np.ndarray:
     return np.clip(np.rint(array / np.where(step > 0, step, 1.0)), -last, last)
 
 
-def of_shape(importance: Mapping[str, np.ndarray], name: str, array: np.ndarray) -> np.ndarray | None:
-    """What is given for a weight, where it is of its shape (a graph may hold it transposed); else None."""
-    found = importance.get(name)
-    return found if found is not None and found.shape == array.shape else None
+def of_weight(importance: Mapping[str, np.ndarray], name: str, array: np.ndarray, flipped: bool) -> np.ndarray | None:
+    """What is given for a weight, in the graph's layout; None where nothing is.
+
+    flipped: whether the graph holds it transposed. Raises UsageError for another shape, and for numbers that are not finite or
+    below 0.
+    """
+    if name not in importance:
+        return None
+    found = np.asarray(importance[name], np.float64)
+    found = found.T if flipped else found
+    if found.shape != array.shape:
+        raise UsageError(f"importance: {name!r} has the shape {found.shape}, and the weight {array.shape}")
+    if not np.isfinite(found).all() or (found < 0).any():
+        raise UsageError(f"importance: {name!r} has numbers below 0, or that are not finite")
+    return found
+
+
+def flipped(graph: GraphProto) -> set[str]:
+    """Names of the weights that a graph holds transposed, as against the Linear layer they are of."""
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
+    return second_dimension(graph) & matrices
 
 
 def second_dimension(graph: GraphProto) -> set[str]:

@@ -182,14 +182,18 @@ class _Archive:
 
 
 def _all_tensors(model: ModelProto) -> list[TensorProto]:
-    graphs, found = [model.graph], []
-    while graphs:
-        graph = graphs.pop()
-        found += graph.initializer
-        for node in graph.node:
+    parts: list[Any] = [model.graph, *model.functions]
+    found: list[TensorProto] = []
+    while parts:
+        part = parts.pop()
+        found += getattr(part, "initializer", [])
+        sparse = [*getattr(part, "sparse_initializer", [])]
+        for node in part.node:
             for attribute in node.attribute:
                 found += [attribute.t, *attribute.tensors]
-                graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
+                sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+                parts += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
+        found += [tensor for each in sparse for tensor in (each.values, each.indices)]
     return found
 
 

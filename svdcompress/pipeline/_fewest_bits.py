@@ -17,8 +17,8 @@ FEWEST, MOST = 3, 8
 
 
 def fewest_bits(opened: OpenRun) -> dict[str, int]:
-    """Bits by "LAYER.weight", 3 to 8, so that the validation error stays within what fewer bits may cost (0.1 points, or one
-    answer).
+    """Bits by "LAYER.weight", 3 to 8, so that the validation error of the rounded model stays within what fewer bits may cost
+    (0.1 points, or one answer; or the run's own `search.max_drop`).
 
     All layers start with 3; then the one whose rounding costs the most NLL for its bytes gets one more, until the error is
     allowed. Steps are chosen by the posterior.
@@ -26,7 +26,9 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
     Raises UsageError for a model without variational layers, or where 8 bits lose too much.
     """
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
-    allowed = Allowed(opened.folder / "model.onnx", opened.data, units)
+    before = (opened.results.get("dense") or {}).get("validation") or {}
+    dense = before.get("error", before.get("rmse"))
+    allowed = Allowed(opened.folder / "model.onnx", opened.data, units, opened.recipe.search.max_drop, dense)
     sizes = {name: int(layer.relevant().sum()) for name, layer in variational_layers(opened.model)}
 
     def tried(bits: dict[str, int], examples: Examples | None = None, figure: str | None = None) -> float:
@@ -38,13 +40,13 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
     if not bits:
         raise UsageError("--precision auto: the model has no variational layers with weights left")
     most = dict.fromkeys(bits, MOST)
-    if (error := tried(most)) > allowed.limit:
+    if not (error := tried(most)) <= allowed.limit:
         found = f"with {MOST} bits the validation error is {error:.4g}, and {allowed.limit:.4g} are allowed"
         raise UsageError(f"--precision auto: {found}; take float16")
     least = tried(most, allowed.few, "nll")
     alone = {name: tried({**most, name: FEWEST}, allowed.few, "nll") - least for name in bits}
     costs = {name: max(cost, 1e-9) / sizes[name] for name, cost in alone.items()}
-    while tried(bits) > allowed.limit:  # a further bit leaves a quarter of the squared rounding errors
+    while not tried(bits) <= allowed.limit:  # a further bit leaves a quarter of the squared rounding errors
         name = max((name for name in bits if bits[name] < MOST), key=lambda name: costs[name] / 4 ** bits[name])
         bits[name] += 1
     return {f"{name}.weight": count for name, count in bits.items()}

@@ -56,7 +56,7 @@ class FourBits(Allowed):
             return bits
         rest = dict.fromkeys(weights, MORE)
         whole = tried(rest)
-        if whole > self.limit:
+        if not whole <= self.limit:
             found = f"with all weights in eight bits the error is {whole:.4g}, allowed are {self.limit:.4g}"
             raise ExportError(f"its weights need more than eight bits ({found})")
         alone = {name: tried({**rest, name: FEW}, examples=self.few, figure="nll") for name in weights}

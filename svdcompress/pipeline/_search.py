@@ -218,6 +218,8 @@ class Search:
     def _masks(self, model: nn.Module, target: float, file: Path) -> Selection:
         """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
         known = known_way(file)
+        if known is None and file.with_name("pruned.safetensors").is_file():
+            known = {}  # of a former version, which did not choose
         selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, known)
         if known is None:
             keep_way(file, selection.way)

@@ -155,7 +155,7 @@ class SmallFiles:
     def _bits(self, small: nn.Module, kinds: dict[str, str]) -> None:
         """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""
         rows = [row for row in suggested_bits(small) if row.weights]
-        used = {row.name: BITS.get(kinds.get(row.name, "int8"), 32) for row in rows}
+        used = {row.name: BITS.get(kinds.get(row.name, "float32"), 32) for row in rows}
         added = added_error(small, {name: bits for name, bits in used.items() if bits < 32})
         self.results.bits = [
             {"name": r.name, "weights": r.weights, "suggested": r.bits, "used": used[r.name], "added": added.get(r.name, 0.0)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -13,7 +15,17 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import ExportError, OutputError, UsageError
-from svdcompress.export import export_onnx, read_metadata, weights_of, write_few_bits
+from svdcompress.export import (
+    export_onnx,
+    importance,
+    pack,
+    read_metadata,
+    round_weights,
+    unpack,
+    weights_of,
+    write_few_bits,
+    write_half,
+)
 
 
 def model_of(path, arrays, opset=20):
@@ -62,7 +74,7 @@ def test_weights_come_back_as_steps(tmp_path, bits, compact):
     assert weights_of(src) == ["odd", "sparse", "far", "none"]
     written = write_few_bits(src, tmp_path / "f.onnx", bits, compact=compact)
     assert written.bytes == (tmp_path / "f.onnx").stat().st_size and written.parity is None
-    assert read_metadata(written.path)["precision"] == "int4"
+    assert read_metadata(written.path)["precision"] == f"int{bits}"
     found, last = given(written.path), 2 ** (bits - 1) - 1
     for name in ("odd", "sparse", "far", "none"):
         before = arrays()[name]
@@ -94,6 +106,41 @@ def test_bits_by_name_and_the_rest_in_two_bytes(tmp_path):
     assert all(len(np.unique(row)) <= 15 for row in found["odd"])
     assert np.abs(found["sparse"] - arrays()["sparse"]).max() < 0.51 * np.abs(arrays()["sparse"]).max() / 127
     assert np.allclose(found["far"], arrays()["far"], rtol=1e-3)
+
+
+def test_a_file_of_fewer_bits_can_be_made_of_another(tmp_path):
+    half = write_half(model_of(tmp_path / "m.onnx", arrays()), tmp_path / "half.onnx").path
+    eight = write_few_bits(model_of(tmp_path / "m.onnx", arrays()), tmp_path / "eight.onnx", 8).path
+    for src in (half, eight):
+        again = write_few_bits(src, tmp_path / "again.onnx")
+        assert len([entry for entry in onnx.load(again.path).metadata_props if entry.key == "precision"]) == 1
+    assert read_metadata(eight)["precision"] == "int8" and onnx.load(eight).ir_version >= 10
+
+
+def test_layers_whose_inputs_have_three_dimensions_keep_their_names(tmp_path):
+    """The exporter makes a MatMul of them, with a transposed weight."""
+    torch.manual_seed(0)
+    net = svdc.convert(nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.Linear(20, 20))).eval()
+    with torch.no_grad():
+        for layer in (net[0], net[2], net[3]):
+            layer.log_sigma2.uniform_(-16, -4)
+    x = torch.randn(4, 6, 12)
+    src = export_onnx(net, tmp_path / "m.onnx", x[:2]).path
+    assert weights_of(src) == ["0.weight", "2.weight", "3.weight"]
+    graph = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(src).graph.initializer}
+    for name in ("0", "2", "3"):
+        assert np.array_equal(graph[f"{name}.weight"], (net[int(name)].weight * net[int(name)].relevant()).detach().numpy().T)
+    known = importance(net)
+    file = pack(src, tmp_path / "a.svdc", "int8", bits={f"{name}.weight": 3 for name in "023"}, importance=known)
+    assert not file.missing
+    back = onnx.load(unpack(file.path, tmp_path / "back.onnx").path)
+    found = {tensor.name: numpy_helper.to_array(tensor).T for tensor in back.graph.initializer}
+    for name in ("0", "2", "3"):
+        weight, counts = (net[int(name)].weight * net[int(name)].relevant()).detach(), torch.from_numpy(known[f"{name}.weight"])
+        assert all(len(np.unique(row)) <= 7 for row in found[f"{name}.weight"])  # a step for each output
+        alike = round_weights(copy.deepcopy(net), 3, by="errors")[int(name)].weight.detach()
+        off = [float((counts * (other - weight) ** 2).sum()) for other in (torch.from_numpy(found[f"{name}.weight"]), alike)]
+        assert off[0] < off[1]
 
 
 def test_a_network_of_any_layers(tmp_path):
@@ -132,6 +179,20 @@ def test_what_cannot_be_is_refused(tmp_path):
         write_few_bits(src, tmp_path / "f.onnx", 3)
     with pytest.raises(UsageError, match="bits: 16 is none of"):
         write_few_bits(src, tmp_path / "f.onnx", {"odd": 16})
+    with pytest.raises(UsageError, match=r"bits: 4\.0 is none of"):
+        write_few_bits(src, tmp_path / "f.onnx", 4.0)
+    with pytest.raises(UsageError, match="has no weight 'nosuch'; it has odd, sparse, far, none"):
+        write_few_bits(src, tmp_path / "f.onnx", {"nosuch": 4})
+    damaged = onnx.load(str(src))
+    damaged.graph.initializer[0].raw_data += b"x"
+    onnx.save(damaged, tmp_path / "damaged.onnx")
+    with pytest.raises(ExportError, match="the tensor 'odd' is damaged"):
+        write_few_bits(tmp_path / "damaged.onnx", tmp_path / "f.onnx")
+    local = onnx.load(str(src))
+    local.functions.add(name="Twice", domain="my")
+    onnx.save(local, tmp_path / "local.onnx")
+    with pytest.raises(ExportError, match="has local functions"):
+        write_few_bits(tmp_path / "local.onnx", tmp_path / "f.onnx")
     with pytest.raises(ExportError, match="no such file"):
         write_few_bits(tmp_path / "none.onnx", tmp_path / "f.onnx")
     with pytest.raises(OutputError, match="does not exist"):

@@ -89,13 +89,18 @@ def test_what_counts_for_nothing_is_left_to_the_rest(src, tmp_path):
     largest = np.abs(arrays()["kernel"]).reshape(8, -1).argmax(1)
     counts.reshape(8, -1)[np.arange(8), largest] = 0
     errors = []
-    for name, importance in (("a", {}), ("b", {"kernel": counts}), ("c", {"kernel": counts[0]})):
+    for name, importance in (("a", {}), ("b", {"kernel": counts})):
         pack(src, tmp_path / name, "int4", importance=importance)
         unpack(tmp_path / name, tmp_path / f"{name}.onnx")
         off = (weights(tmp_path / f"{name}.onnx")["kernel"] - arrays()["kernel"]) ** 2 * counts
         errors.append(off.reshape(8, -1).sum(1))
     assert (errors[1] <= errors[0]).all() and (errors[1] < errors[0]).any()
-    assert np.array_equal(errors[2], errors[0])  # not of the weight's shape: not taken
+    for wrong, reason in ((counts[0], "has the shape"), (-counts, "below 0"), (counts * np.nan, "not finite")):
+        with pytest.raises(UsageError, match=f"importance: 'kernel' .*{reason}"):
+            pack(src, tmp_path / "c", "int4", importance={"kernel": wrong})
+    with pytest.raises(UsageError, match=r"bits: 4\.5 for 'kernel' is no whole number"):
+        pack(src, tmp_path / "c", bits={"kernel": 4.5})
+    assert pack(src, tmp_path / "d", bits={"kernel": 4, "nosuch": 3}).missing == ("nosuch",)
 
 
 def test_each_weight_can_have_bits_of_its_own(src, tmp_path):

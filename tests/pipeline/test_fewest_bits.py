@@ -42,8 +42,8 @@ def opened(tmp_path, monkeypatch):
     data = Data(train=examples, validation=examples, test=examples, task="classification", outputs=2)
     export_onnx(model, tmp_path / "model.onnx", x[:2])
     monkeypatch.setattr("svdcompress.pipeline._fewest_bits.baked", lambda *_: Baked())
-    recipe = SimpleNamespace(task="classification")
-    return SimpleNamespace(model=model, data=data, folder=tmp_path, preprocessing={}, dim=1, recipe=recipe)
+    recipe = SimpleNamespace(task="classification", search=SimpleNamespace(max_drop=None))
+    return SimpleNamespace(model=model, data=data, folder=tmp_path, preprocessing={}, dim=1, recipe=recipe, results={})
 
 
 def test_the_layer_that_decides_gets_more(opened, tmp_path):
