@@ -264,7 +264,7 @@ def test_an_estimate_counts_the_search(tiny_recipe):
 def test_a_size_that_leaves_one_answer_is_not_reached_by_it(tiny_recipe, tmp_path):
     """Below the biases alone: no weight could stay."""
     with pytest.raises(PruneError, match="every trial left a model of one answer to all inputs"):
-        run(searching(tiny_recipe, "search.goal='nonzero=20'", "search.trials=2"), tmp_path / "run")
+        run(searching(tiny_recipe, "search.goal='nonzero=10'", "search.trials=2"), tmp_path / "run")
 
 
 def test_a_loss_of_ones_own_and_another_recipes_settings(tmp_path):
