@@ -23,13 +23,14 @@ from svdcompress.cli._common import (
     Run,
     Samples,
     TrustCode,
+    err_console,
     on_device,
     opened_run,
     out_console,
     print_json,
     short_of_memory,
 )
-from svdcompress.errors import ModelError, UsageError
+from svdcompress.errors import ModelError, UsageError, shortened
 
 FEWEST = 5
 """Calls that a median is made of, at least."""
@@ -146,9 +147,12 @@ def _in_torch(
                 try:
                     products: Any = to_sparse(small, x)
                     looked: list[Any] = products.sparse_execution
-                except ModelError:  # no reason to leave out the rest
+                except ModelError as error:  # no reason to leave out the rest
+                    told = f"batch {size}: sparse products were not measured: {shortened(str(error))}"
+                    err_console().print(told, markup=False, highlight=False, soft_wrap=True)
                     looked = []
-            entries[f"batch_{size}"] = [asdict(entry) for entry in looked]
+                else:
+                    entries[f"batch_{size}"] = [asdict(entry) for entry in looked]
             if any(entry.used for entry in looked):
                 runs["csr"] = lambda model=products, x=x: call(model, x)
             runs["sampled"] = lambda x=x: mc_predict(small, x, samples, task=task, tau=tau, generator=generator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svdcompress.errors import ExportError, shortened
-from svdcompress.export import _parity
 from svdcompress.export._export import Exported
 from svdcompress.export._gaps import gaps
-from svdcompress.export._metadata import decode
 from svdcompress.export._tidy import tidy
-from svdcompress.export._write import write
+from svdcompress.export._written import written
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -55,15 +53,7 @@ def write_compact(src: str | Path, dst: str | Path) -> Exported:
     model = read(Path(src))
     tidy(model)
     wanted = compacted(model.graph)
-    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
-
-    def check(file: Path) -> None:
-        _parity.session(file)
-        _same(wanted, onnx.load(str(file)), file)
-
-    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
-    size = write(model, dst, check)
-    return Exported(dst, size, inputs, outputs, 0.0, {}, metadata, time.perf_counter() - start)
+    return written(model, dst, start, check=lambda file: _same(wanted, onnx.load(str(file)), file), parity=0.0)
 
 
 def read(path: Path) -> ModelProto:
@@ -105,6 +95,14 @@ class Part:
     def bytes(self) -> int:
         """What they take in a file."""
         return sum(each.ByteSize() + FIELD for each in (*self.nodes, *self.tensors))
+
+    def replace(self, graph: GraphProto, gone: Collection[str]) -> None:
+        """Put it ahead of a graph's nodes, in the place of the initialisers of those names."""
+        for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
+            del graph.initializer[place]
+        graph.initializer.extend(self.tensors)
+        for place, node in enumerate(self.nodes):
+            graph.node.insert(place, node)
 
 
 class Maker:
@@ -160,11 +158,7 @@ def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
             gone |= made
             added.nodes += part.nodes
             added.tensors += part.tensors
-    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
-        del graph.initializer[place]
-    graph.initializer.extend(added.tensors)
-    for place, node in enumerate(added.nodes):
-        graph.node.insert(place, node)
+    added.replace(graph, gone)
     return {name: array for name, array in arrays.items() if name in gone}
 
 

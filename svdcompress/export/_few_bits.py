@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from svdcompress.errors import ExportError, UsageError, shortened
-from svdcompress.export import _parity
 from svdcompress.export._compact import Maker, Part, array_of, compacted, fixed_names, places_of, read, scattered
 from svdcompress.export._export import Exported
 from svdcompress.export._half import halve
 from svdcompress.export._metadata import decode
 from svdcompress.export._rounding import codes, flipped, of_weight, second_dimension, steps
 from svdcompress.export._tidy import tidy
-from svdcompress.export._write import write
+from svdcompress.export._written import written
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
@@ -39,7 +38,6 @@ def write_few_bits(
     *,
     importance: Mapping[str, np.ndarray] | None = None,
     compact: bool = True,
-    check: Callable[[Path], Any] = lambda file: None,
 ) -> Exported:
     """Write an ONNX file with its weights as whole steps of 4 or 8 bits, a step's size for each channel; `src` stays as it is.
 
@@ -48,8 +46,8 @@ def write_few_bits(
     opset 21, which onnxruntime 1.20 and later load.
 
     src: a deterministic file of `export_onnx`. bits: of all weights (of two dimensions and more), or of each by its name; those
-    without are stored as float16. importance: see `pack`. compact: without zeros too. check: called with the file before it
-    appears; what it raises is raised. Returns the file, with `parity` None.
+    without are stored as float16. importance: see `pack`. compact: without zeros too. Returns the file, with `parity`
+    None.
 
     Raises UsageError for a Monte-Carlo file, whose variances steps would distort, and for other bits; ExportError for a file
     that cannot be read or be of opset 21, OutputError for a path that cannot be written.
@@ -75,15 +73,7 @@ def write_few_bits(
     for place in reversed([at for at, entry in enumerate(model.metadata_props) if entry.key == "precision"]):
         del model.metadata_props[place]
     model.metadata_props.add(key="precision", value=f"int{min(used)}" if used else "float16")
-    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
-
-    def tried(file: Path) -> None:
-        _parity.session(file)
-        check(file)
-
-    size = write(model, dst, tried)
-    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
-    return Exported(dst, size, inputs, outputs, None, {}, metadata, time.perf_counter() - start)
+    return written(model, dst, start)
 
 
 def weights_of(path: str | Path) -> list[str]:
@@ -123,11 +113,7 @@ def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping
         used.add(count)
         added.nodes += part.nodes
         added.tensors += part.tensors
-    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
-        del graph.initializer[place]
-    graph.initializer.extend(added.tensors)
-    for place, node in enumerate(added.nodes):
-        graph.node.insert(place, node)
+    added.replace(graph, gone)
     return used
 
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from svdcompress.export import _parity
 from svdcompress.export._compact import array_of, compacted, fixed_names, new_names, read
 from svdcompress.export._export import Exported
-from svdcompress.export._metadata import decode
 from svdcompress.export._tidy import tidy
-from svdcompress.export._write import write
+from svdcompress.export._written import written
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -51,15 +49,7 @@ def write_half(
         compacted(model.graph)
     if all(entry.key != "precision" for entry in model.metadata_props):
         model.metadata_props.add(key="precision", value="float16")
-    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
-
-    def tried(file: Path) -> None:
-        _parity.session(file)
-        check(file)
-
-    size = write(model, dst, tried)
-    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
-    return Exported(dst, size, inputs, outputs, None, {}, metadata, time.perf_counter() - start)
+    return written(model, dst, start, check=check)
 
 
 def as_half(array: np.ndarray) -> tuple[np.ndarray, float]:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svdcompress.errors import ExportError, UsageError, shortened
-from svdcompress.export import _parity
 from svdcompress.export._compact import compacted
 from svdcompress.export._export import Exported
-from svdcompress.export._metadata import decode, read_metadata
+from svdcompress.export._metadata import read_metadata
 from svdcompress.export._tidy import tidy
-from svdcompress.export._write import write
+from svdcompress.export._written import written
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -122,9 +121,7 @@ class Int8:
         if compact:
             tidy(model)
             compacted(model.graph)
-        size = write(model, dst, _parity.session)
-        inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
-        return Exported(dst, size, inputs, outputs, None, {}, self._metadata(model), time.perf_counter() - start)
+        return written(model, dst, start)
 
     def _signed(self, raw: Path) -> ModelProto:
         """The quantiser's file with the metadata of the one that it was made of, and without shapes of inner values."""
@@ -137,10 +134,6 @@ class Int8:
         model.metadata_props.extend(before.metadata_props)
         model.metadata_props.add(key="precision", value="int8")
         return model
-
-    @staticmethod
-    def _metadata(model: ModelProto) -> dict[str, Any]:
-        return {entry.key: decode(entry.value) for entry in model.metadata_props}
 
 
 def _weight(node: NodeProto, constants: Collection[str]) -> str | None:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from svdcompress.errors import CheckpointError, shortened
-from svdcompress.export import _parity
 from svdcompress.export._export import Exported
-from svdcompress.export._metadata import decode
 from svdcompress.export._pack import FORMAT, MORE, TYPES, Entry, dense, zstandard
-from svdcompress.export._write import write
+from svdcompress.export._written import written
 from svdcompress.files import parse_json
 
 if TYPE_CHECKING:
@@ -46,10 +44,7 @@ def unpack(src: str | Path, dst: str | Path, most: int = 2**31) -> Exported:
     """
     start, dst = time.perf_counter(), Path(dst)
     model = _Archive(Path(src), most).model()
-    inputs, outputs = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
-    size = write(model, dst, _parity.session)
-    metadata = {entry.key: decode(entry.value) for entry in model.metadata_props}
-    return Exported(dst, size, inputs, outputs, None, {}, metadata, time.perf_counter() - start)
+    return written(model, dst, start)
 
 
 class _Archive:

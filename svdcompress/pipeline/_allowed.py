@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel
+from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, Examples
 from svdcompress.train import evaluate
 
@@ -62,6 +64,12 @@ class Allowed:
         """A file's validation error (RMSE, or the figure named)."""
         found = evaluate(OnnxModel(path, self.units), examples or self.data.validation, **told(self.data))
         return found[figure] if figure else found.get("error", found.get("rmse", float("nan")))
+
+
+def budget(recipe: Recipe, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of `Allowed` that a run's recipe gives. before: the dense model's metrics on the validation data, if known."""
+    known = before or {}
+    return {"max_drop": recipe.search.max_drop, "dense": known.get("error", known.get("rmse"))}
 
 
 def told(data: Data) -> dict[str, Any]:

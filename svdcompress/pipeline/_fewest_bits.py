@@ -7,7 +7,7 @@ import copy
 from svdcompress.errors import UsageError
 from svdcompress.export import round_weights
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline._allowed import Allowed, told
+from svdcompress.pipeline._allowed import Allowed, budget, told
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._open import OpenRun
 from svdcompress.sources import Examples
@@ -26,9 +26,8 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
     Raises UsageError for a model without variational layers, or where 8 bits lose too much.
     """
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
-    before = (opened.results.get("dense") or {}).get("validation") or {}
-    dense = before.get("error", before.get("rmse"))
-    allowed = Allowed(opened.folder / "model.onnx", opened.data, units, opened.recipe.search.max_drop, dense)
+    known = budget(opened.recipe, (opened.results.get("dense") or {}).get("validation"))
+    allowed = Allowed(opened.folder / "model.onnx", opened.data, units, **known)
     sizes = {name: int(layer.relevant().sum()) for name, layer in variational_layers(opened.model)}
 
     def tried(bits: dict[str, int], examples: Examples | None = None, figure: str | None = None) -> float:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from svdcompress.errors import ExportError
 from svdcompress.export import Exported, importance, write_compact, write_half
+from svdcompress.pipeline._allowed import budget
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside
@@ -22,6 +23,7 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
     "float16", or "auto": integers, or float16 where none of the layers can be in integers. compact: without zeros.
     """
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
+    known = {**budget(opened.recipe, (opened.results.get("dense") or {}).get("validation")), "compact": compact}
     with TemporaryDirectory(prefix="svdcompress") as folder:
         whole = Path(folder) / path.name
         for name in (path.name, f"{path.name}.data"):
@@ -29,13 +31,12 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
                 shutil.move(path.with_name(name), whole.with_name(name))
         if precision in ("int8", "auto"):
             try:
-                return _chosen(Integers(whole, opened.data, units, compact=compact), path, "int8")
+                return _chosen(Integers(whole, opened.data, units, **known), path, "int8")
             except ExportError:
                 if precision == "int8":
                     raise
         if precision == "int4":
-            known = importance(opened.model)
-            return _chosen(FourBits(whole, opened.data, units, importance=known, compact=compact), path, "int4")
+            return _chosen(FourBits(whole, opened.data, units, importance=importance(opened.model), **known), path, "int4")
         if precision in ("float16", "auto"):
             return write_half(whole, path, compact=compact), "; numbers stored as float16"
         return dataclasses.replace(write_compact(whole, path), parity=None), "; the numbers are those of the file with zeros"

@@ -13,6 +13,7 @@ from torch import nn
 from svdcompress import cost
 from svdcompress.errors import ExportError, shortened
 from svdcompress.export import added_error, check_parity, importance, suggested_bits, write_compact, write_half
+from svdcompress.pipeline._allowed import budget
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside, slower
@@ -148,9 +149,7 @@ class SmallFiles:
 
     def _allowed(self) -> dict[str, Any]:
         """What decides on the layers of a file in fewer bits."""
-        search, before = self.recipe.search, self.results.dense.validation or {}
-        dense = before.get("error", before.get("rmse"))
-        return {"max_drop": search.max_drop, "dense": dense, "compact": self.recipe.export.compact}
+        return {**budget(self.recipe, self.results.dense.validation), "compact": self.recipe.export.compact}
 
     def _bits(self, small: nn.Module, kinds: dict[str, str]) -> None:
         """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""

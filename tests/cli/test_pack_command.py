@@ -48,6 +48,12 @@ def test_fewer_bits_are_fewer_bytes(tiny_run, tmp_path):
     assert sizes["auto"] <= sizes["int8"]
 
 
+def test_bits_that_no_weight_of_the_file_gets_are_said(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("svdcompress.pipeline.fewest_bits", lambda opened: {"nosuch.weight": 3})
+    text = svdc("pack", tiny_run[0], "--out", tmp_path / "a", "--precision", "auto")
+    assert "in eight bits: nosuch.weight, of which model.onnx has no weight by that name" in text
+
+
 def test_what_cannot_be_is_said(tiny_run, tmp_path):
     folder, _ = tiny_run
     text = svdc("pack", folder, "--out", tmp_path / "a", "--precision", "int3", code=2)

@@ -141,3 +141,16 @@ def completed(line):
 def test_the_help_tells_of_completion():
     text = svdc("--help").stdout
     assert text.count("--install-completion") > 1  # in words, and among the options
+
+
+def test_bench_says_where_sparse_products_cannot_be_measured(tiny_run, monkeypatch):
+    from svdcompress.errors import ModelError
+
+    def broken(model, inputs):
+        raise ModelError("it cannot be copied")
+
+    monkeypatch.setattr("svdcompress.execution.to_sparse", broken)
+    result = CliRunner().invoke(app, ["bench", str(tiny_run[0]), "--batch", "1", "--seconds", "0.1", "--samples", "2"])
+    assert result.exit_code == 0, result.output
+    assert "batch 1: sparse products were not measured: it cannot be copied" in result.output
+    assert "no Linear layer" not in result.output

@@ -226,6 +226,25 @@ def test_files_outside_are_refused(src, tmp_path):
         )
 
 
+def test_files_outside_of_functions_and_sparse_weights_are_refused(src, tmp_path):
+    tensors, metadata = taken_apart(pack(src, tmp_path / "a.svdc").path)
+    for where in ("sparse", "function", "attribute"):
+        model = onnx.load_model_from_string(tensors["graph"].tobytes())
+        if where == "sparse":
+            tensor = model.graph.sparse_initializer.add().values
+        elif where == "function":
+            tensor = (
+                model.functions.add(name="F", domain="my").node.add(op_type="Constant").attribute.add(name="value", type=4).t
+            )
+        else:
+            tensor = model.graph.node[0].attribute.add(name="sparse_value", type=11).sparse_tensor.values
+        tensor.data_type, tensor.data_location = 1, onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="../secret")
+        graph = np.frombuffer(model.SerializeToString(), np.uint8)
+        changed = put_together(tmp_path / f"{where}.svdc", {**tensors, "graph": graph}, metadata)
+        refused(changed, tmp_path, "names files of weights outside")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

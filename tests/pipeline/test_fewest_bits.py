@@ -62,6 +62,11 @@ def test_the_layer_that_decides_gets_more(opened, tmp_path):
     assert error(unpack(tmp_path / "b.svdc", tmp_path / "b.onnx").path) > error(path)
 
 
+def test_a_runs_own_budget_counts(opened):
+    opened.recipe.search.max_drop, opened.results = 100.0, {"dense": {"validation": {"error": 0.0}}}
+    assert set(fewest_bits(opened).values()) == {3}
+
+
 def test_where_eight_bits_are_too_few_it_says_so(opened, monkeypatch):
     monkeypatch.setattr(Allowed, "limit", -1.0)
     with pytest.raises(UsageError, match=r"with 8 bits the validation error is .*, and -1 are allowed; take float16"):
