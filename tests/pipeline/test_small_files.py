@@ -208,6 +208,9 @@ def test_a_run_in_four_bits(four_run, tmp_path):
     x = torch.cat([inputs for inputs, _ in test.batches(100)]).numpy()
     y = torch.cat([targets for _, targets in test.batches(100)]).numpy()
     assert found["metrics"]["error"] == pytest.approx(100 * (answers(path, x)[0].argmax(1) != y).mean(), abs=1e-4)
+    used = {"int4": 4, "int8": 8}
+    assert all(row["used"] == used.get(found["layers"].get(row["name"]), 32) for row in results["bits"])
+    assert {row["used"] for row in results["bits"]} != {8}, "else it would not show which layer is which"
     assert {row["used"] for row in results["bits"]} <= {4, 8} and all(row["added"] > 0 for row in results["bits"])
     assert "In four bits (model_int4.onnx)" in " ".join(small_files(results))
     assert verify_run(folder).failed == []
