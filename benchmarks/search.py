@@ -82,6 +82,7 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
         "met": search["met"],
         "reached": search["reached"],
         "trials": len(search["trials"]),
+        "epochs": search.get("epochs"),
         "levels": len(search["path"]),
         "seconds": {name: report["seconds"].get(name, 0.0) for name in ("dense", "search")},
         "threads": report.get("torch_threads"),
@@ -93,6 +94,8 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
 
 def epochs(found: dict[str, Any]) -> tuple[int, int]:
     """Of the whole search, the path and all trials, and of one run of the recipe without a search; after the dense start."""
+    if (told := found.get("epochs")) is not None:
+        return told["search"], told["one_run"]
     train, recover = (found["setting"]["epochs"][name] for name in ("train", "recover"))
     part = lambda share: max(1, round(share * train))  # noqa: E731
     levels = found.get("levels", LEVELS)

@@ -65,7 +65,13 @@ def sparsify(
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Models to try, at most (8).", rich_help_panel=s.SEARCH)] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Models to try, at most; if not set, as many as 3 times the epochs of one run allow.",
+            rich_help_panel=s.SEARCH,
+        ),
+    ] = None,
     max_minutes: Annotated[
         float | None, typer.Option(help="Start no trial after this many minutes of searching.", rich_help_panel=s.SEARCH)
     ] = None,
@@ -232,7 +238,10 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
     parts = ", ".join(f"{name} {_minutes(value)}" for name, value in found.seconds.items())
     console.print(f"time on {found.device}, at most about {_minutes(sum(found.seconds.values()))} ({parts}):", highlight=False)
     if made.search.wanted:
-        console.print(f"a search: at most {made.search.trials} trials on {made.search.levels} levels of pressure (--trials)")
+        from svdcompress.pipeline import trials_of
+
+        levels = made.search.levels
+        console.print(f"a search: at most {trials_of(made, levels)} trials on {levels} levels of pressure (--trials)")
     shrinks = "train and recover are" if made.train.shrink is not None else "recover is"
     console.print(f"{shrinks} counted at full size, but get cheaper as dead units are removed", highlight=False)
     for line in found.warnings:

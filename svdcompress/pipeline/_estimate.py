@@ -21,6 +21,7 @@ from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._search_cost import trials_of
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import example_inputs, open_data
 from svdcompress.train import Reach, find_place, make_optimizer
@@ -81,7 +82,7 @@ def estimate(recipe: Recipe) -> Estimate:
     if recipe.search.wanted:  # in place of one training: the path, and trials at the full size
         settings, train = recipe.search, seconds.pop("train")
         trial = COOLING_EPOCHS * train + seconds.pop("recover")
-        seconds["search"] = settings.levels * LEVEL_EPOCHS * train + settings.trials * trial
+        seconds["search"] = settings.levels * LEVEL_EPOCHS * train + trials_of(recipe, settings.levels) * trial
         if settings.max_minutes is not None:
             seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + trial)
     seconds["rest"] = REST_SECONDS

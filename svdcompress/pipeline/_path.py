@@ -49,7 +49,7 @@ class Climb:
         """Train the next level, or find it done; the row of it: level, beta, sizes, and metrics before any recovery."""
         recipe = self.context.recipe
         model = self.variational.model if level == 1 else self.posterior(level - 1)
-        epochs = _epochs(recipe.train, LEVEL_EPOCHS)
+        epochs = epochs_of(recipe.train, LEVEL_EPOCHS)
         beta = self.beta(level)
         schedule: Schedule = LinearWarmup(0, max(1, epochs // 2), beta) if level == 1 else Constant(beta)
         settings = recipe.train.model_copy(update={"epochs": epochs, "schedule": LrSchedule(name="constant"), "keep": "last"})
@@ -89,7 +89,7 @@ class Climb:
         model = self.posterior(level)
         settings = recipe.train.model_copy(
             update={
-                "epochs": _epochs(recipe.train, COOLING_EPOCHS),
+                "epochs": epochs_of(recipe.train, COOLING_EPOCHS),
                 "schedule": LrSchedule(name="linear", start="0%"),
                 "keep": "last",
             }
@@ -119,5 +119,6 @@ class Climb:
         return count_means(model) - masks.total + masks.kept
 
 
-def _epochs(train: TrainSection, share: float) -> int:
+def epochs_of(train: TrainSection, share: float) -> int:
+    """Of a share of `train.epochs`; one at least."""
     return max(1, round(share * train.epochs))

@@ -22,6 +22,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._search_cost import TIMES, one_run, trials_of
 from svdcompress.pipeline._search_kept import Kept, keep_way, known_way
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, other_machine, outcome, told_how, told_trial
@@ -107,7 +108,10 @@ class Search:
         if ask is not None or not whole:
             wanted = None if ask is None else (self.path.beta(ask[0]), self._dense_size / ask[1])
             levels, trials = None if whole else len(self.path.rows), len(self.kept.trials)
-            lines.append(cut_short(self.settings, self.kept.seconds, levels, trials, wanted, self.measure.name))
+            lines.append(cut_short(self.settings, self.kept.seconds, levels, trials, self.trials, wanted, self.measure.name))
+        elif self.settings.trials is None and strategy.unbounded().next(self.kept.trials) is not None:
+            made = len(self.kept.trials)
+            self._say(f"{made} trials are what {TIMES:g} times the epochs of one run allow; --trials {2 * made} tries more")
         return strategy.best(self.kept.trials), lines
 
     def _strategy(self) -> Strategy:
@@ -117,7 +121,7 @@ class Search:
             dense=self._dense_size,
             goal=None if self.goal is None else self._target,
             budget=self.budget.given,
-            trials=self.settings.trials,
+            trials=self.trials,
             ratios=[self._natural(row) for row in rows],
             errors=[row["error"] for row in rows],
             error=self.judged.error,
@@ -147,6 +151,11 @@ class Search:
     def _small_enough(self, row: dict[str, float]) -> bool:
         """Whether more pressure would go far beyond the goal: its size is reached twice over."""
         return self._natural(row) > 2 * self._dense_size / self._target
+
+    @property
+    def trials(self) -> int:
+        """How many there may be."""
+        return trials_of(self.context.recipe, len(self.path.rows))
 
     @property
     def _dense_size(self) -> float:
@@ -269,6 +278,10 @@ class Search:
             "chosen": best.number,
             "met": best.met if budget else None,
             "reached": best.costs[measure] <= target if self.goal is not None else None,
+            "epochs": {
+                "search": len(self.path.history) + sum(len(rows) for rows in self.kept.epochs.values()),
+                "one_run": one_run(self.context.recipe),
+            },
             "seconds": self.kept.seconds,
             "notes": lines,
         }

@@ -115,12 +115,18 @@ def _plain(value: Any) -> str:
 
 
 def cut_short(
-    settings: SearchSection, seconds: float, levels: int | None, trials: int, wanted: tuple[float, float] | None, measure: str
+    settings: SearchSection,
+    seconds: float,
+    levels: int | None,
+    trials: int,
+    most: int,
+    wanted: tuple[float, float] | None,
+    measure: str,
 ) -> str:
     """A search whose time was up: how far it got, and what would have come next.
 
-    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made. wanted: beta of the next
-    one, and how many times smaller than the dense model it would have been; None where none was left to make.
+    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made; most: allowed. wanted:
+    beta of the next one, and how many times smaller than the dense model it would have been; None where none was left to make.
     """
     path = "" if levels is None else f", on {levels} of {settings.levels} levels of pressure"
     more = ""
@@ -128,6 +134,6 @@ def cut_short(
         more = f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
     return (
         f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sittings): "
-        f"{trials} of at most {settings.trials} trials were made{path}, and the best of them is kept.{more} A larger "
+        f"{trials} of at most {most} trials were made{path}, and the best of them is kept.{more} A larger "
         "--max-minutes goes further"
     )

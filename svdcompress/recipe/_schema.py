@@ -254,7 +254,8 @@ class SearchSection(Section):
     objective: Literal["auto", "parameters", "macs", "latency", "bytes", "nonzero"] = "auto"
     # One-sided, that of the upper bound on the drop that has to keep the budget; too few validation data: the drop itself does.
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
-    trials: int = Field(default=8, ge=1)
+    # null: as many as three times the epochs of a run without a search allow, the path included; from 1 to 8.
+    trials: int | None = Field(default=None, ge=1)
     max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
     levels: int = Field(default=6, ge=1, le=MOST_LEVELS)  # of rising pressure: beta doubles from each to the next
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last

@@ -31,7 +31,7 @@ it knows these keys, all optional:
         parameters_unrounded, notes}
     search: {objective, goal, max_drop, max_error, confidence, measured: {batches, threads, machine, onnxruntime} or {command}
         (of a latency), dense: {error, costs}, validation_examples, path: [{level, beta, error, nll, nonzero}],
-        trials: [as `svdcompress.search.Trial`], chosen, met, reached, seconds, notes}
+        trials: [as `svdcompress.search.Trial`], chosen, met, reached, epochs: {search, one_run}, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, dark, caption}]: PNG or SVG files in the run's folder (dark: the one for the dark page, if any)
     (evaluation/evaluation.json in the run's folder, where `svdc evaluate` has been run: a section of its own)

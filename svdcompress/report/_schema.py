@@ -208,6 +208,13 @@ class MeasuredWith(_Part):
     command: str | None = None
 
 
+class SearchEpochs(_Part):
+    """`search.epochs`: of the path and all trials, and of one run without a search."""
+
+    search: Count
+    one_run: Count
+
+
 class Search(_Part):
     """`search`."""
 
@@ -222,6 +229,7 @@ class Search(_Part):
     path: list[dict[str, float]]
     trials: list[Tried]
     chosen: Count
+    epochs: SearchEpochs | None = None
     met: bool | None = None
     reached: bool | None = None
     notes: list[str] | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._trial import Trial
@@ -53,6 +54,10 @@ class Strategy:
                 return ask
             seen.append(trials[len(seen)])
         return None
+
+    def unbounded(self) -> Strategy:
+        """The same with as many trials as it takes."""
+        return replace(self, trials=sys.maxsize)
 
     def best(self, trials: Sequence[Trial]) -> Trial:
         """With a goal the one of the least error at its size (of none, the closest in size). Where a budget forbids that, or

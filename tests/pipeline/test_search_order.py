@@ -73,6 +73,37 @@ def test_a_search_whose_trials_were_fewer_goes_on_from_them(tmp_path):
     assert fewer.made == 0
 
 
+# Its number of trials
+
+
+@pytest.mark.parametrize(
+    ("train", "recover", "trials"),
+    [(100, 20, 5), (45, 20, 4), (20, 100, 3), (7, 10, 3), (1, 1, 1), (100, 0, 7), (3, 0, 3), (400, 0, 7)],
+)
+def test_without_a_number_a_search_trains_three_times_a_run_at_most(tmp_path, train, recover, trials):
+    settings = ("search.max_drop=0.5", f"train.epochs={train}", f"recover.epochs={recover}")
+    search = Quick(tmp_path, *settings)
+    search.path.climb(1)
+    for level in range(2, 7):
+        search.path.climb(level)
+    level, cooling = max(1, round(0.15 * train)), max(1, round(0.3 * train))
+    assert search.trials == trials
+    assert 6 * level + trials * (cooling + recover) <= max(3 * (train + recover), 6 * level + cooling + recover)
+    assert 6 * level + (trials + 1) * (cooling + recover) > 3 * (train + recover) or trials == 8
+
+
+def test_a_search_that_would_have_gone_on_says_so_where_no_number_was_set(tmp_path):
+    few = Quick(tmp_path / "few", "search.max_drop=0.5", "train.epochs=20", "recover.epochs=100")
+    few.run()
+    assert len(few.kept.trials) == 3
+    (said,) = [line for line in few.said if "times the epochs of one run" in line]
+    assert "3 trials are what 3 times the epochs of one run allow; --trials 6 tries more" in said
+    for settings in (("search.trials=3",), ("search.trials=20",)):
+        other = Quick(tmp_path / settings[0], "search.max_drop=0.5", "train.epochs=20", "recover.epochs=100", *settings)
+        other.run()
+        assert not any("times the epochs" in line for line in other.said)
+
+
 # Its time
 
 
