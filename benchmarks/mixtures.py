@@ -71,8 +71,12 @@ class Every(Search):
 
     def _every(self, pressure: float, target: float) -> dict[str, Any]:
         data = self.opened.data
-        model, _ = self.path.cooled(pressure)
-        to_size = ways(self.context, self.opened, self.dense, model, self.measure, target)
+        number = len(Every.rows) + 1
+        cooled = self._cooled(number, pressure, target)
+        model, to_size = (
+            cooled.model,
+            ways(self.context, self.opened, self.dense, cooled.model, self.measure, target, cooled.held),
+        )
         usual = to_size.usual()
         others = [] if usual.free else [to_size.fitted(way, usual) for way in to_size.others_than(usual)]
         found = [usual, *(way for way in others if way is not None)]

@@ -12,6 +12,7 @@ from torch import nn
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._cool import Cooled
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._some import some
@@ -30,7 +31,7 @@ def masks_for(
     context: Context,
     opened: Opened,
     dense: Dense,
-    model: nn.Module,
+    cooled: Cooled,
     measure: Measure,
     target: float,
     stored: Mapping[str, Any] | None = None,
@@ -41,17 +42,18 @@ def masks_for(
     mixtures (see `ways`) are compared with that without training, and one is taken that is surely better. target: the size that
     `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again.
     """
-    to_size = ways(context, opened, dense, model, measure, target)
-    if stored is not None and "way" in stored:
+    model = cooled.model
+    to_size = ways(context, opened, dense, model, measure, target, cooled.held)
+    if stored is not None:
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")
     else:
-        setting = "off" if stored is not None else context.recipe.search.mixture  # of a former version, which did not choose
-        taken, mixture = chosen(to_size, opened.data, setting, context.place.device)
+        taken, mixture = chosen(to_size, opened.data, context.recipe.search.mixture, context.place.device)
         asked, masks, way = taken.asked, taken.masks, taken.stored()
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []
-    found = Selection(masks, asked, limits_of(model, asked), curve, target, to_size.natural)
+    natural = to_size.natural if cooled.natural is None else cooled.natural
+    found = Selection(masks, asked, limits_of(model, asked), curve, target, natural)
     return replace(found, way={**way, "mixture": mixture})
 
 

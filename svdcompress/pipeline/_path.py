@@ -19,13 +19,16 @@ from svdcompress.recipe import LrSchedule, TrainSection
 from svdcompress.relevance import Masks
 from svdcompress.selection import look_at, rule
 from svdcompress.sources import make_model
-from svdcompress.train import shrink
+from svdcompress.train import Fit, shrink
 
 LEVEL_EPOCHS, COOLING_EPOCHS = 0.15, 0.3
 """Shares of `train.epochs`: of each level of the path, at the full learning rate, and of a trial, while it falls to 0."""
 
 BELOW = 2
 """Levels of the path below the beta of the recipe."""
+
+OWN = BELOW + 0.5
+"""Pressure beyond which cuts in steps do more for a size than pressure: seldom is a higher one better (docs/search.md)."""
 
 
 @dataclass
@@ -82,26 +85,14 @@ class Climb:
         """The model as it was after a level."""
         return checkpoint.load(self._file(level), make_model(self.context.recipe.model)).eval()
 
-    def cooled(self, pressure: float) -> tuple[nn.Module, list[dict[str, Any]]]:
-        """A posterior at a pressure, trained on while the learning rate falls to 0, and the epochs of that."""
-        recipe = self.context.recipe
-        level = min(max(1, int(pressure)), len(self.rows))
-        model = self.posterior(level)
-        settings = recipe.train.model_copy(
-            update={
-                "epochs": epochs_of(recipe.train, COOLING_EPOCHS),
-                "schedule": LrSchedule(name="linear", start="0%"),
-                "keep": "last",
-            }
-        )
-        name = f"{pressure:.3f}"
-        fit = self._fit(model, f"pressure {name}", settings, Constant(self.beta(pressure)), self.folder / f"cooled-{name}.pt")
-        return model, fit.history
+    def fit(self, model: nn.Module, stage: str, settings: TrainSection, beta: float, state: Path) -> Fit:
+        """Train a posterior of the path on, in place, at one beta. state: the file of it."""
+        return self._fit(model, stage, settings, Constant(beta), state)
 
     def _file(self, level: int) -> Path:
         return self.folder / f"level-{level}.safetensors"
 
-    def _fit(self, model: nn.Module, stage: str, settings: TrainSection, schedule: Schedule, state: Path) -> Any:
+    def _fit(self, model: nn.Module, stage: str, settings: TrainSection, schedule: Schedule, state: Path) -> Fit:
         return self.dense.trainer.fit(
             model,
             stage,

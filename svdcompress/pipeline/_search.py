@@ -15,21 +15,23 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import OutputError, PruneError, RecipeError
+from svdcompress.errors import CheckpointError, OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import masks_for
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._cool import Cooled, cooled, kept_file
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._path import COOLING_EPOCHS, OWN, Climb, epochs_of
 from svdcompress.pipeline._search_cost import TIMES, one_run, trials_of
 from svdcompress.pipeline._search_kept import Kept, keep_way, known_way
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, other_machine, outcome, told_how, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
-from svdcompress.pipeline._ways import FOLLOWS
+from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
 from svdcompress.recipe import MEASURES, Goal, parse_goal
+from svdcompress.relevance import Masks
 from svdcompress.search import CLOSE, Budget, Losses, Strategy, Trial
 from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
@@ -60,6 +62,9 @@ class Search:
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
         self.kept = Kept(self.folder / "trials.json").read()
+        for file in (kept_file(self.folder, trial.number) for trial in self.kept.trials):
+            if not file.is_file():
+                raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
         self.path = Climb(context, opened, dense, variational, self.folder, total)
         self.started = time.monotonic()
@@ -126,6 +131,7 @@ class Search:
             errors=[row["error"] for row in rows],
             error=self.judged.error,
             allowed=self._points(self.allowed),
+            press=math.inf if self.cuts == 1 else OWN,
         )
 
     def _climb(self) -> bool:
@@ -141,7 +147,8 @@ class Search:
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
-            if lost or small_enough:
+            pressed = level > OWN and self.goal is not None and not self.budget.given and self.cuts > 1
+            if lost or small_enough or pressed:
                 return True
             known = self.path.known(level + 1)  # of a search that was stopped later than this
             if self._late() and not known:
@@ -151,6 +158,12 @@ class Search:
     def _small_enough(self, row: dict[str, float]) -> bool:
         """Whether more pressure would go far beyond the goal: its size is reached twice over."""
         return self._natural(row) > 2 * self._dense_size / self._target
+
+    @property
+    def cuts(self) -> int:
+        """In how many steps a trial comes to its size. Single weights go as well at once: a threshold on all of them is where
+        pressure would have got, and what training drops early it cannot reconsider."""
+        return 1 if self.measure.name == "nonzero" else self.settings.cuts
 
     @property
     def trials(self) -> int:
@@ -172,17 +185,17 @@ class Search:
         """Cool, choose, prune, recover, judge; one that was done before is not done again."""
         number = len(self.kept.trials) + 1
         started = time.monotonic()
-        model, epochs = self.path.cooled(pressure)
+        model = self._cooled(number, pressure, target)
         folder = self.folder / f"trial-{number}"
         folder.mkdir(exist_ok=True)
         selection = self._masks(model, target, folder / "way.json")
         try:
-            check_some_left(model, selection.masks, self.opened.data.validation)
+            check_some_left(model.model, selection.masks, self.opened.data.validation)
         except PruneError:
             shutil.rmtree(folder)
-            self._nothing_left(number, pressure, target, started, epochs)
+            self._nothing_left(number, pressure, target, started, model.history)
             return
-        small = prune_stage(self.context, self.opened, model, selection.masks, folder / "pruned.safetensors")
+        small = prune_stage(self.context, self.opened, model.model, selection.masks, folder / "pruned.safetensors")
         fit = recover_stage(
             self.context,
             self.dense,
@@ -219,16 +232,24 @@ class Search:
         )
         self.kept.trials.append(trial)
         self.kept.pruning[number] = small.pruning
-        self.kept.epochs[number] = [*epochs, *(fit.history if fit is not None else [])]
+        self.kept.epochs[number] = [*model.history, *(fit.history if fit is not None else [])]
         self._spend()
         shutil.rmtree(folder)
         self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
 
-    def _masks(self, model: nn.Module, target: float, file: Path) -> Selection:
+    def _cooled(self, number: int, pressure: float, target: float) -> Cooled:
+        """The posterior of a trial, on its way to a size."""
+        dense, measure = self.costs, self.measure
+
+        def to_size(model: nn.Module, held: Masks | None) -> Ways:
+            return ways(self.context, self.opened, self.dense, model, measure, target, held)
+
+        part = dense[FOLLOWS[measure.name]] * target / self._dense_size  # a file is not measured for each cut
+        return cooled(self.path, pressure, number, part, self.cuts, to_size)
+
+    def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
         """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
         known = known_way(file)
-        if known is None and file.with_name("pruned.safetensors").is_file():
-            known = {}  # of a former version, which did not choose
         selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, known)
         if known is None:
             keep_way(file, selection.way)
@@ -264,7 +285,8 @@ class Search:
         epochs, how = self.context.recipe.train.epochs, self.measure.how()
         judged, budget = self.judged, self.budget.given
         lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, told_how(how))
-        lines += cut_by_rank(best, len(self.path.rows), settings, MEASURES[FOLLOWS[measure]], epochs)
+        steps = min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))
+        lines += cut_by_rank(best, len(self.path.rows), settings, MEASURES[FOLLOWS[measure]], epochs, steps)
         for line in lines:
             self.context.warn(line)
         results.search = {
@@ -295,15 +317,15 @@ class Search:
                 "search: every trial left a model of one answer to all inputs. Ask for less, or train longer: more "
                 "train.epochs and recover.epochs"
             )
-        model, _ = self.path.cooled(best.pressure)
         file = self._model_file(best.number)
         stored = checkpoint.read_manifest(file)["extra"]
         pruning = self.kept.pruning[best.number]
         small = Small(whole(checkpoint.load(file, make_model(context.recipe.model)), pruning).eval(), pruning)
         target = stored["selection"]["target"]
+        model = self._cooled(best.number, best.pressure, target)
         selection = masks_for(context, self.opened, self.dense, model, self.measure, target, stored["selection"])
         context.history += [*self.path.history, *self.kept.epochs[best.number]]
-        return Found(replace(self.variational, model=model), selection, small)
+        return Found(replace(self.variational, model=model.model), selection, small)
 
     # Small things
 

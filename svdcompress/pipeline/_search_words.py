@@ -10,6 +10,10 @@ from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, SearchSection
 from svdcompress.search import Losses, Trial
 
 
+ENOUGH = 4
+"""Steps in which a cut costs little: what stays has learnt to do without."""
+
+
 def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: Losses, budget: bool) -> str:
     """A line of a trial. dense: the dense model's costs; judged: its losses; budget: whether there is one."""
     ratio = dense[measure] / max(trial.costs[measure], 1e-12)
@@ -72,20 +76,25 @@ def outcome(
     return lines
 
 
-def cut_by_rank(best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int) -> list[str]:
+def cut_by_rank(best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, steps: int = 1) -> list[str]:
     """A model that pressure by itself leaves far larger than it was cut to, at the end of the path.
 
-    levels: of the path, as far as it got; unit: of what `Trial.natural` counts; epochs: of training.
+    levels: of the path, as far as it got; unit: of what `Trial.natural` counts; epochs: of training. steps: in which it was cut,
+    while it trained on.
     """
+    if steps >= ENOUGH:
+        return []
     if best.pressure < levels - 1 or best.ratio < 1 or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
     more = min(levels + 3, MOST_LEVELS)
-    cures = [f"--set search.levels={more}"] if settings.levels == levels < more else []  # else accuracy ended the path
+    pressed = settings.levels == levels < more and steps == 1  # else accuracy, or cuts in steps, ended the path
+    cures = [f"--set search.levels={more}"] if pressed else []
     cures += [f"--epochs {2 * epochs}", "a larger share of units (convert.share)"]
+    at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
     natural = f"{max(best.natural, 1.0):.3g}x fewer {unit}"
     return [
         f"at the path's highest pressure the model has {natural} by itself; the rest of the way to {2**best.ratio:.3g}x was "
-        f"cut by rank alone, which costs accuracy. What presses harder: {', '.join(cures)}"
+        f"cut by rank alone{at_once}, which costs accuracy. What presses harder: {', '.join(cures)}"
     ]
 
 

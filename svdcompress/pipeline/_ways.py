@@ -57,9 +57,18 @@ class Way:
         return {"way": self.name, "asked": self.asked, "count": self.count}
 
 
-def ways(context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float) -> Ways:
-    """Those of a measure. model: cooled. target: the size that `measure` is to have."""
-    return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target)
+def ways(
+    context: Context,
+    opened: Opened,
+    dense: Dense,
+    model: nn.Module,
+    measure: Measure,
+    target: float,
+    held: Masks | None = None,
+) -> Ways:
+    """Those of a measure. target: the size that `measure` is to have. held: what is left of the model, which itself holds
+    nothing; None: all of it."""
+    return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target, held)
 
 
 class Ways:
@@ -68,11 +77,19 @@ class Ways:
     natural: float
 
     def __init__(
-        self, context: Context, opened: Opened, dense: Dense, model: nn.Module, measure: Measure, target: float
+        self,
+        context: Context,
+        opened: Opened,
+        dense: Dense,
+        model: nn.Module,
+        measure: Measure,
+        target: float,
+        held: Masks | None = None,
     ) -> None:
         recipe, self.opened, self.dense = context.recipe, opened, dense
         self.model, self.measure, self.target = model, measure, target
-        self.own: Rule = rule(model, recipe.relevance, opened.inputs)
+        judged: Rule = rule(model, recipe.relevance, opened.inputs)
+        self.own: Rule = lambda threshold: self._both(held, judged(threshold))
         self.asked = recipe.relevance.threshold
         self.found = self.own(self.asked)
         self.others = count_means(model) - self.found.total
@@ -91,6 +108,10 @@ class Ways:
         """The way that is taken without a choice."""
         raise NotImplementedError
 
+    def part(self, size: float) -> Masks | None:
+        """Masks of a size, in what the measure follows, on the way to the target; None where nothing that lives has to go."""
+        return None
+
     def others_than(self, usual: Way) -> Iterator[Way]:
         """Mixtures that are no larger than the usual way, or likely not, where that takes a file (see `fitted`)."""
         raise NotImplementedError
@@ -102,6 +123,11 @@ class Ways:
     def again(self, stored: Mapping[str, Any]) -> Masks:
         """The masks of a way that was stored: nothing is measured."""
         raise NotImplementedError
+
+    def _both(self, one: Masks | None, other: Masks) -> Masks:
+        if one is None:
+            return other
+        return as_masks(self.model, {name: mask & one[name] for name, mask in other.items()})
 
 
 class Weights(Ways):
@@ -162,11 +188,6 @@ class Weights(Ways):
             low, high = (middle, high) if self._both(units, self.own(middle)).kept <= kept else (low, middle)
         return low, self._both(units, self.own(low))
 
-    def _both(self, units: Masks | None, weights: Masks) -> Masks:
-        if units is None:
-            return weights
-        return as_masks(self.model, {name: mask & units[name] for name, mask in weights.items()})
-
     def _size(self, masks: Masks) -> float:
         return count_nonzero(self.model, self.opened.inputs, masks, **self.pruning)
 
@@ -196,6 +217,10 @@ class Units(Ways):
             masks = self.ranking.at({self.follows: count}).masks
             now = self._costs(masks)
         return Way("global", self._finished(masks), now[self.measure.name], self.asked, count, free=count is None)
+
+    def part(self, size: float) -> Masks | None:
+        found = self.ranking.at({self.follows: max(size, 1.5)})
+        return whole_units(self.model, found.masks) if found.units else None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         counted = self.measure.name == self.follows

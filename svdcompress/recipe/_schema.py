@@ -257,6 +257,9 @@ class SearchSection(Section):
     # null: as many as three times the epochs of a run without a search allow, the path included; from 1 to 8.
     trials: int | None = Field(default=None, ge=1)
     max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
+    # Where units have to go that still live, they go in so many steps while a trial cools, the last of them at its end, at most
+    # one an epoch; 1: all at once. Of single weights all go at once.
+    cuts: int = Field(default=8, ge=1)
     levels: int = Field(default=6, ge=1, le=MOST_LEVELS)  # of rising pressure: beta doubles from each to the next
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
     # Examples that a call is measured with where latency counts. None: the geometric mean of batches of 1 and 128.

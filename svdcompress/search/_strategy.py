@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ class Strategy:
     measure: of `Trial.costs`, what is made small; dense: how much of it the dense model has. goal: the size wanted, or None.
     budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
     level of the path is by itself; errors: its validation error, before any recovery. error: the dense model's;
-    allowed: how much more may be lost, in the same units.
+    allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a size; infinite
+    where pressure alone should lead there.
     """
 
     measure: str
@@ -42,6 +44,7 @@ class Strategy:
     errors: Sequence[float]
     error: float
     allowed: float
+    press: float = math.inf
 
     def next(self, trials: Sequence[Trial]) -> Ask | None:
         """The trial to make after these, or None where no more is to be learnt or there are as many as may be.
@@ -122,6 +125,7 @@ class Strategy:
 
     def _pressure(self, seen: Sequence[Trial], size: float) -> float:
         """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell."""
-        shifts = [self._on_path(trial.natural) - trial.pressure for trial in seen]
+        shifts = [self._on_path(trial.natural) - trial.pressure for trial in seen] if math.isinf(self.press) else []
         shift = sum(shifts) / len(shifts) if shifts else SHIFT
-        return round(min(max(self._on_path(self.dense / size) - shift, LOWEST), float(len(self.ratios))), 3)
+        highest = min(float(len(self.ratios)), self.press)
+        return round(min(max(self._on_path(self.dense / size) - shift, LOWEST), highest), 3)
