@@ -9,7 +9,6 @@ from typing import Any
 from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, SearchSection
 from svdcompress.search import Losses, Trial
 
-
 ENOUGH = 4
 """Steps in which a cut costs little: what stays has learnt to do without."""
 
@@ -79,8 +78,8 @@ def outcome(
 def cut_by_rank(best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, steps: int = 1) -> list[str]:
     """A model that pressure by itself leaves far larger than it was cut to, at the end of the path.
 
-    levels: of the path, as far as it got; unit: of what `Trial.natural` counts; epochs: of training. steps: in which it was cut,
-    while it trained on.
+    levels: of the path, as far as it got; unit: of what `Trial.natural` counts; epochs: of training. steps: in which it was
+    cut, while it trained on.
     """
     if steps >= ENOUGH:
         return []

@@ -1,0 +1,159 @@
+"""A size that pressure does not reach: cut to it at once, or in steps while a trial cools (`search.cuts`)?
+
+    python benchmarks/cuts.py [--data FOLDER_OF_THE_IDX_FILES] [--row digits-parameters20x ...] [--seeds 0 1 2]
+
+For each number of cuts the same path and the same trials, one at each of four pressures, whatever a search itself would try;
+the run takes the one of least validation error, and the test data are read for that one alone. Everything else is the
+recipe's; the epochs are the same for all numbers of cuts. Searches cut single weights at once always: their rows show why
+(`Weights` is given the steps of units here). Results are written after each row and seed to benchmarks/results/cuts.json and
+cuts.md; what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from unittest import mock
+
+import torch
+from mnist import machine, read, write
+
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline import _search, open_run, run, versions
+from svdcompress.pipeline._search import Search
+from svdcompress.pipeline._ways import Weights
+from svdcompress.recipe import load_recipe
+from svdcompress.search import Strategy, Trial
+from svdcompress.train import losses
+from svdcompress.uncertainty import paired_shares
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+
+ROWS: dict[str, tuple[str, str, list[str]]] = {
+    "digits-parameters10x": ("digits", "parameters=10x", []),
+    "digits-parameters20x": ("digits", "parameters=20x", []),
+    "digits-macs0.1": ("digits", "macs=0.1", []),
+    "digits-nonzero64x": ("digits", "nonzero=64x", []),
+    "lenet300-parameters40x": ("mnist-lenet300-units", "parameters=40x", ["recover.epochs=30"]),
+}
+"""Row: the recipe, the goal, and what else is set."""
+
+CUTS = (1, 2, 8)
+PRESSURES = (1.0, 2.0, 3.0, 4.0)
+SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=4", "search.trials=9")
+
+
+def _next(strategy: Strategy, trials: Sequence[Trial]) -> tuple[float, float] | None:
+    assert strategy.goal is not None
+    return (PRESSURES[len(trials)], strategy.goal) if len(trials) < len(PRESSURES) else None
+
+
+def made(row: str, seed: int, data: Path | None) -> dict[str, Any]:
+    """All numbers of cuts, and how the models that were chosen differ from the one cut at once (95%, paired)."""
+    recipe, goal, more = ROWS[row]
+    settings = [*SETTINGS, *more, f"seed={seed}", f"search.goal='{goal}'"]
+    settings += [f"data.root={data}"] if data is not None and recipe.startswith("mnist") else []
+    found: dict[str, Any] = {}
+    wrong: dict[int, torch.Tensor] = {}
+    for cuts in CUTS:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(Strategy, "next", _next),
+            mock.patch.object(Search, "cuts", property(lambda search: search.settings.cuts)),
+            mock.patch.object(_search, "OWN", 99.0),  # the path does not end there
+            mock.patch.object(Search, "_small_enough", lambda search, row: False),
+            mock.patch.object(Weights, "part", _part),
+        ):
+            out = Path(folder) / "run"
+            results = run(load_recipe(recipe, [*settings, f"search.cuts={cuts}"]), out)
+            opened = open_run(out)
+            wrong[cuts] = losses(opened.model, opened.data.test, likelihood_for("classification"))[0]
+        search = results["search"]
+        found[str(cuts)] = {
+            "trials": [
+                {key: trial[key] for key in ("pressure", "natural", "error")} | {"nll": trial["metrics"]["nll"]}
+                for trial in search["trials"]
+            ],
+            "chosen": search["chosen"],
+            "test": {key: results["sparse"]["metrics"][key] for key in ("error", "nll")},
+            "change": [100 * edge for edge in paired_shares(wrong[CUTS[0]], wrong[cuts])],
+            "epochs": search["epochs"],
+        }
+    return {"cuts": found, "machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
+
+
+def _part(ways: Weights, size: float) -> Any:
+    """What the steps of single weights would be."""
+    return None if size >= ways.natural else ways._lowered(max(size - ways.others, 1.0))[1]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: each row and seed, then means."""
+    head = [
+        "row",
+        "seed",
+        "cuts",
+        *(f"pressure {pressure:g}" for pressure in PRESSURES),
+        "test error %",
+        "less that of one cut (95%)",
+    ]
+    lines = ["# A size in one cut or in several", "", "Written by `benchmarks/cuts.py`, which says how.", ""]
+    lines += ["By pressure: validation error % and NLL. In bold: the one that validation error takes.", ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row, seeds in results.items():
+        for seed, one in sorted(seeds.items()):
+            for cuts, found in one["cuts"].items():
+                cells = [row, seed, cuts]
+                for number, trial in enumerate(found["trials"], 1):
+                    text = f"{trial['error']:.2f}, {trial['nll']:.4f}"
+                    cells.append(f"**{text}**" if number == found["chosen"] else text)
+                low, high = found["change"]
+                cells += [f"{found['test']['error']:.2f}", "" if cuts == str(CUTS[0]) else f"{low:+.2f} to {high:+.2f}"]
+                lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for row, seeds in results.items():
+        means = []
+        for cuts in map(str, CUTS):
+            trials = [trial["nll"] for one in seeds.values() for trial in one["cuts"][cuts]["trials"]]
+            errors = [one["cuts"][cuts]["test"]["error"] for one in seeds.values()]
+            means.append(f"{cuts}: test error {mean(errors):.2f}%, validation NLL of all pressures {mean(trials):.4f}")
+        lines += [
+            f"- {row} ({ROWS[row][1]}{''.join(f', {more}' for more in ROWS[row][2])}; {len(seeds)} seed(s)), cuts "
+            + "; ".join(means)
+        ]
+    for one in [each for seeds in results.values() for each in seeds.values()][:1]:
+        lines += [
+            "",
+            f"{one['machine'].get('cpu')}, torch {one['versions']['torch']}, {one['threads']} thread, beside other work.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """What is not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options = parser.parse_args()
+    path = RESULTS / "cuts.json"
+    for row in options.row:
+        for seed in options.seeds:
+            if str(seed) in read(path).get(row, {}) or (ROWS[row][0].startswith("mnist") and options.data is None):
+                continue
+            found = made(row, seed, options.data)
+            results = read(path)
+            results.setdefault(row, {})[str(seed)] = found
+            results = {name: results[name] for name in ROWS if name in results}
+            write(path, results)
+            path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+            print(row, seed, {cuts: one["test"]["error"] for cuts, one in found["cuts"].items()}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

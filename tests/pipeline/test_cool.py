@@ -1,0 +1,134 @@
+"""A trial that is cut to its size in steps: how far each goes, that what went stays away, and stops between them."""
+
+import re
+
+import pytest
+import torch
+from test_search import searching
+
+from svdcompress.errors import CheckpointError, Interrupted
+from svdcompress.layers import variational_layers
+from svdcompress.pipeline import _trainer, run
+from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._ways import Units
+
+SHAPES = (
+    "model.args={sizes: [64, 24, 16, 10]}",
+    "search.goal='parameters=6x'",
+    "search.trials=1",
+    "search.levels=1",
+    "search.mixture=off",
+    "train.epochs=13",  # four of them to cool
+    "recover.epochs=2",
+)
+
+
+class Seen:
+    """What a search asked of each step, and what training left of the model."""
+
+    def __init__(self, patch):
+        self.sizes, self.stages, self.masks, self.before, self.after = [], [], [], [], []
+        part, fit = Units.part, Climb.fit
+
+        def noting_part(ways, size):
+            self.sizes.append(size)
+            return part(ways, size)
+
+        def noting_fit(climb, model, stage, *given):
+            self.stages.append(stage)
+            self.masks.append({name: layer.mask for name, layer in variational_layers(model)})
+            self.before.append({name: layer.weight.detach().clone() for name, layer in variational_layers(model)})
+            found = fit(climb, model, stage, *given)
+            self.after.append({name: layer.weight.detach().clone() for name, layer in variational_layers(model)})
+            return found
+
+        patch.setattr(Units, "part", noting_part)
+        patch.setattr(Climb, "fit", noting_fit)
+
+
+@pytest.fixture(scope="module")
+def cut(tiny_recipe, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cool") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        seen = Seen(patch)
+        results = run(searching(tiny_recipe, *SHAPES), out)
+    return seen, out, results
+
+
+def test_steps_are_equal_ratios_from_what_is_there_to_the_goal(cut):
+    seen, _, results = cut
+    (trial,) = results["search"]["trials"]
+    dense, target = results["search"]["dense"]["costs"]["parameters"], results["search"]["dense"]["costs"]["parameters"] / 6
+    natural = dense / trial["natural"]
+    assert natural > 2 * target  # else there is nothing to see
+    ratio = (target / natural) ** 0.25
+    assert seen.sizes == pytest.approx([natural * ratio, natural * ratio**2, natural * ratio**3], rel=1e-6)
+    assert trial["costs"]["parameters"] <= 1.02 * target and results["search"]["reached"] is True
+    assert [re.sub(r"pressure [\d.-]+, ", "", stage) for stage in seen.stages] == ["part 1", "part 2", "part 3", "part 4"]
+
+
+def test_what_went_stays_away_and_is_whole_units(cut):
+    seen, _, results = cut
+    assert all(mask is None for mask in seen.masks[0].values())
+    left = []
+    for masks, before, after in zip(seen.masks[1:], seen.before[1:], seen.after[1:], strict=True):
+        moved = False
+        for name, mask in masks.items():
+            assert torch.equal(before[name][~mask], after[name][~mask])
+            moved |= not torch.equal(before[name][mask], after[name][mask])
+            rows, columns = mask.any(1), mask.any(0)
+            assert torch.equal(mask, rows[:, None] & columns[None, :])  # no zero between units that stay
+        assert moved
+        left.append(sum(int(mask.sum()) for mask in masks.values()))
+    assert left == sorted(left, reverse=True) and len(set(left)) == 3
+    for earlier, later in zip(seen.masks[1:], seen.masks[2:], strict=False):
+        assert all(not (later[name] & ~earlier[name]).any() for name in later)
+    last = {row["name"]: row["weights"] for row in results["layers"]}
+    assert all(last[name] <= int(mask.sum()) for name, mask in seen.masks[-1].items())
+
+
+@pytest.mark.parametrize("part", [1, 2, 4])
+def test_a_stop_in_a_step_ends_in_the_same_bytes(cut, tiny_recipe, tmp_path, monkeypatch, part):
+    _, whole, results = cut
+
+    def stop(self, row):
+        if row["stage"].endswith(f", part {part}"):
+            self.context.stop.signal = "SIGTERM"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(searching(tiny_recipe, *SHAPES), tmp_path / "run")
+    again = run(searching(tiny_recipe, *SHAPES), tmp_path / "run", resume=True)
+    for name in ("model.safetensors", "model.onnx"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+    assert again["search"]["epochs"] == results["search"]["epochs"]
+    assert [row["stage"] for row in again["history"]] == [row["stage"] for row in results["history"]]
+
+
+@pytest.mark.parametrize("other", [["search.cuts=1"], ["search.goal='nonzero=6x'"]], ids=["at once", "single weights"])
+def test_one_cut_is_one_part(tiny_recipe, tmp_path, monkeypatch, other):
+    seen = Seen(monkeypatch)
+    results = run(searching(tiny_recipe, *SHAPES, *other), tmp_path / "run")
+    assert len(seen.stages) == 1 and seen.sizes == []
+    assert results["search"]["reached"] is True
+    assert results["search"]["epochs"] == {"search": 2 + 4 + 2, "one_run": 13 + 2}
+
+
+def test_a_trial_whose_posterior_is_gone_is_said(tiny_recipe, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def stop(self, row):
+        if row["stage"] == "trial 2":
+            self.context.stop.signal = "SIGTERM"
+
+    recipe = searching(tiny_recipe, *SHAPES, "search.trials=2")
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(recipe, out)
+    file = out / "state" / "search" / "cooled-1.safetensors"
+    assert file.is_file() and not list(file.parent.glob("cooling-*"))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"cooled-1.safetensors: missing, .*remove .*search to search again"):
+        run(recipe, out, resume=True)
