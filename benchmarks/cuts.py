@@ -3,7 +3,7 @@
     python benchmarks/cuts.py [--data FOLDER_OF_THE_IDX_FILES] [--row digits-parameters20x ...] [--seeds 0 1 2]
 
 For each number of cuts the same path and the same trials, one at each of four pressures, whatever a search itself would try;
-the run takes the one of least validation error, and the test data are read for that one alone. Everything else is the
+the run takes one by its validation data, and the test data are read for that one alone. Everything else is the
 recipe's; the epochs are the same for all numbers of cuts. Searches cut single weights at once always: their rows show why
 (`Weights` is given the steps of units here). Results are written after each row and seed to benchmarks/results/cuts.json and
 cuts.md; what is there is not made again.
@@ -103,7 +103,7 @@ def table(results: dict[str, Any]) -> str:
         "less that of one cut (95%)",
     ]
     lines = ["# A size in one cut or in several", "", "Written by `benchmarks/cuts.py`, which says how.", ""]
-    lines += ["By pressure: validation error % and NLL. In bold: the one that validation error takes.", ""]
+    lines += ["By pressure: validation error % and NLL. In bold: the one that the search takes (on so few digits by its estimate from the NLL).", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row, seeds in results.items():
         for seed, one in sorted(seeds.items()):
