@@ -103,7 +103,8 @@ def table(results: dict[str, Any]) -> str:
         "less that of one cut (95%)",
     ]
     lines = ["# A size in one cut or in several", "", "Written by `benchmarks/cuts.py`, which says how.", ""]
-    lines += ["By pressure: validation error % and NLL. In bold: the one that the search takes (on so few digits by its estimate from the NLL).", ""]
+    lines += ["By pressure: validation error % and NLL. In bold: the one that the search takes (on so few digits by its"]
+    lines += ["estimate from the NLL).", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row, seeds in results.items():
         for seed, one in sorted(seeds.items()):
