@@ -144,7 +144,7 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the upper "
         f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
         f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was chosen."
-        f"{_measured(found.get('measured') or {})}"
+        f"{_measured(found.get('measured') or {})}{_trained(found.get('epochs'))}"
     )
     label = f"{curve.what} of each trial by how many times fewer {MEASURES[curve.measure]} it has"
     figure = html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
@@ -164,8 +164,17 @@ def _measured(how: Mapping[str, Any]) -> str:
     return f" Latencies are of {each}, in onnxruntime with {threads} thread{'s' * (threads != 1)} on {machine}."
 
 
+def _trained(epochs: Mapping[str, Any] | None) -> str:
+    """A sentence on what the search took; "" for reports of former versions."""
+    if not epochs or not epochs["one_run"]:
+        return ""
+    times = epochs["search"] / epochs["one_run"]
+    return f" The path and all trials trained {epochs['search']:,} epochs, {times:.2g} times those of one run."
+
+
 def _table(found: Mapping[str, Any], curve: Curve) -> str:
     rows = []
+    mixed = any(trial.get("mixture") for trial in found["trials"])
     for trial, point in zip(found["trials"], curve.points, strict=True):
         kept = {True: "yes", False: "no", None: ""}[point.met]
         numbers = (f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}")
@@ -173,11 +182,12 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
             f"<td>{trial['number']}{' (chosen)' if point.chosen else ''}</td>",
             *(f'<td class="number">{text}</td>' for text in numbers),
             f'<td>{kept}</td><td class="number">{trial["beta"]:.3g}</td><td class="number">{trial["seconds"]:.0f} s</td>',
+            *([f"<td>{escape((trial.get('mixture') or {}).get('chosen', ''))}</td>"] if mixed else []),
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     fewer = f"fewer {MEASURES[curve.measure]}"
-    names = ("trial", fewer, curve.what, "lost", "at most", "within budget", "beta", "time")
-    numbers = names[1:5] + names[6:]
+    names = ("trial", fewer, curve.what, "lost", "at most", "within budget", "beta", "time", *(["mixture"] if mixed else []))
+    numbers = names[1:5] + names[6:8]
     head = "".join(f'<th scope="col"{" class=number" * (name in numbers)}>{escape(name)}</th>' for name in names)
     return html.scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>", ", ".join(names))
 

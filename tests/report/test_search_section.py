@@ -1,0 +1,53 @@
+"""The section of a search on the page: what its trials were, and what they took."""
+
+import copy
+import re
+
+import pytest
+
+from svdcompress.report._tradeoff import search
+
+MIXTURE = {"chosen": "half-even", "usual": "global", "examples": 9, "candidates": []}
+
+
+@pytest.fixture
+def results():
+    def trial(number, macs, error, mixture):
+        costs = {"macs": macs, "parameters": macs, "nonzero": macs}
+        told = {"number": number, "beta": 0.5 * number, "costs": costs, "error": error, "drop": error - 2, "upper": error - 1.5}
+        return told | {"met": True, "seconds": 7.0, "mixture": mixture}
+
+    found = {
+        "objective": "macs",
+        "goal": "macs=4x",
+        "confidence": 0.9,
+        "validation_examples": 500,
+        "dense": {"error": 2.0, "costs": {"macs": 1000}},
+        "trials": [trial(1, 250, 3.0, None), trial(2, 248, 2.5, MIXTURE)],
+        "chosen": 2,
+        "met": None,
+        "epochs": {"search": 330, "one_run": 120},
+    }
+    return {"task": "classification", "search": found}
+
+
+def cells(page):
+    """The table's text, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page.partition("<table>")[2])
+    return [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+
+
+def test_the_table_tells_mixtures_where_there_are_any(results):
+    head, first, second = cells(search(results, None))
+    assert head[-2:] == ["time", "mixture"] and len(head) == len(first) == len(second)
+    assert first[-2:] == ["7 s", ""] and second[0] == "2 (chosen)" and second[-1] == "half-even"
+    without = copy.deepcopy(results)
+    without["search"]["trials"][1]["mixture"] = None
+    head, first, _ = cells(search(without, None))
+    assert head[-1] == "time" and len(head) == len(first)
+
+
+def test_what_it_took_is_said(results):
+    assert "The path and all trials trained 330 epochs, 2.8 times those of one run." in search(results, None)
+    for none in (None, {"search": 3, "one_run": 0}):
+        assert "epochs" not in search(results | {"search": {**results["search"], "epochs": none}}, None)
