@@ -238,10 +238,10 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
     parts = ", ".join(f"{name} {_minutes(value)}" for name, value in found.seconds.items())
     console.print(f"time on {found.device}, at most about {_minutes(sum(found.seconds.values()))} ({parts}):", highlight=False)
     if made.search.wanted:
-        from svdcompress.pipeline import trials_of
+        from svdcompress.pipeline import levels_and_trials
 
-        levels = made.search.levels
-        console.print(f"a search: at most {trials_of(made, levels)} trials on {levels} levels of pressure (--trials)")
+        levels, trials = levels_and_trials(made)
+        console.print(f"a search: at most {trials} trials on {levels} levels of pressure (--trials)")
     shrinks = "train and recover are" if made.train.shrink is not None else "recover is"
     console.print(f"{shrinks} counted at full size, but get cheaper as dead units are removed", highlight=False)
     for line in found.warnings:

@@ -19,7 +19,7 @@ from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_o
 from svdcompress.pipeline._reduced import reduced
 from svdcompress.pipeline._resume import changed_fields
 from svdcompress.pipeline._run import run
-from svdcompress.pipeline._search_cost import trials_of
+from svdcompress.pipeline._search_start import levels_and_trials
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
 
@@ -45,6 +45,7 @@ __all__ = [
     "file_metadata",
     "final_beta",
     "free_folder",
+    "levels_and_trials",
     "load_run",
     "make_schedule",
     "open_run",
@@ -59,7 +60,6 @@ __all__ = [
     "sets_of",
     "sparsify",
     "stored_recipe",
-    "trials_of",
     "untrusted",
     "verify_run",
     "versions",

@@ -1,9 +1,9 @@
-"""A posterior of the path, trained on at falling rates and cut down towards a size in steps, so that what stays learns to do
-without what went."""
+"""A posterior of the path, trained on and cut down towards a size in steps, so what stays learns to do without the rest."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 from svdcompress import checkpoint, report
+from svdcompress.errors import CheckpointError, shortened
+from svdcompress.files import parse_json, write_atomically
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._path import COOLING_EPOCHS, Climb, epochs_of
 from svdcompress.pipeline._ways import Ways
@@ -21,9 +23,30 @@ from svdcompress.sources import make_model
 
 
 @dataclass(frozen=True)
+class Ask:
+    """What a trial is made of and for. target: the size, in the search's measure. cuts: steps to it, the last one included."""
+
+    number: int
+    pressure: float
+    target: float
+    cuts: int
+
+    def folder(self, search: Path) -> Path:
+        """Where the trial lies until it is done."""
+        return search / f"trial-{self.number}"
+
+    def file(self, search: Path) -> Path:
+        """Where its posterior lies until the search is done."""
+        return search / f"cooled-{self.number}.safetensors"
+
+
+@dataclass(frozen=True)
 class Cooled:
-    """model: nothing of it is held. held: what the cuts left; None where there were none. natural: the size that it had by
-    itself before the first cut; None where it is the one that it has now. history: the epochs of that."""
+    """The posterior of a trial.
+
+    model: holds no masks. held: what the cuts left of it; None where there were none. natural: its size before the first cut;
+    None where that is its size now. history: the rows of its epochs.
+    """
 
     model: nn.Module
     held: Masks | None
@@ -31,19 +54,32 @@ class Cooled:
     history: list[dict[str, Any]]
 
 
-def cooled(climb: Climb, pressure: float, number: int, target: float, cuts: int, ways: Callable[..., Ways]) -> Cooled:
-    """The posterior of a trial, made once and kept in a file of the search's folder.
+def begin(ask: Ask, search: Path) -> Path:
+    """The folder of a trial. What was begun in it of another one, as where `search.trials` changed meanwhile, is removed."""
+    folder = ask.folder(search)
+    about = {"pressure": ask.pressure, "target": ask.target, "cuts": ask.cuts}
+    file = folder / "ask.json"
+    if not file.is_file() or _read(file) != about:
+        shutil.rmtree(folder, ignore_errors=True)
+        ask.file(search).unlink(missing_ok=True)
+        folder.mkdir(parents=True)
+        _write(file, about)
+    return folder
 
-    The epochs of cooling fall into as many parts as there are cuts, of one epoch at least each. After each part but the last,
-    what is least needed goes until the model is on the way to its size, in equal ratios from what it is by itself; it is held
-    at that from then on, and the next part learns without it. What is left to go after the last part is chosen by `masks_for`.
 
-    number: of the trial. target: the size, in what the search's measure follows. cuts: the last one included. ways: of a model
-    and of what is held, the ways to a size.
+def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways]) -> Cooled:
+    """The posterior of a trial, made once.
+
+    The epochs of cooling fall into as many parts as there are cuts, of one epoch at least each; the learning rate falls in the
+    last one. After each part but the last, what is least needed goes until the model is on the way to its size, in equal ratios
+    from what it is by itself; it is held at that from then on, and the next part learns without it. What is left to go after
+    the last part is chosen by `masks_for`. Where nothing has to go after the first part, all others are one.
+
+    ways: the ways to the size, of a model and of what is held of it.
     """
-    file = kept_file(climb.folder, number)
+    file = ask.file(climb.folder)
     if not file.exists():
-        _cool(climb, pressure, number, target, cuts, ways, file)
+        _cool(climb, ask, ways, file)
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
     stored = checkpoint.read_manifest(file)["extra"]["cooled"]
     layers = dict(variational_layers(model))
@@ -54,37 +90,53 @@ def cooled(climb: Climb, pressure: float, number: int, target: float, cuts: int,
     return Cooled(model, held, stored["natural"], stored["history"])
 
 
-def kept_file(folder: Path, number: int) -> Path:
-    """Where the posterior of a trial lies while a search goes on."""
-    return folder / f"cooled-{number}.safetensors"
-
-
-def _cool(climb: Climb, pressure: float, number: int, target: float, cuts: int, ways: Callable[..., Ways], file: Path) -> None:
-    recipe = climb.context.recipe
-    model = climb.posterior(min(max(1, int(pressure)), len(climb.rows)))
+def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways], file: Path) -> None:
+    recipe, folder = climb.context.recipe, ask.folder(climb.folder)
+    model = climb.posterior(min(max(1, int(ask.pressure)), len(climb.rows)))
     epochs = epochs_of(recipe.train, COOLING_EPOCHS)
-    parts = min(cuts, epochs)
+    parts = min(ask.cuts, epochs)
+    ends = [epochs * (part + 1) // parts for part in range(parts)]
     held: Masks | None = None
     natural: float | None = None
     history: list[dict[str, Any]] = []
-    states = []
-    for part in range(parts):
+    done = 0
+    while done < epochs:
+        part = ends.index(next(end for end in ends if end > done))
+        if part and held is None:  # nothing has to go
+            part = parts - 1
         last = part == parts - 1
         schedule = LrSchedule(name="linear", start="0%") if last else LrSchedule(name="constant")
-        count = epochs * (part + 1) // parts - epochs * part // parts
-        settings = recipe.train.model_copy(update={"epochs": count, "schedule": schedule, "keep": "last"})
-        states.append(climb.folder / f"cooling-{number}-{part}.pt")
-        fit = climb.fit(model, f"pressure {pressure:.3f}, part {part + 1}", settings, climb.beta(pressure), states[-1])
-        history += fit.history
+        settings = recipe.train.model_copy(update={"epochs": ends[part] - done, "schedule": schedule, "keep": "last"})
+        stage, state = f"pressure {ask.pressure:.3f}, part {part + 1}", folder / f"cooling-{part}.pt"
+        history += climb.fit(model, stage, settings, climb.beta(ask.pressure), state).history
+        done = ends[part]
         if last:
             break
         hold(model, None)
         way = ways(model, held)
-        natural = way.natural if natural is None else natural
-        if (found := way.part(natural * min(target / natural, 1.0) ** ((part + 1) / parts))) is not None:
+        natural, aim = _way_to(way, folder / "cooling.json")
+        if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts))) is not None:
             held = found
         hold(model, held)
     extra = {"cooled": {"natural": None if held is None else natural, "history": history}}
     checkpoint.save(model, file, extra=json.loads(json.dumps(report.plain(extra))))
-    for state in states:
-        state.unlink(missing_ok=True)
+
+
+def _way_to(way: Ways, file: Path) -> tuple[float, float | None]:
+    """What a model is by itself and where it has to get to (None: no further), as found after the first part and kept."""
+    if not file.is_file():
+        _write(file, {"natural": way.natural, "aim": way.aim()})
+    found = _read(file)
+    return found["natural"], found["aim"]
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(content))))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return dict(parse_json(file.read_bytes()))
+    except (ValueError, TypeError) as error:
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{file}: damaged ({reason}); remove {file.parent} to make the trial again") from error

@@ -19,9 +19,10 @@ from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
-from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS
+from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
-from svdcompress.pipeline._search_cost import trials_of
+from svdcompress.pipeline._search_cost import levels_of, trials_of
+from svdcompress.pipeline._search_start import objective_of
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import example_inputs, open_data
 from svdcompress.train import Reach, find_place, make_optimizer
@@ -80,9 +81,12 @@ def estimate(recipe: Recipe) -> Estimate:
     step = seconds["train"] / max(recipe.train.epochs, 1)
     seconds["recover"] = step * recipe.recover.epochs
     if recipe.search.wanted:  # in place of one training: the path, and trials at the full size
-        settings, train = recipe.search, seconds.pop("train")
-        trial = COOLING_EPOCHS * train + seconds.pop("recover")
-        seconds["search"] = settings.levels * LEVEL_EPOCHS * train + trials_of(recipe, settings.levels) * trial
+        settings = recipe.search
+        del seconds["train"]
+        level, cooling = (step * epochs_of(recipe.train, share) for share in (LEVEL_EPOCHS, COOLING_EPOCHS))
+        trial = cooling + seconds.pop("recover")
+        measure = objective_of(recipe)
+        seconds["search"] = levels_of(recipe, measure) * level + trials_of(recipe, measure) * trial
         if settings.max_minutes is not None:
             seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + trial)
     seconds["rest"] = REST_SECONDS

@@ -22,13 +22,20 @@ from svdcompress.sources import make_model
 from svdcompress.train import Fit, shrink
 
 LEVEL_EPOCHS, COOLING_EPOCHS = 0.15, 0.3
-"""Shares of `train.epochs`: of each level of the path, at the full learning rate, and of a trial, while it falls to 0."""
+"""Shares of `train.epochs`: of each level of the path, at the full learning rate, and of a trial, at the end of which it falls
+to 0."""
 
 BELOW = 2
 """Levels of the path below the beta of the recipe."""
 
-OWN = BELOW + 0.5
-"""Pressure beyond which cuts in steps do more for a size than pressure: seldom is a higher one better (docs/search.md)."""
+LEVELS = 6
+"""Levels where pressure alone leads to a size, unless `search.levels` is set."""
+
+PRESSED = BELOW + 1
+"""Levels where units are cut in steps: the last one has the recipe's own beta."""
+
+START = PRESSED - 0.5
+"""The highest pressure that such cuts are begun from at first; a higher one is seldom better (benchmarks/trials.py)."""
 
 
 @dataclass

@@ -16,14 +16,15 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, OutputError, PruneError, RecipeError
+from svdcompress.files import write_atomically
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import masks_for
 from svdcompress.pipeline._context import Context
-from svdcompress.pipeline._cool import Cooled, cooled, kept_file
+from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._path import COOLING_EPOCHS, OWN, Climb, epochs_of
-from svdcompress.pipeline._search_cost import TIMES, one_run, trials_of
+from svdcompress.pipeline._path import COOLING_EPOCHS, START, Climb, epochs_of
+from svdcompress.pipeline._search_cost import MOST, TIMES, cuts_of, levels_of, one_run, trained, trials_of
 from svdcompress.pipeline._search_kept import Kept, keep_way, known_way
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, other_machine, outcome, told_how, told_trial
@@ -62,7 +63,7 @@ class Search:
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
         self.kept = Kept(self.folder / "trials.json").read()
-        for file in (kept_file(self.folder, trial.number) for trial in self.kept.trials):
+        for file in (self._ask(trial.number, trial.pressure, 0.0).file(self.folder) for trial in self.kept.trials):
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
@@ -113,11 +114,17 @@ class Search:
         if ask is not None or not whole:
             wanted = None if ask is None else (self.path.beta(ask[0]), self._dense_size / ask[1])
             levels, trials = None if whole else len(self.path.rows), len(self.kept.trials)
-            lines.append(cut_short(self.settings, self.kept.seconds, levels, trials, self.trials, wanted, self.measure.name))
-        elif self.settings.trials is None and strategy.unbounded().next(self.kept.trials) is not None:
+            lines.append(cut_short(self.settings, self.kept.seconds, levels, trials, self._whole, wanted, self.measure.name))
+        elif self._cut_off(strategy):
             made = len(self.kept.trials)
-            self._say(f"{made} trials are what {TIMES:g} times the epochs of one run allow; --trials {2 * made} tries more")
+            trials = f"{made} trial{'s' * (made > 1)}"
+            self._say(f"no more than {trials} fit into {TIMES:g} times the epochs of one run; --trials {2 * made} tries more")
         return strategy.best(self.kept.trials), lines
+
+    def _cut_off(self, strategy: Strategy) -> bool:
+        """Whether more trials were worth making than their epochs allow."""
+        allowed = self.settings.trials is None and len(self.kept.trials) == self.trials < MOST
+        return allowed and strategy.unbounded().next(self.kept.trials) is not None
 
     def _strategy(self) -> Strategy:
         rows = self.path.rows
@@ -131,14 +138,14 @@ class Search:
             errors=[row["error"] for row in rows],
             error=self.judged.error,
             allowed=self._points(self.allowed),
-            press=math.inf if self.cuts == 1 else OWN,
+            press=math.inf if self.cuts == 1 else START,
         )
 
     def _climb(self) -> bool:
         """The path, as far as anything on it may be within the budget; False where the time was up before."""
         hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
         limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
-        for level in range(1, self.settings.levels + 1):
+        for level in range(1, self.levels + 1):
             row = self.path.climb(level)
             self._say(
                 f"level {level}: beta {row['beta']:.3g}, {int(row['nonzero']):,} non-zeros, "
@@ -147,12 +154,11 @@ class Search:
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
-            pressed = level > OWN and self.goal is not None and not self.budget.given and self.cuts > 1
-            if lost or small_enough or pressed:
+            if lost or small_enough:
                 return True
             known = self.path.known(level + 1)  # of a search that was stopped later than this
             if self._late() and not known:
-                return level == self.settings.levels
+                return level == self.levels
         return True
 
     def _small_enough(self, row: dict[str, float]) -> bool:
@@ -161,14 +167,22 @@ class Search:
 
     @property
     def cuts(self) -> int:
-        """In how many steps a trial comes to its size. Single weights go as well at once: a threshold on all of them is where
-        pressure would have got, and what training drops early it cannot reconsider."""
-        return 1 if self.measure.name == "nonzero" else self.settings.cuts
+        """In how many steps a trial comes to its size, where it cools for so many epochs."""
+        return cuts_of(self.context.recipe, self.measure.name)
+
+    @property
+    def levels(self) -> int:
+        """How many there may be."""
+        return levels_of(self.context.recipe, self.measure.name)
 
     @property
     def trials(self) -> int:
         """How many there may be."""
-        return trials_of(self.context.recipe, len(self.path.rows))
+        return trials_of(self.context.recipe, self.measure.name)
+
+    @property
+    def _whole(self) -> tuple[int, int]:
+        return self.levels, self.trials
 
     @property
     def _dense_size(self) -> float:
@@ -185,9 +199,9 @@ class Search:
         """Cool, choose, prune, recover, judge; one that was done before is not done again."""
         number = len(self.kept.trials) + 1
         started = time.monotonic()
-        model = self._cooled(number, pressure, target)
-        folder = self.folder / f"trial-{number}"
-        folder.mkdir(exist_ok=True)
+        ask = self._ask(number, pressure, target)
+        folder = begin(ask, self.folder)
+        model = self._cooled(ask)
         selection = self._masks(model, target, folder / "way.json")
         try:
             check_some_left(model.model, selection.masks, self.opened.data.validation)
@@ -237,15 +251,21 @@ class Search:
         shutil.rmtree(folder)
         self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
 
-    def _cooled(self, number: int, pressure: float, target: float) -> Cooled:
-        """The posterior of a trial, on its way to a size."""
-        dense, measure = self.costs, self.measure
+    def _ask(self, number: int, pressure: float, target: float) -> Ask:
+        return Ask(number, pressure, target, self.cuts)
+
+    def _cooled(self, ask: Ask) -> Cooled:
+        """The posterior of a trial, on its way to a size; with one cut the same for all trials of a pressure."""
+        file = ask.file(self.folder)
+        alike = [one for one in self.kept.trials if one.pressure == ask.pressure] if ask.cuts == 1 else []
+        if alike and not file.exists():
+            source = self._ask(alike[0].number, ask.pressure, ask.target).file(self.folder)
+            write_atomically(file, lambda path: path.write_bytes(source.read_bytes()))
 
         def to_size(model: nn.Module, held: Masks | None) -> Ways:
-            return ways(self.context, self.opened, self.dense, model, measure, target, held)
+            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, held)
 
-        part = dense[FOLLOWS[measure.name]] * target / self._dense_size  # a file is not measured for each cut
-        return cooled(self.path, pressure, number, part, self.cuts, to_size)
+        return cooled(self.path, ask, to_size)
 
     def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
         """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
@@ -284,9 +304,11 @@ class Search:
         target = self._target * (1 + CLOSE)
         epochs, how = self.context.recipe.train.epochs, self.measure.how()
         judged, budget = self.judged, self.budget.given
-        lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, told_how(how))
         steps = min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))
-        lines += cut_by_rank(best, len(self.path.rows), settings, MEASURES[FOLLOWS[measure]], epochs, steps)
+        how_told = told_how(how)
+        lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, how_told, steps)
+        unit, levels = MEASURES[FOLLOWS[measure]], len(self.path.rows)
+        lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps)
         for line in lines:
             self.context.warn(line)
         results.search = {
@@ -301,7 +323,7 @@ class Search:
             "met": best.met if budget else None,
             "reached": best.costs[measure] <= target if self.goal is not None else None,
             "epochs": {
-                "search": len(self.path.history) + sum(len(rows) for rows in self.kept.epochs.values()),
+                "search": trained(len(self.path.history), self.kept.epochs.values(), shared=self.cuts == 1),
                 "one_run": one_run(self.context.recipe),
             },
             "seconds": self.kept.seconds,
@@ -322,7 +344,7 @@ class Search:
         pruning = self.kept.pruning[best.number]
         small = Small(whole(checkpoint.load(file, make_model(context.recipe.model)), pruning).eval(), pruning)
         target = stored["selection"]["target"]
-        model = self._cooled(best.number, best.pressure, target)
+        model = self._cooled(self._ask(best.number, best.pressure, target))
         selection = masks_for(context, self.opened, self.dense, model, self.measure, target, stored["selection"])
         context.history += [*self.path.history, *self.kept.epochs[best.number]]
         return Found(replace(self.variational, model=model.model), selection, small)

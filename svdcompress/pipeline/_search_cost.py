@@ -1,8 +1,11 @@
-"""What a search costs in epochs of training, beside one run without a search, and how many trials that leaves."""
+"""What a search costs in epochs of training, beside one run without a search, and how many levels and trials that leaves."""
 
 from __future__ import annotations
 
-from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
+from collections.abc import Iterable
+from typing import Any
+
+from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, LEVELS, PRESSED, epochs_of
 from svdcompress.recipe import Recipe
 
 TIMES = 3.0
@@ -17,10 +20,30 @@ def one_run(recipe: Recipe) -> int:
     return recipe.train.epochs + recipe.recover.epochs
 
 
-def trials_of(recipe: Recipe, levels: int) -> int:
-    """How many trials a search may make: those that are set, else what `TIMES` leaves beside a path of so many levels."""
+def cuts_of(recipe: Recipe, measure: str) -> int:
+    """In how many steps a trial comes to its size. Single weights do as well when all go at once: pressure would have got to
+    much the same ones, and what goes early never gets another chance."""
+    return 1 if measure == "nonzero" else recipe.search.cuts
+
+
+def levels_of(recipe: Recipe, measure: str) -> int:
+    """Levels of the path: those that are set, else `LEVELS`, or as many as lead to what cuts in steps begin from."""
+    if recipe.search.levels is not None:
+        return recipe.search.levels
+    return LEVELS if cuts_of(recipe, measure) == 1 else PRESSED
+
+
+def trials_of(recipe: Recipe, measure: str) -> int:
+    """How many trials a search may make: those that are set, else what `TIMES` leaves beside the path, one at least."""
     if recipe.search.trials is not None:
         return recipe.search.trials
     trial = epochs_of(recipe.train, COOLING_EPOCHS) + recipe.recover.epochs
-    left = TIMES * one_run(recipe) - levels * epochs_of(recipe.train, LEVEL_EPOCHS)
+    left = TIMES * one_run(recipe) - levels_of(recipe, measure) * epochs_of(recipe.train, LEVEL_EPOCHS)
     return min(max(int(left / trial), 1), MOST)
+
+
+def trained(path: int, trials: Iterable[list[dict[str, Any]]], *, shared: bool) -> int:
+    """Epochs that a search trained. path: those of its levels; trials: the rows of each. shared: whether trials of one pressure
+    have one posterior, which was cooled once."""
+    rows = [(row["stage"], row["epoch"]) for trial in trials for row in trial]
+    return path + (len(set(rows)) if shared else len(rows))

@@ -13,6 +13,7 @@ from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._search_cost import levels_of, trials_of
 from svdcompress.recipe import MEASURES, Recipe, parse_goal
 from svdcompress.search import Budget, Losses
 from svdcompress.train import losses
@@ -34,6 +35,12 @@ def objective_of(recipe: Recipe) -> str:
     if recipe.search.objective != "auto":
         return recipe.search.objective
     return "macs" if _asks_units(recipe) else "nonzero"
+
+
+def levels_and_trials(recipe: Recipe) -> tuple[int, int]:
+    """Levels of the path and trials that a search makes, at most."""
+    measure = objective_of(recipe)
+    return levels_of(recipe, measure), trials_of(recipe, measure)
 
 
 def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:

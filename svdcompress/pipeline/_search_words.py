@@ -51,9 +51,10 @@ def outcome(
     budget: bool,
     epochs: int,
     how: str = "",
+    steps: int = 1,
 ) -> list[str]:
     """What was asked for and not reached, why, and what to set. target: the size of the goal; epochs: of training; how: as of
-    `told_how`."""
+    `told_how`; steps: in which trials are cut."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -70,29 +71,36 @@ def outcome(
         lines.append(
             f"the goal {goal.text} was not reached: {best.costs[measure]:,.4g} against {target:,.4g} {MEASURES[measure]}{how}; "
             "the closest is kept. "
-            "More epochs of training, or a higher search.levels, press harder"
+            + (
+                "More epochs of training, or a higher search.levels, press harder"
+                if steps == 1
+                else "One unit of each layer stays"
+            )
         )
     return lines
 
 
-def cut_by_rank(best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, steps: int = 1) -> list[str]:
+def cut_by_rank(
+    best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1
+) -> list[str]:
     """A model that pressure by itself leaves far larger than it was cut to, at the end of the path.
 
-    levels: of the path, as far as it got; unit: of what `Trial.natural` counts; epochs: of training. steps: in which it was
-    cut, while it trained on.
+    levels: of the path, as far as it got, of `whole`; unit: of what `Trial.natural` counts; epochs: of training. steps: in
+    which it was cut, while it trained on.
     """
-    if steps >= ENOUGH:
+    if steps >= ENOUGH:  # what stays has learnt to do without
         return []
-    if best.pressure < levels - 1 or best.ratio < 1 or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
+    if (steps == 1 and best.pressure < levels - 1) or best.ratio < 1 or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
     more = min(levels + 3, MOST_LEVELS)
-    pressed = settings.levels == levels < more and steps == 1  # else accuracy, or cuts in steps, ended the path
+    pressed = whole == levels < more and steps == 1  # else accuracy ended the path, or it is made for cuts
     cures = [f"--set search.levels={more}"] if pressed else []
     cures += [f"--epochs {2 * epochs}", "a larger share of units (convert.share)"]
     at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
+    at = "at the path's highest pressure" if steps == 1 else "by the pressure of the path"
     natural = f"{max(best.natural, 1.0):.3g}x fewer {unit}"
     return [
-        f"at the path's highest pressure the model has {natural} by itself; the rest of the way to {2**best.ratio:.3g}x was "
+        f"{at} the model has {natural} by itself; the rest of the way to {2**best.ratio:.3g}x was "
         f"cut by rank alone{at_once}, which costs accuracy. What presses harder: {', '.join(cures)}"
     ]
 
@@ -127,21 +135,22 @@ def cut_short(
     seconds: float,
     levels: int | None,
     trials: int,
-    most: int,
+    whole: tuple[int, int],
     wanted: tuple[float, float] | None,
     measure: str,
 ) -> str:
     """A search whose time was up: how far it got, and what would have come next.
 
-    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made; most: allowed. wanted:
-    beta of the next one, and how many times smaller than the dense model it would have been; None where none was left to make.
+    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made. whole: levels and trials
+    at most. wanted: beta of the next one, and how many times smaller than the dense model it would have been; None where none
+    was left to make.
     """
-    path = "" if levels is None else f", on {levels} of {settings.levels} levels of pressure"
+    path = "" if levels is None else f", on {levels} of {whole[0]} levels of pressure"
     more = ""
     if wanted is not None:
         more = f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
     return (
         f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sittings): "
-        f"{trials} of at most {most} trials were made{path}, and the best of them is kept.{more} A larger "
+        f"{trials} of at most {whole[1]} trials were made{path}, and the best of them is kept.{more} A larger "
         "--max-minutes goes further"
     )

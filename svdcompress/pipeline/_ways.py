@@ -108,8 +108,12 @@ class Ways:
         """The way that is taken without a choice."""
         raise NotImplementedError
 
+    def aim(self) -> float | None:
+        """What to get to in what the measure follows, as far as this model tells; None where nothing that lives has to go."""
+        return self.target if self.target < self.natural else None
+
     def part(self, size: float) -> Masks | None:
-        """Masks of a size, in what the measure follows, on the way to the target; None where nothing that lives has to go."""
+        """Masks of a size, in what the measure follows, on the way to the target; None where no unit that lives goes for it."""
         return None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
@@ -217,6 +221,9 @@ class Units(Ways):
             masks = self.ranking.at({self.follows: count}).masks
             now = self._costs(masks)
         return Way("global", self._finished(masks), now[self.measure.name], self.asked, count, free=count is None)
+
+    def aim(self) -> float | None:
+        return super().aim() if self.measure.name == self.follows else self.usual().count
 
     def part(self, size: float) -> Masks | None:
         found = self.ranking.at({self.follows: max(size, 1.5)})

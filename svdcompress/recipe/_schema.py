@@ -260,7 +260,8 @@ class SearchSection(Section):
     # Where units have to go that still live, they go in so many steps while a trial cools, the last of them at its end, at most
     # one an epoch; 1: all at once. Of single weights all go at once.
     cuts: int = Field(default=8, ge=1)
-    levels: int = Field(default=6, ge=1, le=MOST_LEVELS)  # of rising pressure: beta doubles from each to the next
+    # Of rising pressure: beta doubles from each to the next. null: 6, or 3 where units are cut in steps.
+    levels: int | None = Field(default=None, ge=1, le=MOST_LEVELS)
     latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
     # Examples that a call is measured with where latency counts. None: the geometric mean of batches of 1 and 128.
     latency_batch: int | None = Field(default=None, ge=1)

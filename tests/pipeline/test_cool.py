@@ -8,7 +8,7 @@ from test_search import searching
 
 from svdcompress.errors import CheckpointError, Interrupted
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _trainer, run
+from svdcompress.pipeline import _trainer, levels_and_trials, run
 from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._ways import Units
 
@@ -128,7 +128,82 @@ def test_a_trial_whose_posterior_is_gone_is_said(tiny_recipe, tmp_path, monkeypa
         with pytest.raises(Interrupted):
             run(recipe, out)
     file = out / "state" / "search" / "cooled-1.safetensors"
-    assert file.is_file() and not list(file.parent.glob("cooling-*"))
+    assert file.is_file() and not (file.parent / "trial-1").exists()
     file.unlink()
     with pytest.raises(CheckpointError, match=r"cooled-1.safetensors: missing, .*remove .*search to search again"):
         run(recipe, out, resume=True)
+
+
+# What may change, and what is said of it
+
+
+@pytest.mark.parametrize("stage", ["part 2", "trial 2"])
+def test_more_trials_on_resume_make_another_trial_of_the_one_that_was_under_way(tiny_recipe, tmp_path, monkeypatch, stage):
+    """With a goal and a budget, half of the trials are for the goal: which the second is for depends on their number."""
+    both = ("search.max_drop=0", "search.levels=2")
+    stages = []
+
+    def stop(self, row):
+        stages.append(row["stage"])
+        if row["stage"].endswith(stage) and ("trial 1" in stages or stage == "trial 2"):
+            self.context.stop.signal = "SIGTERM"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(searching(tiny_recipe, *SHAPES, *both, "search.trials=2"), tmp_path / "run")
+    wanted = searching(tiny_recipe, *SHAPES, *both, "search.trials=4")
+    found = run(wanted, tmp_path / "run", resume=True)
+    whole = run(wanted, tmp_path / "whole")
+    asked = [(trial["pressure"], trial["ratio"], trial["costs"]["parameters"]) for trial in whole["search"]["trials"]]
+    assert len(asked) == 4 and asked[0][1] == asked[1][1]  # the second one is for the goal, too
+    assert [(trial["pressure"], trial["ratio"], trial["costs"]["parameters"]) for trial in found["search"]["trials"]] == asked
+    assert (tmp_path / "run" / "model.onnx").read_bytes() == (tmp_path / "whole" / "model.onnx").read_bytes()
+
+
+def test_a_posterior_of_one_pressure_is_cooled_once_where_all_goes_at_once(tiny_recipe, tmp_path, monkeypatch):
+    seen = Seen(monkeypatch)
+    results = run(
+        searching(tiny_recipe, *SHAPES, "search.goal='nonzero=40x'", "search.max_drop=0", "search.trials=4"), tmp_path / "r"
+    )
+    pressures = [trial["pressure"] for trial in results["search"]["trials"]]
+    assert len(set(pressures)) < len(pressures) == 4
+    assert len(seen.stages) == len(set(pressures))
+    assert results["search"]["epochs"]["search"] == 2 + 4 * len(set(pressures)) + 2 * 4
+
+
+def test_a_goal_that_pressure_reaches_is_not_cut_for(tiny_recipe, tmp_path, monkeypatch):
+    seen = Seen(monkeypatch)
+    results = run(searching(tiny_recipe, *SHAPES, "search.goal='parameters=1x'"), tmp_path / "run")
+    assert [re.sub(r"pressure [\d.-]+, ", "", stage) for stage in seen.stages] == ["part 1", "part 4"] and seen.sizes == []
+    assert results["search"]["epochs"]["search"] == 2 + 4 + 2
+
+
+def test_few_steps_are_said_under_a_budget_too(tiny_recipe, tmp_path):
+    few = ("search.max_drop=90", "search.objective=parameters", "train.epochs=6", "search.levels=2", "search.trials=3")
+    recipe = searching(tiny_recipe, *[one for one in SHAPES if "goal" not in one], *few)
+    results = run(recipe, tmp_path / "run")
+    (line,) = [line for line in results["warnings"] if "by rank alone" in line]
+    assert "in 2 steps (one an epoch, of at most 8: search.cuts)" in line and "search.levels" not in line
+
+
+@pytest.mark.parametrize("goal", ["parameters=3x", "nonzero=3x"])
+def test_a_dry_run_tells_as_many_levels_and_trials_as_the_run_makes(tiny_recipe, tmp_path, goal):
+    own = [one for one in SHAPES if not one.startswith(("search.trials", "search.levels", "search.goal"))]
+    recipe = searching(tiny_recipe, *own, f"search.goal='{goal}'", "search.trials=null", "search.levels=null")
+    levels, trials = levels_and_trials(recipe)
+    found = run(recipe, tmp_path / "run")["search"]
+    assert levels == (3 if goal.startswith("parameters") else 6)
+    assert len(found["path"]) <= levels and len(found["trials"]) <= trials
+    assert found["epochs"]["search"] <= 3 * found["epochs"]["one_run"]
+
+
+def test_a_size_of_a_file_is_aimed_at_by_what_it_follows(tiny_recipe, tmp_path, monkeypatch):
+    """Bytes hold more than parameters: the steps end where the file gets to its size, not at the same ratio of parameters."""
+    seen = Seen(monkeypatch)
+    results = run(searching(tiny_recipe, *SHAPES, "search.goal='bytes=5x'"), tmp_path / "run")
+    (trial,) = results["search"]["trials"]
+    dense = results["search"]["dense"]["costs"]
+    aim = seen.sizes[-1] * (seen.sizes[-1] / seen.sizes[-2])  # one ratio further
+    assert aim < dense["parameters"] / 5  # a graph is not made smaller
+    assert trial["costs"]["parameters"] == pytest.approx(aim, rel=0.25) and results["search"]["reached"] is True

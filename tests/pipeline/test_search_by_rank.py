@@ -51,17 +51,17 @@ def test_where_accuracy_ended_the_path_more_levels_are_no_cure(tmp_path):
     search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
     best = search.run()
     settings = load_recipe(None, ["search.levels=6"]).search
-    (line,) = cut_by_rank(best, 3, settings, "non-zeros", 5)
+    (line,) = cut_by_rank(best, 3, settings, "non-zeros", 5, 6)
     assert "search.levels" not in line and "--epochs 10" in line
-    assert cut_by_rank(best, 9, settings, "non-zeros", 5) == []  # far below the path's end: a search's choice
-    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", 5) != []  # its last step
+    assert cut_by_rank(best, 9, settings, "non-zeros", 5, 6) == []  # far below the path's end: a search's choice
+    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", 5, 6) != []  # its last step
 
 
 def test_cuts_in_few_steps_are_said_with_what_makes_more_of_them(tmp_path):
     search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
     best = search.run()
     settings = load_recipe(None, ["search.levels=3"]).search
-    (line,) = cut_by_rank(best, 3, settings, "parameters", 7, steps=2)
+    (line,) = cut_by_rank(best, 3, settings, "parameters", 7, 3, steps=2)
     assert "by rank alone in 2 steps (one an epoch, of at most 8: search.cuts)" in line
     assert "--epochs 14" in line and "search.levels" not in line
-    assert cut_by_rank(best, 3, settings, "parameters", 14, steps=4) == []
+    assert cut_by_rank(best, 3, settings, "parameters", 14, 3, steps=4) == []

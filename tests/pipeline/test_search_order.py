@@ -77,19 +77,17 @@ def test_a_search_whose_trials_were_fewer_goes_on_from_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "recover", "trials"),
-    [(100, 20, 5), (45, 20, 4), (20, 100, 3), (7, 10, 3), (1, 1, 1), (100, 0, 7), (3, 0, 3), (400, 0, 7)],
+    ("train", "recover", "levels", "trials"),
+    [(100, 20, 6, 5), (45, 20, 6, 4), (20, 100, 6, 3), (7, 10, 6, 3), (1, 1, 6, 1), (100, 0, 6, 7), (100, 0, 1, 8)],
 )
-def test_without_a_number_a_search_trains_three_times_a_run_at_most(tmp_path, train, recover, trials):
-    settings = ("search.max_drop=0.5", f"train.epochs={train}", f"recover.epochs={recover}")
+def test_without_a_number_a_search_trains_three_times_a_run_at_most(tmp_path, train, recover, levels, trials):
+    settings = ("search.max_drop=0.5", f"train.epochs={train}", f"recover.epochs={recover}", f"search.levels={levels}")
     search = Quick(tmp_path, *settings)
-    search.path.climb(1)
-    for level in range(2, 7):
-        search.path.climb(level)
     level, cooling = max(1, round(0.15 * train)), max(1, round(0.3 * train))
+    path = levels * level
     assert search.trials == trials
-    assert 6 * level + trials * (cooling + recover) <= max(3 * (train + recover), 6 * level + cooling + recover)
-    assert 6 * level + (trials + 1) * (cooling + recover) > 3 * (train + recover) or trials == 8
+    assert path + trials * (cooling + recover) <= max(3 * (train + recover), path + cooling + recover)  # one there is always
+    assert path + (trials + 1) * (cooling + recover) > 3 * (train + recover) or trials == 8  # the most
 
 
 def test_a_search_that_would_have_gone_on_says_so_where_no_number_was_set(tmp_path):
@@ -97,11 +95,18 @@ def test_a_search_that_would_have_gone_on_says_so_where_no_number_was_set(tmp_pa
     few.run()
     assert len(few.kept.trials) == 3
     (said,) = [line for line in few.said if "times the epochs of one run" in line]
-    assert "3 trials are what 3 times the epochs of one run allow; --trials 6 tries more" in said
-    for settings in (("search.trials=3",), ("search.trials=20",)):
-        other = Quick(tmp_path / settings[0], "search.max_drop=0.5", "train.epochs=20", "recover.epochs=100", *settings)
+    assert "no more than 3 trials fit into 3 times the epochs of one run; --trials 6 tries more" in said
+    settings = (("search.max_drop=0.5", "search.trials=3"), ("search.max_drop=0.5", "search.trials=20"))
+    reached = ("search.goal='nonzero=1.2x'", "search.max_drop=9")  # half of the trials, and no reason for more
+    for number, more in enumerate((*settings, reached)):
+        other = Quick(tmp_path / str(number), "train.epochs=20", "recover.epochs=100", *more)
         other.run()
         assert not any("times the epochs" in line for line in other.said)
+    one = Quick(tmp_path / "one", "search.max_drop=0.5", "train.epochs=1", "recover.epochs=1")
+    one.run()
+    assert len(one.kept.trials) == 1
+    (said,) = [line for line in one.said if "times the epochs of one run" in line]
+    assert "no more than 1 trial fit" in said and "--trials 2 tries more" in said
 
 
 # Its time

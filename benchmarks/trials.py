@@ -1,12 +1,12 @@
-"""A size that pressure does not reach: cut to it at once, or in steps while a trial cools (`search.cuts`)?
+"""A trial's way to its size: cut at once or in steps while it cools (`search.cuts`), with or without distillation?
 
-    python benchmarks/cuts.py [--data FOLDER_OF_THE_IDX_FILES] [--row digits-parameters20x ...] [--seeds 0 1 2]
+    python benchmarks/trials.py [--data FOLDER_OF_THE_IDX_FILES] [--row digits-parameters20x ...] [--seeds 0 1 2]
 
-For each number of cuts the same path and the same trials, one at each of four pressures, whatever a search itself would try;
-the run takes one by its validation data, and the test data are read for that one alone. Everything else is the
-recipe's; the epochs are the same for all numbers of cuts. Searches cut single weights at once always: their rows show why
-(`Weights` is given the steps of units here). Results are written after each row and seed to benchmarks/results/cuts.json and
-cuts.md; what is there is not made again.
+For each variant the same dense start, the same levels and the same trials, one at each of four pressures, whatever a search
+itself would try; the run takes one by its validation data, and the test data are read for that one alone. Everything else is
+the recipe's; the epochs are the same for all variants (distillation asks the dense model once more for each batch). Searches
+always cut single weights at once: their rows show why (`Weights` is given the steps of units here). Results are written after
+each row and seed to benchmarks/results/trials.json and trials.md; what is there is not made again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,15 @@ ROWS: dict[str, tuple[str, str, list[str]]] = {
 }
 """Row: the recipe, the goal, and what else is set."""
 
-CUTS = (1, 2, 8)
+VARIANTS = {
+    "one cut": ["search.cuts=1"],
+    "2 cuts": ["search.cuts=2"],
+    "8 cuts": ["search.cuts=8"],
+    "8 cuts, distilled": ["search.cuts=8", "train.distill.weight=0.5", "recover.distill.weight=0.5"],
+}
+BESIDE = {"2 cuts": "one cut", "8 cuts": "one cut", "8 cuts, distilled": "8 cuts"}
+"""What each is compared with."""
+
 PRESSURES = (1.0, 2.0, 3.0, 4.0)
 SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=4", "search.trials=9")
 
@@ -54,13 +62,13 @@ def _next(strategy: Strategy, trials: Sequence[Trial]) -> tuple[float, float] | 
 
 
 def made(row: str, seed: int, data: Path | None) -> dict[str, Any]:
-    """All numbers of cuts, and how the models that were chosen differ from the one cut at once (95%, paired)."""
+    """All variants, and how the models that were chosen differ (95%, paired)."""
     recipe, goal, more = ROWS[row]
     settings = [*SETTINGS, *more, f"seed={seed}", f"search.goal='{goal}'"]
     settings += [f"data.root={data}"] if data is not None and recipe.startswith("mnist") else []
     found: dict[str, Any] = {}
-    wrong: dict[int, torch.Tensor] = {}
-    for cuts in CUTS:
+    wrong: dict[str, torch.Tensor] = {}
+    for variant, own in VARIANTS.items():
         with (
             tempfile.TemporaryDirectory() as folder,
             mock.patch.object(Strategy, "next", _next),
@@ -70,21 +78,22 @@ def made(row: str, seed: int, data: Path | None) -> dict[str, Any]:
             mock.patch.object(Weights, "part", _part),
         ):
             out = Path(folder) / "run"
-            results = run(load_recipe(recipe, [*settings, f"search.cuts={cuts}"]), out)
+            results = run(load_recipe(recipe, [*settings, *own]), out)
             opened = open_run(out)
-            wrong[cuts] = losses(opened.model, opened.data.test, likelihood_for("classification"))[0]
+            wrong[variant] = losses(opened.model, opened.data.test, likelihood_for("classification"))[0]
         search = results["search"]
-        found[str(cuts)] = {
+        found[variant] = {
             "trials": [
                 {key: trial[key] for key in ("pressure", "natural", "error")} | {"nll": trial["metrics"]["nll"]}
                 for trial in search["trials"]
             ],
             "chosen": search["chosen"],
             "test": {key: results["sparse"]["metrics"][key] for key in ("error", "nll")},
-            "change": [100 * edge for edge in paired_shares(wrong[CUTS[0]], wrong[cuts])],
             "epochs": search["epochs"],
         }
-    return {"cuts": found, "machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
+        if variant in BESIDE:
+            found[variant]["change"] = [100 * edge for edge in paired_shares(wrong[BESIDE[variant]], wrong[variant])]
+    return {"variants": found, "machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
 
 
 def _part(ways: Weights, size: float) -> Any:
@@ -94,44 +103,34 @@ def _part(ways: Weights, size: float) -> Any:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown: each row and seed, then means."""
-    head = [
-        "row",
-        "seed",
-        "cuts",
-        *(f"pressure {pressure:g}" for pressure in PRESSURES),
-        "test error %",
-        "less that of one cut (95%)",
-    ]
-    lines = ["# A size in one cut or in several", "", "Written by `benchmarks/cuts.py`, which says how.", ""]
+    head = ["row", "seed", "variant", *(f"pressure {pressure:g}" for pressure in PRESSURES), "test error %", "change (95%)"]
+    lines = ["# A trial's way to its size", "", "Written by `benchmarks/trials.py`, which says how.", ""]
     lines += ["By pressure: validation error % and NLL. In bold: the one that the search takes (on so few digits by its"]
-    lines += ["estimate from the NLL).", ""]
+    lines += ["estimate from the NLL). Change: of the test error, from one cut; of the distilled ones, from 8 cuts.", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row, seeds in results.items():
         for seed, one in sorted(seeds.items()):
-            for cuts, found in one["cuts"].items():
-                cells = [row, seed, cuts]
+            for variant, found in one["variants"].items():
+                cells = [row, seed, variant]
                 for number, trial in enumerate(found["trials"], 1):
                     text = f"{trial['error']:.2f}, {trial['nll']:.4f}"
                     cells.append(f"**{text}**" if number == found["chosen"] else text)
-                low, high = found["change"]
-                cells += [f"{found['test']['error']:.2f}", "" if cuts == str(CUTS[0]) else f"{low:+.2f} to {high:+.2f}"]
+                cells += [f"{found['test']['error']:.2f}"]
+                cells += ["{:+.2f} to {:+.2f}".format(*found["change"]) if "change" in found else ""]
                 lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
+    head = ["row", "goal", "seeds", *VARIANTS]
+    lines += ["", "Means: test error %, and validation NLL over all pressures.", ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row, seeds in results.items():
-        means = []
-        for cuts in map(str, CUTS):
-            trials = [trial["nll"] for one in seeds.values() for trial in one["cuts"][cuts]["trials"]]
-            errors = [one["cuts"][cuts]["test"]["error"] for one in seeds.values()]
-            means.append(f"{cuts}: test error {mean(errors):.2f}%, validation NLL of all pressures {mean(trials):.4f}")
-        lines += [
-            f"- {row} ({ROWS[row][1]}{''.join(f', {more}' for more in ROWS[row][2])}; {len(seeds)} seed(s)), cuts "
-            + "; ".join(means)
-        ]
+        cells = [row, ", ".join([ROWS[row][1], *ROWS[row][2]]), str(len(seeds))]
+        for variant in VARIANTS:
+            nlls = [trial["nll"] for one in seeds.values() for trial in one["variants"][variant]["trials"]]
+            errors = [one["variants"][variant]["test"]["error"] for one in seeds.values()]
+            cells.append(f"{mean(errors):.2f}, {mean(nlls):.4f}")
+        lines.append(f"| {' | '.join(cells)} |")
     for one in [each for seeds in results.values() for each in seeds.values()][:1]:
-        lines += [
-            "",
-            f"{one['machine'].get('cpu')}, torch {one['versions']['torch']}, {one['threads']} thread, beside other work.",
-        ]
+        told = f"{one['machine'].get('cpu')}, torch {one['versions']['torch']}, {one['threads']} thread, beside other work."
+        lines += ["", told]
     return "\n".join(lines) + "\n"
 
 
@@ -142,7 +141,7 @@ def main() -> None:
     parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    path = RESULTS / "cuts.json"
+    path = RESULTS / "trials.json"
     for row in options.row:
         for seed in options.seeds:
             if str(seed) in read(path).get(row, {}) or (ROWS[row][0].startswith("mnist") and options.data is None):
@@ -153,7 +152,7 @@ def main() -> None:
             results = {name: results[name] for name in ROWS if name in results}
             write(path, results)
             path.with_suffix(".md").write_text(table(results), encoding="utf-8")
-            print(row, seed, {cuts: one["test"]["error"] for cuts, one in found["cuts"].items()}, flush=True)
+            print(row, seed, {name: round(one["test"]["error"], 2) for name, one in found["variants"].items()}, flush=True)
 
 
 if __name__ == "__main__":
