@@ -2,9 +2,10 @@
 
     python benchmarks/mixtures.py [--seeds 0 1 2] [--goals parameters=8x ...] [--part ways]
 
-The digits recipe. Ways: on a path of three levels, for each goal and for a size half of that, the first trial of a search is
-made in every way to its size (docs/search.md): one cooled posterior, then masks, pruning and recovery for each way, with the
-same noise and order of examples. So `auto` is the row that the choice takes, `off` the usual one, and both are paired.
+The digits recipe; all that has to go goes in one cut (`search.cuts=1`). Ways: on a path of three levels, for each goal and
+for a size half of that, the first trial of a search is made in every way to its size (docs/search.md): one cooled posterior,
+then masks, pruning and recovery for each way, with the same noise and order of examples. So `auto` is the row that the choice
+takes, `off` the usual one, and both are paired.
 Searches: whole ones of two trials on paths of six or three levels, with `auto` and with `off`. Results are written after each
 goal and seed to benchmarks/results/mixtures.json and mixtures.md, where others stay; what is there is not made again.
 """
@@ -27,6 +28,7 @@ from svdcompress import report
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import _stages, open_run, run, versions
 from svdcompress.pipeline._choose_masks import EXAMPLES, option
+from svdcompress.pipeline._cool import begin
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._smaller import prune_stage, recover_stage
 from svdcompress.pipeline._some import some
@@ -49,7 +51,7 @@ SEARCHES = {
 }
 """Whole searches: the goal, and the levels of the path."""
 
-SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false")
+SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false", "search.cuts=1")
 
 
 class Done(Exception):
@@ -71,8 +73,9 @@ class Every(Search):
 
     def _every(self, pressure: float, target: float) -> dict[str, Any]:
         data = self.opened.data
-        number = len(Every.rows) + 1
-        cooled = self._cooled(number, pressure, target)
+        ask = self._ask(len(Every.rows) + 1, pressure, target)
+        begin(ask, self.folder)
+        cooled = self._cooled(ask)
         model, to_size = (
             cooled.model,
             ways(self.context, self.opened, self.dense, cooled.model, self.measure, target, cooled.held),

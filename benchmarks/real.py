@@ -124,7 +124,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         small["nonzero" if CASES[name].goal.startswith("nonzero") else "parameters"],
     )
     trials = len(results["search"]["trials"])
-    known["nets"] = nets  # of a peer whose network is gone, nothing: its difference from ours would be another's
+    known["nets"] = nets
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
     nets["dense start"] = {**start, "change": change(start_missed, missed)}
@@ -137,28 +137,36 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "distill": recipe.recover.distill.weight,
         "augment": recipe.data.augment,
         "lr": recipe.train.lr,
-        "levels": recipe.search.levels,
+        "levels": len(results["search"]["path"]),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }
+    same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
+        key: small[key] for key in ("macs", "accuracy")
+    }
+    nets |= {peer: net for peer, net in before.items() if peer in ALL_PEERS and same}
     store(known)
     for peer in ALL_PEERS:
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
-        seconds = before.get(peer, {}).get("seconds", 0.0)
-        if done.is_file():  # judged anew: the interval is of its difference from our network, which may be another now
+        seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
+        if peer in nets:
+            continue
+        if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
             model = torch.load(done, weights_only=False).to(device)
         elif options.peer and peer not in options.peer:
+            if peer in before:  # its difference from ours would be another's
+                print(f"{name}: the row of {peer} goes, as {done} is not there")
             continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
             begun = time.monotonic()
             model = train(copy.deepcopy(opened.dense).to(device), opened, way, ALL_PEERS[peer], file, slot)
-            seconds = time.monotonic() - begun
+            seconds, epochs = time.monotonic() - begun, way.epochs
             torch.save(model, done)  # for benchmarks that ask more of it, too
         found, other = figures(model, opened)
-        nets[peer] = {**found, "change": change(other, missed), "seconds": seconds}
+        nets[peer] = {**found, "change": change(other, missed), "seconds": seconds, "epochs": epochs}
         store(known)
 
 

@@ -33,13 +33,15 @@ def table(results: dict[str, Any]) -> str:
         for label, net in one["nets"].items():
             accuracy, (low, high) = net["accuracy"], net["interval"]
             moved = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*net["change"]) if "change" in net else ""
+            others = net.get("epochs") or one["epochs"]  # of a network of ours that was made since
+            label += f" ({others} epochs)" if others != one["epochs"] else ""
             cells = [label, f"{base['macs'] / net['macs']:.2f}x", f"{base['parameters'] / net['parameters']:.2f}x"]
             cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})"]
             cells += [
                 f"{accuracy['chosen']:.2f}",
                 f"{accuracy['all']:.2f}" if "all" in accuracy else "",
                 moved,
-                f"{net['seconds'] / 60:.0f} min" if "seconds" in net else "",
+                f"{net['seconds'] / 60:.0f} min" if net.get("seconds") else "",
             ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")

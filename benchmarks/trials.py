@@ -73,7 +73,7 @@ def made(row: str, seed: int, data: Path | None) -> dict[str, Any]:
             tempfile.TemporaryDirectory() as folder,
             mock.patch.object(Strategy, "next", _next),
             mock.patch.object(Search, "cuts", property(lambda search: search.settings.cuts)),
-            mock.patch.object(_search, "OWN", 99.0),  # the path does not end there
+            mock.patch.object(_search, "START", 99.0),
             mock.patch.object(Search, "_small_enough", lambda search, row: False),
             mock.patch.object(Weights, "part", _part),
         ):

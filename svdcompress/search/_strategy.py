@@ -124,7 +124,8 @@ class Strategy:
         return pressure_of_size([1 / each for each in self.ratios], 1 / ratio)
 
     def _pressure(self, seen: Sequence[Trial], size: float) -> float:
-        """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell."""
+        """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell; where units are cut
+        in steps (`press` is finite), as far as the path tells, and no higher than `press`."""
         shifts = [self._on_path(trial.natural) - trial.pressure for trial in seen] if math.isinf(self.press) else []
         shift = sum(shifts) / len(shifts) if shifts else SHIFT
         highest = min(float(len(self.ratios)), self.press)
