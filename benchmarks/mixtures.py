@@ -78,7 +78,7 @@ class Every(Search):
         cooled = self._cooled(ask)
         model, to_size = (
             cooled.model,
-            ways(self.context, self.opened, self.dense, cooled.model, self.measure, target, cooled.held),
+            ways(self.context, self.opened, self.dense, cooled.model, self.measure, target, cooled.masks),
         )
         usual = to_size.usual()
         others = [] if usual.free else [to_size.fitted(way, usual) for way in to_size.others_than(usual)]

@@ -43,7 +43,7 @@ def masks_for(
     `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again.
     """
     model = cooled.model
-    to_size = ways(context, opened, dense, model, measure, target, cooled.held)
+    to_size = ways(context, opened, dense, model, measure, target, cooled.masks)
     if stored is not None:
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")

@@ -44,12 +44,12 @@ class Ask:
 class Cooled:
     """The posterior of a trial.
 
-    model: holds no masks. held: what the cuts left of it; None where there were none. natural: its size before the first cut;
+    model: holds no masks. masks: what the cuts left of it; None where there were none. natural: its size before the first cut;
     None where that is its size now. history: the rows of its epochs.
     """
 
     model: nn.Module
-    held: Masks | None
+    masks: Masks | None
     natural: float | None
     history: list[dict[str, Any]]
 
@@ -75,7 +75,7 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
     from what it is by itself; it is held at that from then on, and the next part learns without it. What is left to go after
     the last part is chosen by `masks_for`. Where nothing has to go after the first part, all others are one.
 
-    ways: the ways to the size, of a model and of what is held of it.
+    ways: the ways to the size, of a model and of the masks of what is left of it.
     """
     file = ask.file(climb.folder)
     if not file.exists():
@@ -83,11 +83,11 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
     stored = checkpoint.read_manifest(file)["extra"]["cooled"]
     layers = dict(variational_layers(model))
-    held = None
+    masks = None
     if any(layer.mask is not None for layer in layers.values()):
-        held = as_masks(model, {name: layer.relevant() for name, layer in layers.items()})
+        masks = as_masks(model, {name: layer.relevant() for name, layer in layers.items()})
         hold(model, None)
-    return Cooled(model, held, stored["natural"], stored["history"])
+    return Cooled(model, masks, stored["natural"], stored["history"])
 
 
 def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways], file: Path) -> None:
@@ -96,13 +96,13 @@ def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways
     epochs = epochs_of(recipe.train, COOLING_EPOCHS)
     parts = min(ask.cuts, epochs)
     ends = [epochs * (part + 1) // parts for part in range(parts)]
-    held: Masks | None = None
+    masks: Masks | None = None
     natural: float | None = None
     history: list[dict[str, Any]] = []
     done = 0
     while done < epochs:
         part = ends.index(next(end for end in ends if end > done))
-        if part and held is None:  # nothing has to go
+        if part and masks is None:  # nothing has to go
             part = parts - 1
         last = part == parts - 1
         schedule = LrSchedule(name="linear", start="0%") if last else LrSchedule(name="constant")
@@ -113,12 +113,12 @@ def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways
         if last:
             break
         hold(model, None)
-        way = ways(model, held)
+        way = ways(model, masks)
         natural, aim = _way_to(way, folder / "cooling.json")
         if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts))) is not None:
-            held = found
-        hold(model, held)
-    extra = {"cooled": {"natural": None if held is None else natural, "history": history}}
+            masks = found
+        hold(model, masks)
+    extra = {"cooled": {"natural": None if masks is None else natural, "history": history}}
     checkpoint.save(model, file, extra=json.loads(json.dumps(report.plain(extra))))
 
 

@@ -262,8 +262,8 @@ class Search:
             source = self._ask(alike[0].number, ask.pressure, ask.target).file(self.folder)
             write_atomically(file, lambda path: path.write_bytes(source.read_bytes()))
 
-        def to_size(model: nn.Module, held: Masks | None) -> Ways:
-            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, held)
+        def to_size(model: nn.Module, masks: Masks | None) -> Ways:
+            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks)
 
         return cooled(self.path, ask, to_size)
 

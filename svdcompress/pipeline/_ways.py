@@ -64,11 +64,11 @@ def ways(
     model: nn.Module,
     measure: Measure,
     target: float,
-    held: Masks | None = None,
+    masks: Masks | None = None,
 ) -> Ways:
-    """Those of a measure. target: the size that `measure` is to have. held: what is left of the model, which itself holds
+    """Those of a measure. target: the size that `measure` is to have. masks: what is left of the model, which itself holds
     nothing; None: all of it."""
-    return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target, held)
+    return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target, masks)
 
 
 class Ways:
@@ -84,12 +84,12 @@ class Ways:
         model: nn.Module,
         measure: Measure,
         target: float,
-        held: Masks | None = None,
+        masks: Masks | None = None,
     ) -> None:
         recipe, self.opened, self.dense = context.recipe, opened, dense
         self.model, self.measure, self.target = model, measure, target
         judged: Rule = rule(model, recipe.relevance, opened.inputs)
-        self.own: Rule = lambda threshold: self._both(held, judged(threshold))
+        self.own: Rule = lambda threshold: self._both(masks, judged(threshold))
         self.asked = recipe.relevance.threshold
         self.found = self.own(self.asked)
         self.others = count_means(model) - self.found.total
