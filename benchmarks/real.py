@@ -145,19 +145,21 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
         key: small[key] for key in ("macs", "accuracy")
     }
-    nets |= {peer: net for peer, net in before.items() if peer in ALL_PEERS and same}
+    for peer in (peer for peer in before if peer in ALL_PEERS):  # a difference from another network of ours is none from this
+        nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
     store(known)
     for peer in ALL_PEERS:
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
-        if peer in nets:
+        if "change" in nets.get(peer, {}):
             continue
         if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
             model = torch.load(done, weights_only=False).to(device)
+        elif peer in nets:
+            print(f"{name}: {peer} stays without its interval, as {done} is not there")
+            continue
         elif options.peer and peer not in options.peer:
-            if peer in before:  # its difference from ours would be another's
-                print(f"{name}: the row of {peer} goes, as {done} is not there")
             continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)

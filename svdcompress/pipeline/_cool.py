@@ -12,10 +12,9 @@ from typing import Any
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import CheckpointError, shortened
-from svdcompress.files import parse_json, write_atomically
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._path import COOLING_EPOCHS, Climb, epochs_of
+from svdcompress.pipeline._search_kept import keep, known
 from svdcompress.pipeline._ways import Ways
 from svdcompress.recipe import LrSchedule
 from svdcompress.relevance import Masks, as_masks, hold
@@ -35,10 +34,6 @@ class Ask:
         """Where the trial lies until it is done."""
         return search / f"trial-{self.number}"
 
-    def file(self, search: Path) -> Path:
-        """Where its posterior lies until the search is done."""
-        return search / f"cooled-{self.number}.safetensors"
-
 
 @dataclass(frozen=True)
 class Cooled:
@@ -54,16 +49,21 @@ class Cooled:
     history: list[dict[str, Any]]
 
 
+def kept_file(search: Path, number: int) -> Path:
+    """Where the posterior of a trial lies until the search is done."""
+    return search / f"cooled-{number}.safetensors"
+
+
 def begin(ask: Ask, search: Path) -> Path:
     """The folder of a trial. What was begun in it of another one, as where `search.trials` changed meanwhile, is removed."""
     folder = ask.folder(search)
     about = {"pressure": ask.pressure, "target": ask.target, "cuts": ask.cuts}
     file = folder / "ask.json"
-    if not file.is_file() or _read(file) != about:
+    if known(file, about) != about:
         shutil.rmtree(folder, ignore_errors=True)
-        ask.file(search).unlink(missing_ok=True)
+        kept_file(search, ask.number).unlink(missing_ok=True)
         folder.mkdir(parents=True)
-        _write(file, about)
+        keep(file, about)
     return folder
 
 
@@ -77,7 +77,7 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
 
     ways: the ways to the size, of a model and of the masks of what is left of it.
     """
-    file = ask.file(climb.folder)
+    file = kept_file(climb.folder, ask.number)
     if not file.exists():
         _cool(climb, ask, ways, file)
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
@@ -124,19 +124,8 @@ def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways
 
 def _way_to(way: Ways, file: Path) -> tuple[float, float | None]:
     """What a model is by itself and where it has to get to (None: no further), as found after the first part and kept."""
-    if not file.is_file():
-        _write(file, {"natural": way.natural, "aim": way.aim()})
-    found = _read(file)
+    names = ("natural", "aim")
+    if (found := known(file, names)) is None:
+        keep(file, {"natural": way.natural, "aim": way.aim()})
+        found = known(file, names) or {}
     return found["natural"], found["aim"]
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(content))))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return dict(parse_json(file.read_bytes()))
-    except (ValueError, TypeError) as error:
-        reason = shortened(f"{type(error).__name__}: {error}")
-        raise CheckpointError(f"{file}: damaged ({reason}); remove {file.parent} to make the trial again") from error

@@ -20,12 +20,12 @@ from svdcompress.files import write_atomically
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import masks_for
 from svdcompress.pipeline._context import Context
-from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled
+from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import COOLING_EPOCHS, START, Climb, epochs_of
 from svdcompress.pipeline._search_cost import MOST, TIMES, cuts_of, levels_of, one_run, trained, trials_of
-from svdcompress.pipeline._search_kept import Kept, keep_way, known_way
+from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import doubts, judged, objective_of
 from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, other_machine, outcome, told_how, told_trial
 from svdcompress.pipeline._select import bare, whole
@@ -63,7 +63,7 @@ class Search:
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
         self.kept = Kept(self.folder / "trials.json").read()
-        for file in (self._ask(trial.number, trial.pressure, 0.0).file(self.folder) for trial in self.kept.trials):
+        for file in (kept_file(self.folder, trial.number) for trial in self.kept.trials):
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
@@ -256,10 +256,10 @@ class Search:
 
     def _cooled(self, ask: Ask) -> Cooled:
         """The posterior of a trial, on its way to a size; with one cut the same for all trials of a pressure."""
-        file = ask.file(self.folder)
+        file = kept_file(self.folder, ask.number)
         alike = [one for one in self.kept.trials if one.pressure == ask.pressure] if ask.cuts == 1 else []
         if alike and not file.exists():
-            source = self._ask(alike[0].number, ask.pressure, ask.target).file(self.folder)
+            source = kept_file(self.folder, alike[0].number)
             write_atomically(file, lambda path: path.write_bytes(source.read_bytes()))
 
         def to_size(model: nn.Module, masks: Masks | None) -> Ways:
@@ -272,7 +272,7 @@ class Search:
         known = known_way(file)
         selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, known)
         if known is None:
-            keep_way(file, selection.way)
+            keep(file, selection.way)
         return selection
 
     def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,18 +58,23 @@ class Kept:
         write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))
 
 
-def known_way(file: Path) -> dict[str, Any] | None:
-    """How a trial that was stopped came to its masks (`Selection.way`); None where it had not."""
+def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
+    """The values of those names that a trial keeps in a file of its folder until it is done; None where it has no such file."""
     if not file.is_file():
         return None
     try:
         stored = parse_json(file.read_bytes())
-        return {name: stored[name] for name in ("way", "asked", "count", "mixture")}
+        return {name: stored[name] for name in names}
     except (ValueError, TypeError, KeyError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{file}: damaged ({reason}); remove {file.parent} to make the trial again") from error
 
 
-def keep_way(file: Path, way: dict[str, Any] | None) -> None:
-    """Until the trial is done: a latency that is measured again would be another."""
-    write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(way))))
+def keep(file: Path, content: dict[str, Any] | None) -> None:
+    """What `known` reads: a latency that is measured again, say, would be another."""
+    write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(content))))
+
+
+def known_way(file: Path) -> dict[str, Any] | None:
+    """How a trial that was stopped came to its masks (`Selection.way`); None where it had not."""
+    return known(file, ("way", "asked", "count", "mixture"))

@@ -8,7 +8,7 @@ from test_search import searching
 
 from svdcompress.errors import CheckpointError, Interrupted, RecipeError
 from svdcompress.pipeline import _choose_masks, _trainer, run
-from svdcompress.pipeline._search_kept import keep_way, known_way
+from svdcompress.pipeline._search_kept import keep, known_way
 from svdcompress.pipeline._search_words import told_mixture
 from svdcompress.recipe import dump_recipe, load_recipe
 from svdcompress.report import Results
@@ -111,7 +111,7 @@ def test_the_setting_is_auto_or_off():
 def test_a_damaged_choice_is_said(tmp_path):
     file = tmp_path / "way.json"
     assert known_way(file) is None
-    keep_way(file, {"way": "even", "asked": None, "count": 12.5, "mixture": None})
+    keep(file, {"way": "even", "asked": None, "count": 12.5, "mixture": None})
     assert known_way(file) == {"way": "even", "asked": None, "count": 12.5, "mixture": None}
     for damage in ("{", "[]", '{"way": "even"}'):
         file.write_text(damage)

@@ -33,6 +33,16 @@ def test_which_trial_is_taken(goal, budget, taken):
     assert strategy(goal, budget).best(trials).number == taken
 
 
+def test_where_units_are_cut_in_steps_the_first_pressure_is_no_higher_than_told_whatever_trials_say():
+    plain = dataclasses.replace(strategy(goal=60.0, budget=False), measure="parameters")
+    capped = dataclasses.replace(plain, press=2.5)
+    assert plain.next([])[0] > 2.5 == capped.next([])[0]  # 1000 / 60 comes by itself at the end of the path only
+    easy = dataclasses.replace(capped, goal=400.0)
+    assert easy.next([]) == dataclasses.replace(plain, goal=400.0).next([])
+    budget = dataclasses.replace(strategy(), press=2.5)
+    assert budget.next([trial(1, 2.5, 0.1, 100)])[0] == 2.5 < strategy().next([trial(1, 2.5, 0.1, 100)])[0]
+
+
 def test_of_those_that_lose_too_much_the_one_that_loses_least_is_taken():
     trials = [trial(1, 2.0, 0.9, 100), trial(2, 2.0, 0.7, 300), trial(3, 2.0, 3.0, 50)]
     assert strategy().best(trials).number == 2 == strategy(goal=60.0).best(trials).number
