@@ -21,7 +21,7 @@ from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
-from svdcompress.pipeline._search_cost import levels_of, trials_of
+from svdcompress.pipeline._search_cost import left_for, levels_of, trials_of
 from svdcompress.pipeline._search_start import objective_of
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import example_inputs, open_data
@@ -86,7 +86,12 @@ def estimate(recipe: Recipe) -> Estimate:
         level, cooling = (step * epochs_of(recipe.train, share) for share in (LEVEL_EPOCHS, COOLING_EPOCHS))
         trial = cooling + seconds.pop("recover")
         measure = objective_of(recipe)
-        seconds["search"] = levels_of(recipe, measure) * level + trials_of(recipe, measure) * trial
+        levels, trials = levels_of(recipe, measure), trials_of(recipe, measure)
+        spent = sum(
+            count * epochs_of(recipe.train, share) for count, share in ((levels, LEVEL_EPOCHS), (trials, COOLING_EPOCHS))
+        )
+        spent += trials * recipe.recover.epochs
+        seconds["search"] = levels * level + trials * trial + step * left_for(recipe, spent)
         if settings.max_minutes is not None:
             seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + trial)
     seconds["rest"] = REST_SECONDS

@@ -14,6 +14,9 @@ TIMES = 3.0
 MOST = 8
 """Trials where `search.trials` is not set, however few epochs they take."""
 
+LONGEST = 2.0
+"""So many times `recover.epochs` may the best trial recover on, at most."""
+
 
 def one_run(recipe: Recipe) -> int:
     """Epochs of training and recovery of a run that does not search."""
@@ -34,12 +37,26 @@ def levels_of(recipe: Recipe, measure: str) -> int:
 
 
 def trials_of(recipe: Recipe, measure: str) -> int:
-    """How many trials a search may make: those that are set, else what `TIMES` leaves beside the path, one at least."""
-    if recipe.search.trials is not None:
-        return recipe.search.trials
-    trial = epochs_of(recipe.train, COOLING_EPOCHS) + recipe.recover.epochs
+    """How many trials a search may make: those that are set, else what `TIMES` leaves beside the path, one at least.
+
+    Of a goal alone the best trial is to recover once more (`left_for`), which gives more than the last trial would.
+    """
+    settings, once = recipe.search, recipe.recover.epochs
+    if settings.trials is not None:
+        return settings.trials
+    trial = epochs_of(recipe.train, COOLING_EPOCHS) + once
     left = TIMES * one_run(recipe) - levels_of(recipe, measure) * epochs_of(recipe.train, LEVEL_EPOCHS)
+    if settings.max_drop is None and settings.max_error is None:
+        left -= once
     return min(max(int(left / trial), 1), MOST)
+
+
+def left_for(recipe: Recipe, spent: int) -> int:
+    """Epochs that the best trial recovers on: what `TIMES` leaves of the epochs that were not spent, where `search.trials` is
+    not set."""
+    if recipe.search.trials is not None:
+        return 0
+    return max(0, int(min(TIMES * one_run(recipe) - spent, LONGEST * recipe.recover.epochs)))
 
 
 def trained(path: int, trials: Iterable[list[dict[str, Any]]], *, shared: bool) -> int:

@@ -28,6 +28,11 @@ class Kept:
     seconds: float = 0.0
     dense: dict[str, dict[str, Any]] | None = None
 
+    @property
+    def asked(self) -> list[Trial]:
+        """The trials that were asked for, without the one that only recovered on."""
+        return [trial for trial in self.trials if trial.continues is None]
+
     def read(self) -> Kept:
         """As it was stored, or empty."""
         if self.file.is_file():

@@ -18,7 +18,8 @@ def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: L
     ratio = dense[measure] / max(trial.costs[measure], 1e-12)
     kept = "" if not budget else ": within the budget" if trial.met else ": loses too much"
     lost = f"{error_of(trial.error, judged)}, {drop_of(trial, judged)}{kept}"
-    return f"trial {trial.number}: {ratio:.3g}x fewer {MEASURES[measure]}{told_mixture(trial)}, {lost}"
+    on = "" if trial.continues is None else f" (trial {trial.continues} recovered on)"
+    return f"trial {trial.number}{on}: {ratio:.3g}x fewer {MEASURES[measure]}{told_mixture(trial)}, {lost}"
 
 
 def told_mixture(trial: Trial) -> str:

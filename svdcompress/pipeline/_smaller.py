@@ -88,13 +88,17 @@ def recover_stage(
     ended: float | None = None,
     stage: str = "recover",
     state: Path | None = None,
+    epochs: int | None = None,
 ) -> Fit | None:
     """Train the small model on, in place, with its masks frozen; None where the recipe has no epochs for it.
 
     ended: where the beta of training ended (None: where the recipe says); auto is RECOVERY times that. stage, state: the name
-    that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them.
+    that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them. epochs: other than the
+    recipe's.
     """
     recover = context.recipe.recover
+    if epochs is not None:
+        recover = recover.model_copy(update={"epochs": epochs})
     if not recover.epochs:
         return None
     beta = RECOVERY * (dense.beta if ended is None else ended) if recover.beta == "auto" else recover.beta

@@ -189,6 +189,7 @@ class Tried(_Part):
     estimate: Number = None
     at_most: Number = None
     mixture: Mixture | None = None
+    continues: Count | None = None
 
 
 class DenseCost(_Part):

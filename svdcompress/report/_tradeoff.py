@@ -178,8 +178,9 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
     for trial, point in zip(found["trials"], curve.points, strict=True):
         kept = {True: "yes", False: "no", None: ""}[point.met]
         numbers = (f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}")
+        on = "" if trial.get("continues") is None else f", {trial['continues']} recovered on"
         cells = [
-            f"<td>{trial['number']}{' (chosen)' if point.chosen else ''}</td>",
+            f"<td>{trial['number']}{on}{' (chosen)' if point.chosen else ''}</td>",
             *(f'<td class="number">{text}</td>' for text in numbers),
             f'<td>{kept}</td><td class="number">{trial["beta"]:.3g}</td><td class="number">{trial["seconds"]:.0f} s</td>',
             *([f"<td>{escape((trial.get('mixture') or {}).get('chosen', ''))}</td>"] if mixed else []),

@@ -14,7 +14,8 @@ class Trial:
     have gone for it); natural: how many times smaller it would have been by itself. threshold: that its masks come from (None:
     each layer's own). costs: by measure. metrics: on validation data. error, drop, upper, met: as of `Verdict`; allowed: the
     drop that the budget has room for (1e9 without one). seconds: what it took. estimate, at_most: as of `Verdict`. mixture:
-    what was chosen of several ways to the size, as of `record`; None where there was nothing to choose.
+    what was chosen of several ways to the size, as of `record`; None where there was nothing to choose. continues: the number
+    of the trial whose small model only recovered on in this one.
     """
 
     number: int
@@ -34,6 +35,12 @@ class Trial:
     estimate: float | None = None
     at_most: float | None = None
     mixture: dict[str, Any] | None = None
+    continues: int | None = None
+
+    @property
+    def root(self) -> int:
+        """The number of the trial that has its posterior and its masks."""
+        return self.number if self.continues is None else self.continues
 
     @property
     def lost(self) -> float:

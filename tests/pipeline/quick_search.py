@@ -1,5 +1,6 @@
 """A search whose levels and trials are made by formula in place of training, to test its order in milliseconds."""
 
+import time
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -67,7 +68,7 @@ class Quick(_search.Search):
 
     def begin(self):
         self.kept = Kept(self.folder / "trials.json").read()
-        self.started, self.before = _search.time.monotonic(), self.kept.seconds
+        self.started, self.before = time.monotonic(), self.kept.seconds
 
     def _trial(self, pressure, target):
         number, ratio = len(self.kept.trials) + 1, DENSE / target

@@ -1,6 +1,7 @@
 """A search's decisions: the same after any stop, within its time, and what it says when that is up."""
 
 import itertools
+import time
 
 import pytest
 from quick_search import Killed, Path, Quick, asked_for
@@ -19,7 +20,7 @@ def no_doubts(monkeypatch):
 def clock(monkeypatch):
     """Minutes pass only where a test says so."""
     passed = [0.0]
-    monkeypatch.setattr(_search.time, "monotonic", lambda: 60 * passed[0])
+    monkeypatch.setattr(time, "monotonic", lambda: 60 * passed[0])
     return passed
 
 

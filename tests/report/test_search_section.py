@@ -51,3 +51,8 @@ def test_what_it_took_is_said(results):
     assert "The path and all trials trained 330 epochs, 2.8 times those of one run." in search(results, None)
     for none in (None, {"search": 3, "one_run": 0}):
         assert "epochs" not in search(results | {"search": {**results["search"], "epochs": none}}, None)
+
+
+def test_a_trial_that_recovered_on_is_called_so(results):
+    results["search"]["trials"][1]["continues"] = 1
+    assert [row[0] for row in cells(search(results, None))[1:]] == ["1", "2, 1 recovered on (chosen)"]

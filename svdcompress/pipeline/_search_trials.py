@@ -1,0 +1,250 @@
+"""The trials of a search: how one is made, judged and kept, and how the best one recovers on."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from torch import nn
+
+from svdcompress import checkpoint, report
+from svdcompress.errors import CheckpointError, PruneError
+from svdcompress.files import write_atomically
+from svdcompress.pipeline._begin import Dense, Opened, Variational
+from svdcompress.pipeline._choose_masks import masks_for
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
+from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._measure import Measure
+from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._search_cost import cuts_of, left_for, trained
+from svdcompress.pipeline._search_kept import Kept, keep, known_way
+from svdcompress.pipeline._search_start import judged, objective_of
+from svdcompress.pipeline._search_words import other_machine, told_trial
+from svdcompress.pipeline._select import bare, whole
+from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
+from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
+from svdcompress.recipe import MEASURES, Goal, parse_goal
+from svdcompress.relevance import Masks
+from svdcompress.search import Budget, Losses, Trial
+from svdcompress.selection import Selection, check_some_left
+from svdcompress.sources import make_model
+
+
+class Trials:
+    """The trials of one search, and what judges them. What a stopped one left in `state/search` is there."""
+
+    def __init__(self, context: Context, opened: Opened, dense: Dense, variational: Variational) -> None:
+        recipe = context.recipe
+        settings = recipe.search
+        self.context, self.opened, self.dense, self.variational = context, opened, dense, variational
+        self.settings = settings
+        self.budget = Budget(settings.max_drop, settings.max_error, settings.confidence)
+        self.goal: Goal | None = None if settings.goal is None else parse_goal(settings.goal)
+        self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
+        self.folder = context.state.folder / "search"
+        self.kept = Kept(self.folder / "trials.json").read()
+        for file in (kept_file(self.folder, trial.root) for trial in self.kept.trials):
+            if not file.is_file():
+                raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
+        total = sum(prod(shape) for shape in variational.shapes.values())
+        self.path = Climb(context, opened, dense, variational, self.folder, total)
+        self.started = time.monotonic()
+        self.before = self.kept.seconds
+        self.judged = self._losses(dense.model)
+        self.allowed = self.budget.allowed(self.judged.error, self.judged.probabilities)
+        self.costs = self._dense_costs()
+
+    def _dense_costs(self) -> dict[str, float]:
+        """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
+        how = self.measure.how()
+        if self.kept.dense is None or not {self.measure.name, FOLLOWS[self.measure.name]} <= set(self.kept.dense["costs"]):
+            self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
+        costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
+        if before != how:
+            self.context.warn(other_machine(before, how, costs["latency"]))
+        self.measure = replace(self.measure, first=costs.get("latency"))
+        return costs
+
+    # One trial
+
+    def _trial(self, pressure: float, target: float) -> None:
+        """Cool, choose, prune, recover, judge; one that was done before is not done again."""
+        number = len(self.kept.trials) + 1
+        started = time.monotonic()
+        ask = self._ask(number, pressure, target)
+        folder = begin(ask, self.folder)
+        model = self._cooled(ask)
+        selection = self._masks(model, target, folder / "way.json")
+        try:
+            check_some_left(model.model, selection.masks, self.opened.data.validation)
+        except PruneError:
+            shutil.rmtree(folder)
+            self._nothing_left(number, pressure, target, started, model.history)
+            return
+        small = prune_stage(self.context, self.opened, model.model, selection.masks, folder / "pruned.safetensors")
+        fit = recover_stage(
+            self.context,
+            self.dense,
+            self.variational,
+            small,
+            ended=self.path.beta(pressure),
+            stage=f"trial {number}",
+            state=folder / "recover.pt",
+        )
+        small.model.eval()
+        costs = self.measure.of_small(small.model, self.dense.model)
+        verdict = self.budget.judge(self.judged, self._losses(small.model))
+        inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
+        extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a stopped search ends in the same bytes
+        checkpoint.save(bare(small.model), self._model_file(number), extra=report.plain(extra))
+        trial = Trial(
+            number=number,
+            pressure=pressure,
+            beta=self.path.beta(pressure),
+            ratio=math.log2(self._dense_size / target),
+            natural=self.costs[FOLLOWS[self.measure.name]] / max(selection.natural or 0.0, 1.0),
+            threshold=selection.asked if isinstance(selection.asked, float) else None,
+            costs=costs,
+            metrics=self.dense.trainer.validate(small.model),
+            error=verdict.error,
+            drop=verdict.drop,
+            upper=verdict.upper,
+            allowed=min(self.allowed, 1e9),
+            met=verdict.met,
+            estimate=verdict.estimate,
+            at_most=verdict.at_most,
+            mixture=(selection.way or {}).get("mixture"),
+            seconds=time.monotonic() - started,
+        )
+        self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder)
+
+    def _recover_on(self, best: Trial) -> None:
+        """The small model of the best trial recovers on, with the epochs that are left: one more trial, of the same masks."""
+        epochs = left_for(self.context.recipe, self._trained)
+        if epochs < 1 or best.number not in self.kept.pruning or len(self.kept.asked) < len(self.kept.trials):
+            return
+        number, started = len(self.kept.trials) + 1, time.monotonic()
+        folder = self.folder / f"trial-{best.number}-on-{epochs}"
+        folder.mkdir(parents=True, exist_ok=True)
+        small, extra = self._small(best)
+        fit = recover_stage(
+            self.context,
+            self.dense,
+            self.variational,
+            small,
+            ended=best.beta,
+            stage=f"trial {number}",
+            state=folder / "recover.pt",
+            epochs=epochs,
+        )
+        small.model.eval()
+        checkpoint.save(bare(small.model), self._model_file(number), extra=extra)
+        verdict = self.budget.judge(self.judged, self._losses(small.model))
+        judged = {name: getattr(verdict, name) for name in ("error", "drop", "upper", "met", "estimate", "at_most")}
+        judged |= {"metrics": self.dense.trainer.validate(small.model), "seconds": time.monotonic() - started}
+        self._done(
+            replace(best, number=number, continues=best.number, **judged), small, [] if fit is None else fit.history, folder
+        )
+
+    def _done(self, trial: Trial, small: Small, epochs: list[dict[str, Any]], folder: Path) -> None:
+        self.kept.trials.append(trial)
+        self.kept.pruning[trial.number] = small.pruning
+        self.kept.epochs[trial.number] = epochs
+        self._spend()
+        shutil.rmtree(folder)
+        self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
+
+    def _ask(self, number: int, pressure: float, target: float) -> Ask:
+        return Ask(number, pressure, target, self.cuts)
+
+    def _cooled(self, ask: Ask) -> Cooled:
+        """The posterior of a trial, on its way to a size; with one cut the same for all trials of a pressure."""
+        file = kept_file(self.folder, ask.number)
+        alike = [one for one in self.kept.trials if one.pressure == ask.pressure] if ask.cuts == 1 else []
+        if alike and not file.exists():
+            source = kept_file(self.folder, alike[0].number)
+            write_atomically(file, lambda path: path.write_bytes(source.read_bytes()))
+
+        def to_size(model: nn.Module, masks: Masks | None) -> Ways:
+            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks)
+
+        return cooled(self.path, ask, to_size)
+
+    def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
+        """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
+        known = known_way(file)
+        selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, known)
+        if known is None:
+            keep(file, selection.way)
+        return selection
+
+    def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:
+        """A trial whose size leaves one answer to all inputs: it is as large as the dense model, and always wrong."""
+        lost = {
+            "error": self.judged.error + 100,
+            "drop": 100.0,
+            "upper": 100.0,
+            "allowed": min(self.allowed, 1e9),
+            "met": False,
+            "metrics": {"error": self.judged.error + 100, "nll": 1e9},
+        }
+        where = {"number": number, "pressure": pressure, "beta": self.path.beta(pressure)}
+        sizes: dict[str, Any] = {"ratio": math.log2(self._dense_size / target), "natural": 1.0, "costs": dict(self.costs)}
+        self.kept.trials.append(Trial(**where, **sizes, **lost, threshold=None, seconds=time.monotonic() - started))
+        self.kept.epochs[number] = epochs
+        self._spend()
+        self._say(f"trial {number}: nothing but one answer is left at {target:,.4g} {MEASURES[self.measure.name]}")
+
+    @property
+    def _target(self) -> float:
+        """The size of the goal; infinite without one."""
+        return math.inf if self.goal is None else self.goal.target(self._dense_size)
+
+    @property
+    def cuts(self) -> int:
+        """In how many steps a trial comes to its size, where it cools for so many epochs."""
+        return cuts_of(self.context.recipe, self.measure.name)
+
+    # Small things
+
+    @property
+    def _dense_size(self) -> float:
+        return self.costs[self.measure.name]
+
+    def _small(self, trial: Trial) -> tuple[Small, dict[str, Any]]:
+        """The small model of a trial, and what is stored beside it."""
+        file, pruning = self._model_file(trial.number), self.kept.pruning[trial.number]
+        model = whole(checkpoint.load(file, make_model(self.context.recipe.model)), pruning).eval()
+        return Small(model, pruning), checkpoint.read_manifest(file)["extra"]
+
+    @property
+    def _trained(self) -> int:
+        return trained(len(self.path.history), self.kept.epochs.values(), shared=self.cuts == 1)
+
+    def _losses(self, model: nn.Module) -> Losses:
+        device = self.context.place.device
+        with there(device, model):
+            return judged(model, self.opened.data.validation, self.opened.data, device)
+
+    def _model_file(self, number: int) -> Path:
+        folder = self.context.out / "trials"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{number:02d}.safetensors"
+
+    def _spend(self) -> None:
+        self.kept.seconds = self.before + time.monotonic() - self.started
+        self.kept.write()
+
+    def _say(self, line: str) -> None:
+        self.context.say(f"[dim]search:[/] {escape(line)}")
+
+
+def _stored(selection: Selection) -> dict[str, Any]:
+    return {"asked": selection.asked, "target": selection.target, **(selection.way or {})}

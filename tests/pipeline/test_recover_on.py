@@ -1,0 +1,132 @@
+"""The epochs that the trials of a search leave: the best trial recovers on, with the masks that it has."""
+
+import pytest
+import torch
+from test_search import searching
+
+from svdcompress import checkpoint
+from svdcompress.errors import Interrupted
+from svdcompress.pipeline import _search, _search_trials, _trainer, levels_and_trials, run
+from svdcompress.pipeline._search_cost import left_for
+from svdcompress.sources import make_model
+
+GOAL = (
+    "model.args={sizes: [64, 24, 16, 10]}",
+    "search.goal='parameters=6x'",
+    "search.trials=null",
+    "search.levels=1",
+    "train.epochs=7",  # two of them to cool
+    "recover.epochs=3",
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_recipe, tmp_path_factory):
+    """A search for a size, the small model that it began its last recovery with, and what it said."""
+    out, began, said = tmp_path_factory.mktemp("on") / "run", [], []
+    stage = _search_trials.recover_stage
+
+    def noting(context, dense, variational, small, **more):
+        if "epochs" in more:
+            began.append({name: value.clone() for name, value in small.model.state_dict().items()})
+        return stage(context, dense, variational, small, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_search_trials, "recover_stage", noting)
+        patch.setattr(_search.Search, "_say", lambda search, line: said.append(line))
+        results = run(searching(tiny_recipe, *GOAL), out)
+    return out, results, began, said
+
+
+def model_of(results, out, number, recipe):
+    return checkpoint.load(out / "trials" / f"{number:02d}.safetensors", make_model(recipe.model))
+
+
+def test_the_best_trial_recovers_on_with_its_masks(undisturbed, tiny_recipe):
+    out, results, (began,), _ = undisturbed
+    *asked, last = results["search"]["trials"]
+    assert [trial["continues"] for trial in asked] == [None] * len(asked) and last["number"] == len(asked) + 1
+    best = min(asked, key=lambda one: one["drop"] if one["estimate"] is None else one["estimate"])
+    assert last["continues"] == best["number"] and last["costs"] == best["costs"]
+    recipe = searching(tiny_recipe, *GOAL)
+    before, after = (model_of(results, out, number, recipe).state_dict() for number in (best["number"], last["number"]))
+    assert before.keys() == after.keys() == began.keys()
+    assert all(torch.equal(began[name], before[name]) for name in before)
+    names = [name for name in before if name.endswith(".weight") and before[name].ndim == 2]
+    assert names and all(torch.equal(before[name] == 0, after[name] == 0) for name in names)
+    assert not any(torch.equal(before[name], after[name]) for name in names)
+
+
+def test_it_has_the_epochs_that_are_left(undisturbed, tiny_recipe):
+    _, results, *_ = undisturbed
+    found, recipe = results["search"], searching(tiny_recipe, *GOAL)
+    _, trials = levels_and_trials(recipe)
+    assert trials == len(found["trials"]) - 1
+    spent = len(found["path"]) * 1 + trials * (2 + 3)  # by hand: a level, and cooling and recovery of each trial
+    assert found["epochs"] == {"search": spent + min(3 * 10 - spent, 2 * 3), "one_run": 10}
+    assert left_for(recipe, spent) == min(3 * 10 - spent, 2 * 3) >= 3  # one recovery at least
+    chosen = next(trial for trial in found["trials"] if trial["number"] == found["chosen"])
+    stages = [row["stage"] for row in results["history"]]
+    ways = {chosen["number"], chosen["continues"]} - {None}
+    assert {stage for stage in stages if stage.startswith("trial ")} == {f"trial {number}" for number in ways}
+
+
+def test_the_better_one_of_both_is_taken(undisturbed):
+    _, results, *_ = undisturbed
+    found = results["search"]
+    size = 1.02 * found["dense"]["costs"]["parameters"] / 6
+    there = [trial for trial in found["trials"] if trial["costs"]["parameters"] <= size]
+    lost = [trial["drop"] if trial["estimate"] is None else trial["estimate"] for trial in there]
+    chosen = next(trial for trial in there if trial["number"] == found["chosen"])
+    assert (chosen["drop"] if chosen["estimate"] is None else chosen["estimate"]) == min(lost)
+
+
+def test_it_is_said_which_trial_recovered_on(undisturbed):
+    _, results, _, said = undisturbed
+    last = results["search"]["trials"][-1]
+    assert sum(f"trial {last['number']} (trial {last['continues']} recovered on): " in line for line in said) == 1
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_stop_in_it_ends_in_the_same_bytes(undisturbed, tiny_recipe, tmp_path, monkeypatch, epoch):
+    whole, results, *_ = undisturbed
+    last = results["search"]["trials"][-1]["number"]
+
+    def stop(self, row):
+        if row["stage"] == f"trial {last}" and row["epoch"] == epoch:
+            self.context.stop.signal = "SIGTERM"
+
+    recipe = searching(tiny_recipe, *GOAL)
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run")
+    again = run(recipe, tmp_path / "run", resume=True)
+    for name in ("model.safetensors", "model.onnx"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+    assert again["search"]["epochs"] == results["search"]["epochs"]
+
+
+def test_a_stop_after_it_ends_in_the_same_bytes_and_more_trials_may_follow(undisturbed, tiny_recipe, tmp_path, monkeypatch):
+    whole, results, *_ = undisturbed
+    recipe, there = searching(tiny_recipe, *GOAL), len(results["search"]["trials"])
+
+    def die(search, best, lines):
+        raise Interrupted("SIGTERM")
+
+    for folder in ("run", "more"):
+        with monkeypatch.context() as patched:
+            patched.setattr(_search.Search, "_report", die)
+            with pytest.raises(Interrupted):
+                run(recipe, tmp_path / folder)
+    run(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()
+    more = run(searching(tiny_recipe, *GOAL, f"search.trials={there + 1}"), tmp_path / "more", resume=True)["search"]["trials"]
+    assert [trial["continues"] is None for trial in more] == [True] * (there - 1) + [False] + [True] * (len(more) - there)
+    assert len(more) > there
+
+
+def test_where_trials_are_set_or_nothing_is_left_none_recovers_on(tiny_recipe, tmp_path):
+    for settings in (["search.trials=1"], ["recover.epochs=0"]):
+        found = run(searching(tiny_recipe, *GOAL, *settings), tmp_path / settings[0])["search"]
+        assert all(trial["continues"] is None for trial in found["trials"])
