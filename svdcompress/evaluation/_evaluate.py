@@ -133,7 +133,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
         note(f"left out: magnitude pruning, whose training takes about half as long as the run's ({took:.0f} s): --magnitude")
         return []
     if not ready:
-        say(f"magnitude pruning: training {opened.recipe.train.epochs} + {opened.recipe.recover.epochs} epochs")
+        say(f"magnitude pruning: training {opened.recipe.train.epochs} + {_magnitude.recovery(opened).epochs} epochs")
     try:
         model = _magnitude.magnitude_pruned(opened, device=wanted.device, bars=bars)
     except ModelError as error:

@@ -12,6 +12,7 @@ from svdcompress.errors import ModelError
 from svdcompress.evaluation._cache import is_kept, kept
 from svdcompress.evaluation._members import dense_fit
 from svdcompress.pipeline import OpenRun
+from svdcompress.recipe import RecoverSection
 from svdcompress.train import Bars
 
 NAME = "magnitude"
@@ -21,7 +22,7 @@ RAMP = 0.5
 
 def about(opened: OpenRun) -> str:
     """How the control was made, in a line."""
-    train, recover = opened.recipe.train.epochs, opened.recipe.recover.epochs
+    train, recover = opened.recipe.train.epochs, recovery(opened).epochs
     return (
         f"gradual global magnitude pruning of the dense network to {_kept_weights(opened):,} weights (Zhu & Gupta 2018), in "
         f"{train} + {recover} epochs by the recipe's sections train and recover, without the KL; one plan of learning rates"
@@ -55,8 +56,8 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
     def thin_out(row: dict[str, Any]) -> None:
         smallest(layers, left_after(row["epoch"], RAMP * recipe.train.epochs, total, keep))
 
-    for stage in ("train", "recover"):
-        settings = getattr(recipe, stage).model_copy(update={"keep": "last"})  # the best epoch may be one before the pruning
+    for stage, section in (("train", recipe.train), ("recover", recovery(opened))):
+        settings = section.model_copy(update={"keep": "last"})  # the best epoch may be one before the pruning
         if settings.epochs:
             teacher = copy.deepcopy(opened.dense) if settings.distill.weight else None
             more: dict[str, Any] = {"teacher": teacher, "distill": settings.distill}
@@ -66,6 +67,16 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
     for layer in layers:
         prune.remove(layer, "weight")
     return model
+
+
+def recovery(opened: OpenRun) -> RecoverSection:
+    """The section `recover` of a run, with as many epochs as its small model had: the best trial of a search may recover on."""
+    recover, search = opened.recipe.recover, opened.results.get("search") or {}
+    chosen = next((trial for trial in search.get("trials", ()) if trial["number"] == search.get("chosen")), {})
+    if chosen.get("continues") is None:
+        return recover
+    more = sum(row["stage"] == f"trial {chosen['number']}" for row in opened.results.get("history") or ())
+    return recover.model_copy(update={"epochs": recover.epochs + more})
 
 
 def left_after(epoch: float, end: float, total: int, keep: int) -> int:
@@ -110,9 +121,10 @@ def _layers(model: nn.Module, names: list[str]) -> list[Any]:
 
 def _settings(opened: OpenRun) -> dict[str, Any]:
     recipe = opened.recipe
-    parts = {name: getattr(recipe, name).model_dump(mode="json") for name in ("model", "data", "loss", "train", "recover")}
+    parts = {name: getattr(recipe, name).model_dump(mode="json") for name in ("model", "data", "loss", "train")}
     return {
         **parts,
+        "recover": recovery(opened).model_dump(mode="json"),
         "seed": recipe.seed,
         "keep": _kept_weights(opened),
         "dense": opened.results.get("dense", {}).get("metrics"),

@@ -10,7 +10,7 @@ from svdcompress.errors import OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Variational
 from svdcompress.pipeline._choose_masks import masks_for
 from svdcompress.pipeline._path import COOLING_EPOCHS, START, epochs_of
-from svdcompress.pipeline._search_cost import MOST, TIMES, levels_of, one_run, trials_of
+from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, outcome, told_how
@@ -73,6 +73,8 @@ class Search(Trials):
             self._say(f"no more than {trials} fit into {TIMES:g} times the epochs of one run; --trials {2 * made} tries more")
         if not self._over():
             self._recover_on(strategy.best(self.kept.trials))
+        elif left_for(self.context.recipe, self._trained) and len(self.kept.asked) == len(self.kept.trials):
+            self._say("the time was up before the best trial recovered on; a larger --max-minutes lets it")
         return strategy.best(self.kept.trials), lines
 
     def _cut_off(self, strategy: Strategy) -> bool:

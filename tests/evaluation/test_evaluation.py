@@ -11,7 +11,7 @@ from torch import nn
 from svdcompress.errors import DependencyError, ModelError, UsageError
 from svdcompress.evaluation import Wanted, ensemble_members, evaluate_run, last_layer_laplace, magnitude_pruned
 from svdcompress.evaluation import _members as members_module
-from svdcompress.evaluation._magnitude import left_after, smallest
+from svdcompress.evaluation._magnitude import left_after, recovery, smallest
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import open_run
 from svdcompress.sources import InMemory
@@ -92,6 +92,18 @@ def test_magnitude_keeps_as_many_weights_as_the_sparse_network(opened):
     x, y = next(iter(opened.data.test.batches(1000)))
     with torch.no_grad():
         assert float((model(x).argmax(1) == y).double().mean()) > 0.5
+
+
+def test_magnitude_has_the_epochs_of_a_trial_that_recovered_on(opened, monkeypatch):
+    own = opened.recipe.recover.epochs
+    assert recovery(opened).epochs == own
+    trials = [{"number": 1, "continues": None}, {"number": 2, "continues": 1}]
+    history = [{"stage": stage} for stage in ["trial 1"] * own + ["trial 2"] * 7]
+    monkeypatch.setitem(opened.results, "search", {"trials": trials, "chosen": 2})
+    monkeypatch.setitem(opened.results, "history", history)
+    assert recovery(opened).epochs == own + 7
+    monkeypatch.setitem(opened.results, "search", {"trials": trials, "chosen": 1})
+    assert recovery(opened).epochs == own
 
 
 def test_the_smallest_go_over_all_layers_and_stay_away():

@@ -1,0 +1,120 @@
+"""What is left of a search's epochs: does the best trial recover on with it, or is it better spent on one more trial?
+
+    python benchmarks/last_recovery.py [--row default-parameters10x ...] [--seeds 0 1 2 3 4 5 6 7]
+
+The digits' recipe with a goal and no more than three times the epochs of one run, in both ways, from the same dense start. Once
+with the recipe's own long recovery, and once with the epochs that a model without a recipe has (20 of training, 5 of recovery).
+Each run takes a trial by its validation data, and the test data are read for that one alone. Results are written after each
+pair of runs to benchmarks/results/last_recovery.json and last_recovery.md; what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from mnist import machine, read, write
+from scipy import stats
+
+from svdcompress.pipeline import levels_and_trials, run, versions
+from svdcompress.recipe import load_recipe
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+SHORT = ["train.epochs=20", "recover.epochs=5"]
+
+ROWS: dict[str, tuple[str, list[str]]] = {
+    "default-parameters10x": ("parameters=10x", SHORT),
+    "default-nonzero50x": ("nonzero=50x", SHORT),
+    "recipe-parameters10x": ("parameters=10x", []),
+    "recipe-nonzero50x": ("nonzero=50x", []),
+}
+"""Row: the goal, and what else is set."""
+
+WAYS = ("one more trial", "recovers on")
+
+SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false")
+
+
+def made(row: str, seed: int) -> dict[str, Any]:
+    """Both ways."""
+    goal, more = ROWS[row]
+    settings = [*SETTINGS, *more, f"seed={seed}", f"search.goal='{goal}'"]
+    _, fewer = levels_and_trials(load_recipe("digits", settings))
+    _, trials = levels_and_trials(load_recipe("digits", [*settings, "search.max_drop=100"]))  # leaves no recovery for the best
+    found: dict[str, Any] = {}
+    for way, own in zip(WAYS, ([f"search.trials={trials}"], []), strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            results = run(load_recipe("digits", [*settings, *own]), Path(folder) / "run")
+        search = results["search"]
+        chosen = next(trial for trial in search["trials"] if trial["number"] == search["chosen"])
+        found[way] = {
+            "test": {name: results["sparse"]["metrics"][name] for name in ("error", "nll")},
+            "validation": chosen["metrics"],
+            "reached": search["reached"],
+            "trials": len(search["trials"]),
+            "continues": chosen["continues"],
+            "epochs": search["epochs"],
+        }
+    return {
+        "ways": found,
+        "may": [trials, fewer],
+        "machine": machine(),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: means over seeds, and the mean of the paired differences with its interval (t)."""
+    head = ["row", "seeds", "epochs of one run", *(f"{way}: test error %, NLL (epochs)" for way in WAYS)]
+    head += ["error: change (95%)", "NLL: change (95%)", "of the models taken, recovered on"]
+    lines = ["# What is left of a search's epochs", "", "Written by `benchmarks/last_recovery.py`, which says how.", ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row, seeds in results.items():
+        both = [one["ways"] for one in seeds.values()]
+        cells = [row, str(len(both)), str(both[0][WAYS[0]]["epochs"]["one_run"])]
+        for way in WAYS:
+            error, nll = (mean(one[way]["test"][name] for one in both) for name in ("error", "nll"))
+            cells.append(f"{error:.2f}, {nll:.4f} ({mean(one[way]['epochs']['search'] for one in both):.0f})")
+        for name, digits in (("error", 2), ("nll", 4)):
+            changes = [one[WAYS[1]]["test"][name] - one[WAYS[0]]["test"][name] for one in both]
+            text = f"{mean(changes):+.{digits}f}"
+            if len(changes) > 1 and max(changes) > min(changes):
+                low, high = stats.t.interval(0.95, len(changes) - 1, mean(changes), stats.sem(changes))
+                text += f" ({low:+.{digits}f} to {high:+.{digits}f})"
+            cells.append(text)
+        cells.append(f"{sum(one[WAYS[1]]['continues'] is not None for one in both)} of {len(both)}")
+        lines.append(f"| {' | '.join(cells)} |")
+    for one in [each for seeds in results.values() for each in seeds.values()][:1]:
+        told = f"{one['machine'].get('cpu')}, torch {one['versions']['torch']}, {one['threads']} thread, beside other work."
+        lines += ["", told]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """What is not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
+    options = parser.parse_args()
+    path = RESULTS / "last_recovery.json"
+    for seed in options.seeds:
+        for row in options.row:
+            if str(seed) in read(path).get(row, {}):
+                continue
+            found = made(row, seed)
+            results = read(path)
+            results.setdefault(row, {})[str(seed)] = found
+            results = {name: results[name] for name in ROWS if name in results}
+            write(path, results)
+            path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+            print(row, seed, {way: round(one["test"]["error"], 2) for way, one in found["ways"].items()}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
