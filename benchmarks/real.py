@@ -123,7 +123,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         small["macs"],
         small["nonzero" if CASES[name].goal.startswith("nonzero") else "parameters"],
     )
-    trials = len(results["search"]["trials"])
+    trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)

@@ -156,7 +156,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
         "goal": recipe.search.goal,
-        "trials": len(opened.results["search"]["trials"]),
+        "trials": sum(trial.get("continues") is None for trial in opened.results["search"]["trials"]),
         "levels": len(opened.results["search"]["path"]),
         "lr": recipe.train.lr,
         "precision": recipe.train.precision,

@@ -84,7 +84,7 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
         "latency": report["compression"].get("latency"),
         "met": search["met"],
         "reached": search["reached"],
-        "trials": len(search["trials"]),
+        "trials": sum(trial.get("continues") is None for trial in search["trials"]),
         "epochs": search.get("epochs"),
         "levels": len(search["path"]),
         "seconds": {name: report["seconds"].get(name, 0.0) for name in ("dense", "search")},

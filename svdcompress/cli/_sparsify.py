@@ -244,7 +244,7 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
         console.print(f"a search: at most {trials} trials on {levels} levels of pressure (--trials)")
         if made.search.trials is None and made.recover.epochs:
             console.print(
-                "  the best of them recovers on, with what is left of three times the epochs of one run", highlight=False
+                "  the best of them recovers on, with what may be left of three times the epochs of one run", highlight=False
             )
     shrinks = "train and recover are" if made.train.shrink is not None else "recover is"
     console.print(f"{shrinks} counted at full size, but get cheaper as dead units are removed", highlight=False)

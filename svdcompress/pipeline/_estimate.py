@@ -91,9 +91,10 @@ def estimate(recipe: Recipe) -> Estimate:
             count * epochs_of(recipe.train, share) for count, share in ((levels, LEVEL_EPOCHS), (trials, COOLING_EPOCHS))
         )
         spent += trials * recipe.recover.epochs
-        seconds["search"] = levels * level + trials * trial + step * left_for(recipe, spent)
+        last = step * left_for(recipe, spent)
+        seconds["search"] = levels * level + trials * trial + last
         if settings.max_minutes is not None:
-            seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + trial)
+            seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + max(trial, last))
     seconds["rest"] = REST_SECONDS
     return Estimate(
         plan=entries,

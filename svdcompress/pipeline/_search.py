@@ -70,7 +70,11 @@ class Search(Trials):
         if self._cut_off(strategy):
             made = len(self.kept.asked)
             trials = f"{made} trial{'s' * (made > 1)}"
-            self._say(f"no more than {trials} fit into {TIMES:g} times the epochs of one run; --trials {2 * made} tries more")
+            rest = "" if self.budget.given else ", beside the recovery of the best"
+            more = (
+                f"--trials {2 * made} tries more (and leaves that recovery out)" if rest else f"--trials {2 * made} tries more"
+            )
+            self._say(f"no more than {trials} fit into {TIMES:g} times the epochs of one run{rest}; {more}")
         if not self._over():
             self._recover_on(strategy.best(self.kept.trials))
         elif left_for(self.context.recipe, self._trained) and len(self.kept.asked) == len(self.kept.trials):

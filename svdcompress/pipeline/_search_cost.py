@@ -39,7 +39,7 @@ def levels_of(recipe: Recipe, measure: str) -> int:
 def trials_of(recipe: Recipe, measure: str) -> int:
     """How many trials a search may make: those that are set, else what `TIMES` leaves beside the path, one at least.
 
-    Of a goal alone the best trial is to recover once more (`left_for`), which gives more than the last trial would.
+    Of a goal alone the best trial is to recover once more (`left_for`), where that leaves a trial to make.
     """
     settings, once = recipe.search, recipe.recover.epochs
     if settings.trials is not None:

@@ -131,9 +131,10 @@ class Trials:
         if epochs < 1 or best.number not in self.kept.pruning or len(self.kept.asked) < len(self.kept.trials):
             return
         number, started = len(self.kept.trials) + 1, time.monotonic()
-        folder = self.folder / f"trial-{best.number}-on-{epochs}"
+        folder = self.folder / f"trial-{number}-of-{best.number}-{epochs}"
         folder.mkdir(parents=True, exist_ok=True)
         small, extra = self._small(best)
+        before = self._losses(small.model)
         fit = recover_stage(
             self.context,
             self.dense,
@@ -146,7 +147,7 @@ class Trials:
         )
         small.model.eval()
         checkpoint.save(bare(small.model), self._model_file(number), extra=extra)
-        verdict = self.budget.judge(self.judged, self._losses(small.model))
+        verdict = self.budget.judge(self.judged, self._losses(small.model).held_out(before))
         judged = {name: getattr(verdict, name) for name in ("error", "drop", "upper", "met", "estimate", "at_most")}
         judged |= {"metrics": self.dense.trainer.validate(small.model), "seconds": time.monotonic() - started}
         self._done(

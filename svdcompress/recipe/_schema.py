@@ -255,7 +255,7 @@ class SearchSection(Section):
     # One-sided, that of the upper bound on the drop that has to keep the budget; too few validation data: the drop itself does.
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
     # null: as many as three times the epochs of a run without a search allow, the path included; from 1 to 8. What is left of
-    # those epochs goes to the best one, which recovers on; a goal without a budget leaves it one recovery at least.
+    # those epochs goes to the best one, which recovers on; a goal without a budget makes a trial less for it, if there are two.
     trials: int | None = Field(default=None, ge=1)
     max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
     # Where units have to go that still live, they go in so many steps while a trial cools, the last of them at its end, at most

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
@@ -23,8 +24,8 @@ TOLD = 0.5
 class Losses:
     """What each validation example adds to a model's error, (N,) each: wrong answers (a share of its positions, where it has
     several) or squares, and how many numbers it has; probabilities: whether the former. nll: (M,) mean negative
-    log likelihoods in nats of the examples that a model is compared on where errors are too few, training examples among them,
-    of probabilities with their best temperature; None where it was not looked at."""
+    log likelihoods in nats of the examples that a model is compared on where errors are too few, those of validation first and
+    training examples after them, of probabilities with their best temperature; None where it was not looked at."""
 
     parts: Tensor
     numbers: Tensor
@@ -36,6 +37,13 @@ class Losses:
         """Per cent of wrong answers, or the RMSE in the units of the squares."""
         mean = float(self.parts.sum() / self.numbers.sum())
         return 100 * mean if self.probabilities else math.sqrt(mean)
+
+    def held_out(self, before: Losses) -> Losses:
+        """The same, with the NLL of training examples as it was before: where one model only trained on, that they fit better
+        is no evidence."""
+        if self.nll is None or before.nll is None:
+            return self
+        return replace(self, nll=torch.cat([self.nll[: len(self.parts)], before.nll[len(before.parts) :]]))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from svdcompress import checkpoint
 from svdcompress.errors import Interrupted
 from svdcompress.pipeline import _search, _search_trials, _trainer, levels_and_trials, run
 from svdcompress.pipeline._search_cost import left_for
+from svdcompress.search import Budget, Losses
 from svdcompress.sources import make_model
 
 GOAL = (
@@ -48,6 +49,8 @@ def test_the_best_trial_recovers_on_with_its_masks(undisturbed, tiny_recipe):
     assert [trial["continues"] for trial in asked] == [None] * len(asked) and last["number"] == len(asked) + 1
     best = min(asked, key=lambda one: one["drop"] if one["estimate"] is None else one["estimate"])
     assert last["continues"] == best["number"] and last["costs"] == best["costs"]
+    if results["search"]["chosen"] == last["number"]:
+        assert last["costs"]["parameters"] == results["sparse"]["parameters"]
     recipe = searching(tiny_recipe, *GOAL)
     before, after = (model_of(results, out, number, recipe).state_dict() for number in (best["number"], last["number"]))
     assert before.keys() == after.keys() == began.keys()
@@ -124,6 +127,47 @@ def test_a_stop_after_it_ends_in_the_same_bytes_and_more_trials_may_follow(undis
     more = run(searching(tiny_recipe, *GOAL, f"search.trials={there + 1}"), tmp_path / "more", resume=True)["search"]["trials"]
     assert [trial["continues"] is None for trial in more] == [True] * (there - 1) + [False] + [True] * (len(more) - there)
     assert len(more) > there
+
+
+def test_it_recovers_on_once_whatever_is_left_after_it(tiny_recipe, tmp_path, monkeypatch):
+    recipe = searching(tiny_recipe, *GOAL, "train.epochs=10", "recover.epochs=1")
+
+    def die(search, best, lines):
+        raise Interrupted("SIGTERM")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_search.Search, "_report", die)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run")
+    found = run(recipe, tmp_path / "run", resume=True)["search"]
+    assert left_for(recipe, found["epochs"]["search"]) > 0  # it could have
+    assert [trial["continues"] is None for trial in found["trials"]] == [True] * (len(found["trials"]) - 1) + [False]
+
+
+def test_within_a_budget_and_of_single_weights_the_best_recovers_on_too(tiny_recipe, tmp_path):
+    recipe = searching(
+        tiny_recipe, *GOAL, "search.goal=null", "search.max_drop=30", "search.objective=nonzero", "search.cuts=8"
+    )
+    found = run(recipe, tmp_path / "run")["search"]
+    *asked, last = found["trials"]
+    assert last["continues"] == min((one for one in asked if one["met"]), key=lambda one: one["costs"]["nonzero"])["number"]
+    assert found["epochs"]["search"] <= 30 and found["met"] is True
+
+
+def test_that_training_examples_fit_better_is_no_evidence():
+    def losses(validation, training):
+        return Losses(torch.zeros(3), torch.ones(3), True, torch.tensor([validation] * 3 + [training] * 5))
+
+    before, after = losses(0.2, 0.1), losses(0.3, 0.0)
+    assert torch.equal(after.held_out(before).nll, torch.tensor([0.3] * 3 + [0.1] * 5))
+    dense, budget = losses(0.2, 0.1), Budget(1.0, None, 0.9)
+    assert (
+        budget.judge(dense, after).estimate
+        < budget.judge(dense, before).estimate
+        < budget.judge(dense, after.held_out(before)).estimate
+    )
+    plain = Losses(torch.zeros(3), torch.ones(3), True)
+    assert plain.held_out(plain) is plain
 
 
 def test_where_trials_are_set_or_nothing_is_left_none_recovers_on(tiny_recipe, tmp_path):

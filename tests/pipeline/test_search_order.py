@@ -178,15 +178,18 @@ def test_time_that_is_up_when_nothing_is_left_to_try_is_not_said(tmp_path, clock
     assert not any("time" in line for line in search.warned)
 
 
-@pytest.mark.parametrize("minutes", [7, 1000])
+@pytest.mark.parametrize("minutes", [6.5, 1000])
 def test_time_that_is_up_before_the_best_trial_recovers_on_is_said(tmp_path, clock, monkeypatch, minutes):
     search = Quick(tmp_path, "search.max_drop=0.5", f"search.max_minutes={minutes}")
+    on = []
+    monkeypatch.setattr(Quick, "_recover_on", lambda search, best: on.append(best.number))
     monkeypatch.setattr(_search, "trials_of", lambda *given: 2)
     ticks = itertools.count()
     search.path.takes = lambda: clock.__setitem__(0, float(next(ticks)))
     search.run()
     assert len(search.kept.trials) == 2 and clock[0] >= 7
-    assert any("before the best trial recovered on; a larger --max-minutes" in line for line in search.said) is (minutes == 7)
+    assert any("before the best trial recovered on; a larger --max-minutes" in line for line in search.said) is (minutes == 6.5)
+    assert on == ([] if minutes == 6.5 else [search.context.results.search["chosen"]])
 
 
 def test_the_dense_models_costs_are_read_as_they_were_written(tmp_path):
