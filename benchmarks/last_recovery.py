@@ -3,8 +3,8 @@
     python benchmarks/last_recovery.py [--row default-parameters10x ...] [--seeds 0 1 2 3 4 5 6 7]
 
 The digits' recipe with a goal, in both ways, from the same dense start and with at most three times the epochs of one run: as
-many trials as fit, or what `search.trials` leaves to itself. Where no trial has to go for the recovery, it has more epochs. Once
-with the recipe's own long recovery, and once with the epochs that a model without a recipe has (20 of training, 5 of recovery).
+many trials as fit, or what `search.trials` leaves to itself. Where no trial has to go for the recovery, it has more epochs.
+Once with the recipe's own long recovery, and once with the epochs that a model without a recipe has (20 and 5).
 Each run takes a trial by its validation data (so few are judged by the NLL, of training examples too), and the test data are
 read for that one alone. Results are written after each pair of runs to benchmarks/results/last_recovery.json and
 last_recovery.md; what is there is not made again.

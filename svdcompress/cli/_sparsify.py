@@ -68,7 +68,8 @@ def sparsify(
     trials: Annotated[
         int | None,
         typer.Option(
-            help="Models to try, at most; if not set, as many as 3 times the epochs of one run allow.",
+            help="Models to try, at most; if not set, what 3 times the epochs of one run allow, and the best one recovers on "
+            "with the rest.",
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
