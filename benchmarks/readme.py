@@ -2,7 +2,8 @@
 
     python benchmarks/readme.py [--check]
 
-Reads mnist.json, controls.json and evaluate.json in benchmarks/results; --check writes nothing and fails if a page differs.
+Reads mnist.json, controls.json, evaluate.json and peers.json in benchmarks/results; --check writes nothing and fails if a page
+differs.
 """
 
 from __future__ import annotations
@@ -105,11 +106,38 @@ def _error(rows: list[dict[str, Any]]) -> str:
 
 
 def _changes(changes: list[list[float]]) -> str:
+    return "{} points (95% intervals by seed: {})".format(*_paired(changes))
+
+
+def _paired(changes: list[list[float]]) -> tuple[str, str]:
+    """The mean, and each seed's interval."""
     intervals = "; ".join(f"{low:+.2f} to {high:+.2f}" for _, low, high in changes)
-    return f"{mean(change for change, _, _ in changes):+.2f} points (95% intervals by seed: {intervals})"
+    return f"{mean(change for change, _, _ in changes):+.2f}", intervals
 
 
-BLOCKS = {"headline": headline, "mnist": mnist, "evaluation": evaluation}
+def peers(results: Path) -> list[str]:
+    """LeNet-300-100 by others with as many weights, each paired with ours; what removes units is compared by parameters."""
+    runs = read(results / "peers.json")["recipes"]["mnist-lenet300"].values()
+    same = ("cplxmodule, ARD", "cplxmodule, VD", "gradual magnitude, global", "gradual magnitude, LAMP")
+    lines = ["| LeNet-300-100, as many weights | seeds | test error % | ours minus theirs, points (95% intervals by seed) |"]
+    lines += ["|---" * 4 + "|"]
+    for name in ("ours", *same):
+        nets = {run["seed"]: run["nets"][name] for run in runs if name in run["nets"]}
+        changes = "" if name == "ours" else "{} ({})".format(*_paired([net["change"] for net in nets.values()]))
+        lines.append(f"| {name} | {', '.join(map(str, nets))} | {_by_seed(nets)} | {changes} |")
+    stored = mean(run["nets"]["dense start"]["parameters"] / run["nets"]["ours"]["parameters"] for run in runs)
+    units = [_by_seed({run["seed"]: run["nets"][f"torch-pruning, {way}"] for run in runs}) for way in ("magnitude", "Taylor")]
+    lines += ["", "torch-pruning removes units only. With as many parameters as ours stores, zeros among them "]
+    lines[-1] += f"({stored:.1f}x fewer), it has {units[0]}% by magnitude and {units[1]}% by Taylor scores."
+    return lines
+
+
+def _by_seed(nets: dict[int, dict[str, Any]]) -> str:
+    found = [net["test_error"] for net in nets.values()]
+    return f"{mean(found):.2f}" + (f" ({', '.join(f'{one:.2f}' for one in found)})" if len(found) > 1 else "")
+
+
+BLOCKS = {"headline": headline, "mnist": mnist, "evaluation": evaluation, "peers": peers}
 
 
 def names(text: str) -> list[str]:

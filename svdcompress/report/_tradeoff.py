@@ -193,22 +193,28 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
     return html.scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>", ", ".join(names))
 
 
-def trials_table(results: Mapping[str, Any], width: int = 14) -> Table | None:
-    """The same for the terminal: one line a trial from large to small, the error as a bar; None without a search."""
+def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
+    """The same for the terminal: one line a trial from large to small, the error as a bar; None without a search.
+
+    "3, of 1" is trial 1 recovered on.
+    """
     curve = search_curve(results)
     if curve is None:
         return None
     view = Table(show_edge=False, pad_edge=False, title="Trials", title_justify="left", title_style="bold")
+    view.add_column("trial", no_wrap=True)
     for heading in (f"fewer {MEASURES[curve.measure]}", curve.what, "at most"):
         view.add_column(heading, justify="right")
-    view.add_column(f"dense {curve.dense:.3g}")
+    view.add_column(f"dense {curve.dense:.3g}", no_wrap=True)
     top = max(max(p.upper or p.error for p in curve.points), curve.dense, 1e-12)
-    for point in sorted(curve.points, key=lambda p: p.ratio):
+    pairs = zip(results["search"]["trials"], curve.points, strict=True)
+    for trial, point in sorted(pairs, key=lambda pair: pair[1].ratio):
+        number = f"{trial['number']}" + ("" if trial.get("continues") is None else f", of {trial['continues']}")
         bar = "█" * max(1, round(width * point.error / top))
         style = "bold green" if point.chosen else "" if point.met is not False else "dim"
         mark = "  chosen" if point.chosen else "" if point.met is not False else "  loses too much"
         upper = "" if point.upper is None else f"{point.upper:.3g}"
-        view.add_row(f"{point.ratio:.3g}x", f"{point.error:.3g}", upper, bar + mark, style=style)
+        view.add_row(number, f"{point.ratio:.3g}x", f"{point.error:.3g}", upper, bar + mark, style=style)
     return view
 
 

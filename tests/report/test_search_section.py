@@ -1,11 +1,13 @@
 """The section of a search on the page: what its trials were, and what they took."""
 
 import copy
+import io
 import re
 
 import pytest
+from rich.console import Console
 
-from svdcompress.report._tradeoff import search
+from svdcompress.report._tradeoff import search, trials_table
 
 MIXTURE = {"chosen": "half-even", "usual": "global", "examples": 9, "candidates": []}
 
@@ -56,3 +58,12 @@ def test_what_it_took_is_said(results):
 def test_a_trial_that_recovered_on_is_called_so(results):
     results["search"]["trials"][1]["continues"] = 1
     assert [row[0] for row in cells(search(results, None))[1:]] == ["1", "2, 1 recovered on (chosen)"]
+
+
+def test_the_terminal_names_each_trial_within_80_columns(results):
+    results["search"]["trials"][1]["continues"] = 1
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(trials_table(results))
+    lines = screen.export_text().splitlines()
+    assert [line.partition("│")[0].strip() for line in lines if "x │" in line] == ["1", "2, of 1"]
+    assert len(lines) == 6 and lines[-1].rstrip().endswith("chosen")  # title, heading of two lines and its rule, a line a trial
