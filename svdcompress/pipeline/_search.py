@@ -148,7 +148,7 @@ class Search(Trials):
 
     def _report(self, best: Trial, lines: list[str]) -> None:
         results, settings, measure = self.context.results, self.settings, self.measure.name
-        target = self._target * (1 + CLOSE)
+        target = self._wanted * (1 + CLOSE)
         epochs, how = self.context.recipe.train.epochs, self.measure.how()
         judged, budget = self.judged, self.budget.given
         steps = min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))

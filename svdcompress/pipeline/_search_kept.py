@@ -18,7 +18,8 @@ from svdcompress.search import Trial
 class Kept:
     """file: where. epochs, pruning: of each trial, by its number. seconds: that the search has taken, over all sittings.
 
-    dense: {costs, measured} of the dense model, as it was measured first and with what (`Measure.how`); None before.
+    dense: {costs, measured} of the dense model, as it was measured first and with what (`Measure.how`); None before. least: the
+    size that no trial can go below, in the search's measure; None before.
     """
 
     file: Path
@@ -27,6 +28,7 @@ class Kept:
     pruning: dict[int, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
     dense: dict[str, dict[str, Any]] | None = None
+    least: float | None = None
 
     @property
     def asked(self) -> list[Trial]:
@@ -45,6 +47,8 @@ class Kept:
                 if (dense := stored.get("dense")) is not None:  # states of former versions have none
                     costs = {name: n if type(n) is int else float(n) for name, n in dense["costs"].items()}  # as they were told
                     self.dense = {"costs": costs, "measured": dict(dense["measured"])}
+                if (least := stored.get("least")) is not None:  # nor this
+                    self.least = float(least)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = shortened(f"{type(error).__name__}: {error}")
                 folder = self.file.parent
@@ -59,6 +63,7 @@ class Kept:
             "pruning": self.pruning,
             "seconds": self.seconds,
             "dense": self.dense,
+            "least": self.least,
         }
         write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))
 

@@ -26,7 +26,7 @@ from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_cost import cuts_of, left_for, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import judged, objective_of
-from svdcompress.pipeline._search_words import other_machine, told_trial
+from svdcompress.pipeline._search_words import below_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
@@ -35,6 +35,9 @@ from svdcompress.relevance import Masks
 from svdcompress.search import Budget, Losses, Trial
 from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
+
+ABOVE = 1.1
+"""So many times the least possible size is aimed at where a goal is below it: the last units cost most, for next to nothing."""
 
 
 class Trials:
@@ -60,6 +63,7 @@ class Trials:
         self.judged = self._losses(dense.model)
         self.allowed = self.budget.allowed(self.judged.error, self.judged.probabilities)
         self.costs = self._dense_costs()
+        self._find_least()
 
     def _dense_costs(self) -> dict[str, float]:
         """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
@@ -71,6 +75,18 @@ class Trials:
             self.context.warn(other_machine(before, how, costs["latency"]))
         self.measure = replace(self.measure, first=costs.get("latency"))
         return costs
+
+    def _find_least(self) -> None:
+        """What a goal cannot go below is measured once, before anything is trained; a goal below it is told."""
+        if self.goal is None:
+            return
+        if self.kept.least is None:
+            found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
+            self.kept.least = found.least()
+        if self._wanted < self.kept.least:
+            self.context.warn(
+                below_least(self.goal, self.measure.name, self._dense_size, self.kept.least, self._target, self.measure.how())
+            )
 
     # One trial
 
@@ -204,9 +220,15 @@ class Trials:
         self._say(f"trial {number}: nothing but one answer is left at {target:,.4g} {MEASURES[self.measure.name]}")
 
     @property
-    def _target(self) -> float:
+    def _wanted(self) -> float:
         """The size of the goal; infinite without one."""
         return math.inf if self.goal is None else self.goal.target(self._dense_size)
+
+    @property
+    def _target(self) -> float:
+        """The size that trials are made for: that of the goal, where one can get there."""
+        least = self.kept.least or 0.0
+        return self._wanted if self._wanted >= least else min(least * ABOVE, self._dense_size)
 
     @property
     def cuts(self) -> int:

@@ -81,6 +81,22 @@ def outcome(
     return lines
 
 
+def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float, how: Mapping[str, Any]) -> str:
+    """A goal that is smaller than what is left with one unit in each layer. dense, least, aim: sizes in the measure."""
+    unit = MEASURES[measure]
+    if not how:
+        cure = "`svdc inspect` says what stays, and why"
+    elif len(how.get("batches", ())) > 1:
+        cure = "one example takes much the same time at any width; --set search.latency_batch=128 counts that batch alone"
+    else:
+        cure = "most of that doesn't depend on widths"
+    return (
+        f"the goal {goal.text} cannot be reached: one unit in each layer, with what may not go, still "
+        f"{'takes' if how else 'has'} {least:,.4g} {unit} "
+        f"({dense / least:.3g}x fewer){told_how(how)}. The search aims at {aim:,.4g} instead ({dense / aim:.3g}x): {cure}"
+    )
+
+
 def cut_by_rank(
     best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1
 ) -> list[str]:

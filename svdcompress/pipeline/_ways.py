@@ -35,6 +35,9 @@ SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0
 HALVINGS = 12
 """Of what weights may stay, towards as many non-zeros as asked for."""
 
+GUESSES = 4
+"""Files that are measured on the way to a size in bytes or milliseconds, at most."""
+
 CORRECTIONS = 3
 """Times that a mixture is made anew, at most, because its size is not what was counted."""
 
@@ -69,6 +72,22 @@ def ways(
     """Those of a measure. target: the size that `measure` is to have. masks: what is left of the model, which itself holds
     nothing; None: all of it."""
     return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target, masks)
+
+
+def next_count(seen: list[tuple[float, float]], target: float) -> float:
+    """How many parameters or multiply-accumulates to leave for a size of a file or a latency, smaller than all sizes so far.
+
+    seen: (count, size) of what was measured, the last one last. Of one alone, size is taken as proportional; of two, as a line,
+    as a part of it doesn't depend on the count. Sizes vary by chance, so one step leaves a quarter at least.
+    """
+    count, size = seen[-1]
+    guess = count * target / size
+    if len(seen) > 1:
+        before, larger = seen[-2]
+        slope = (larger - size) / (before - count) if before > count else 0.0
+        if slope > 0:
+            guess = min(guess, count - (size - target) / slope)
+    return max(guess, count / 4, 1.5)
 
 
 class Ways:
@@ -111,6 +130,10 @@ class Ways:
     def aim(self) -> float | None:
         """What to get to in what the measure follows, as far as this model tells; None where nothing that lives has to go."""
         return self.target if self.target < self.natural else None
+
+    def least(self) -> float:
+        """The size that no masks can go below, in the measure of the search."""
+        return 0.0
 
     def part(self, size: float) -> Masks | None:
         """Masks of a size, in what the measure follows, on the way to the target; None where no unit that lives goes for it."""
@@ -198,7 +221,7 @@ class Weights(Ways):
 
 class Units(Ways):
     """To a size that follows the shapes: units by their rank. Where shapes alone count, no single weight of a unit that stays
-    is masked. Bytes and latency follow parameters and multiply-accumulates, and are corrected once."""
+    is masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -213,17 +236,24 @@ class Units(Ways):
             return Way("global", self._finished(found.masks), size, self.asked, count, free=not found.units)
         masks, count = self.found, None
         now = self._costs(masks)
-        left = now[self.follows]
-        for _ in range(2):
-            if now[self.measure.name] <= self.target:
+        size, seen = now[self.measure.name], [(now[self.follows], now[self.measure.name])]
+        for _ in range(GUESSES):
+            if size <= self.target:
                 break
-            count = left = max(left * self.target / now[self.measure.name], 1.5)
+            count = next_count(seen, self.target)
             masks = self.ranking.at({self.follows: count}).masks
-            now = self._costs(masks)
-        return Way("global", self._finished(masks), now[self.measure.name], self.asked, count, free=count is None)
+            size = self._costs(masks)[self.measure.name]
+            seen.append((count, size))
+        return Way("global", self._finished(masks), size, self.asked, count, free=count is None)
 
     def aim(self) -> float | None:
         return super().aim() if self.measure.name == self.follows else self.usual().count
+
+    def least(self) -> float:
+        found = self.ranking.at({self.follows: 1.5})  # one unit stays in each layer, and what may not go
+        if self.measure.name == self.follows:
+            return float(getattr(found, self.follows))
+        return self._costs(found.masks)[self.measure.name]
 
     def part(self, size: float) -> Masks | None:
         found = self.ranking.at({self.follows: max(size, 1.5)})

@@ -111,13 +111,15 @@ class Strategy:
             yield round(max(self._pressure(seen, size) + step, LOWEST), 3), size
 
     def _at_goal(self, trials: Sequence[Trial]) -> Trial | None:
-        """Of the trials that got to the goal the one of the least error; of none, the closest in size."""
+        """Of the trials that got to the goal the one of the least error; of none, the closest in size, where those that are
+        larger by no more than `CLOSE` are as close."""
         if self.goal is None or not trials:
             return None
         there = [trial for trial in trials if self.reached(trial)]
-        if there:
-            return min(there, key=lambda one: (one.lost, one.metrics["nll"], one.number))
-        return min(trials, key=lambda one: one.costs[self.measure])
+        if not there:
+            size = min(trial.costs[self.measure] for trial in trials)
+            there = [trial for trial in trials if trial.costs[self.measure] <= size * (1 + CLOSE)]
+        return min(there, key=lambda one: (one.lost, one.metrics["nll"], one.number))
 
     def _on_path(self, ratio: float) -> float:
         """Where on the path a model is so many times smaller by itself."""

@@ -33,6 +33,12 @@ def test_which_trial_is_taken(goal, budget, taken):
     assert strategy(goal, budget).best(trials).number == taken
 
 
+def test_of_trials_as_close_to_a_goal_that_none_reached_the_one_that_loses_least_is_taken():
+    sizes, drops = (103, 101.5, 100, 300), (0.1, 0.2, 2.0, 0.0)
+    trials = [trial(n, 2.0, drop, size) for n, (size, drop) in enumerate(zip(sizes, drops, strict=True), 1)]
+    assert strategy(10.0, budget=False).best(trials).number == 2  # 1.5% larger than the smallest; the first is 3% larger
+
+
 def test_where_units_are_cut_in_steps_the_first_pressure_is_no_higher_than_told_whatever_trials_say():
     plain = dataclasses.replace(strategy(goal=60.0, budget=False), measure="parameters")
     capped = dataclasses.replace(plain, press=2.5)

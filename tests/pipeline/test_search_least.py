@@ -1,0 +1,92 @@
+"""A goal below what is left with one unit in each layer: told before the training, and what is aimed at instead."""
+
+import json
+
+import pytest
+
+from svdcompress.pipeline import run
+from svdcompress.pipeline._search_words import below_least
+from svdcompress.pipeline._ways import next_count
+from svdcompress.recipe import dump_recipe, parse_goal, parse_recipe, parse_yaml
+
+QUICK = {"train.epochs": 4, "recover.epochs": 1, "uncertainty.samples": 0, "report.html": False, "report.latency": False}
+SEARCH = {"search.levels": 1, "search.trials": 1, "export.onnx": False}
+
+
+def searching(tiny_recipe, **settings):
+    content = parse_yaml(dump_recipe(tiny_recipe))
+    for name, value in {**QUICK, **SEARCH, **settings}.items():
+        section, _, field = name.partition(".")
+        content[section][field] = value
+    return parse_recipe(content)
+
+
+def test_a_goal_below_one_unit_in_each_layer_is_told_and_what_lies_above_it_is_made(tiny_recipe, tmp_path):
+    recipe = searching(tiny_recipe, **{"search.goal": "parameters=20", "prune.remove_inputs": False})
+    results = run(recipe, tmp_path / "run")
+    least = (64 * 1 + 1) + (1 * 10 + 10)  # of 64-24-10
+    (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
+    assert f"still has {least} parameters" in line and f"aims at {1.1 * least:,.4g} instead" in line
+    found = results["search"]
+    assert found["reached"] is False and least <= results["sparse"]["parameters"] <= 1.1 * least * 1.02
+    assert any("the goal parameters=20 was not reached" in line for line in found["notes"])
+
+
+def test_a_goal_that_can_be_reached_is_aimed_at(tiny_recipe, tmp_path):
+    recipe = searching(tiny_recipe, **{"search.goal": "parameters=2x"})
+    results = run(recipe, tmp_path / "run")
+    assert results["search"]["reached"] is True and not any("cannot be reached" in line for line in results["warnings"])
+
+
+def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
+    """By the milliseconds of a machine on which a file takes a while however small it is."""
+    from svdcompress import cost
+    from svdcompress.pipeline import _search
+
+    asked = []
+
+    def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0):
+        asked.append(sorted(paths))
+        return {name: dict.fromkeys(("batch_1", "batch_128"), 5 + cost.file_bytes(path) / 1e4) for name, path in paths.items()}
+
+    monkeypatch.setattr(cost, "latencies", latencies)
+    recipe, out = searching(tiny_recipe, **{"search.goal": "latency=50x"}), tmp_path / "run"
+
+    class Killed(Exception):
+        pass
+
+    def killed(self, *ask):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_search.Search, "_trial", killed)
+        with pytest.raises(Killed):
+            run(recipe, out)
+    assert asked == [["dense"], ["dense", "small"]]
+    kept = json.loads((out / "state" / "search" / "trials.json").read_text())
+    dense, least = kept["dense"]["costs"]["latency"], kept["least"]
+    assert 5 < least < dense
+    asked.clear()
+    results = run(recipe, out, resume=True)
+    (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
+    assert f"still takes {least:.4g} milliseconds" in line and "search.latency_batch=128" in line
+    assert results["search"]["trials"][0]["costs"]["latency"] <= 1.02 * min(1.1 * least, dense)
+    assert results["search"]["reached"] is False
+
+
+def test_the_words_for_each_measure():
+    goal = parse_goal("latency=12x")
+    one = below_least(goal, "latency", 0.6, 0.1, 0.11, {"batches": [128], "threads": 1})
+    assert "still takes 0.1 milliseconds (6x fewer) (batch 128, 1 thread)" in one and "latency_batch" not in one
+    assert "latency_batch" not in below_least(goal, "latency", 0.6, 0.1, 0.11, {"command": "./ask.sh"})
+    assert "`svdc inspect`" in below_least(parse_goal("macs=0.01"), "macs", 100, 10, 11, {})
+
+
+def test_the_count_for_a_size_of_which_a_part_stays():
+    """Milliseconds of 5 + count / 100: of two points the line is known; of one, size seems proportional."""
+    seen = [(1000.0, 15.0)]
+    assert next_count(seen, 7.5) == 500.0
+    seen.append((500.0, 10.0))
+    assert next_count(seen, 7.5) == pytest.approx(250.0)
+    assert next_count(seen, 5.5) == 125.0  # a quarter at least
+    assert next_count([(1000.0, 15.0), (500.0, 15.1)], 7.5) == pytest.approx(500 * 7.5 / 15.1)  # by chance
