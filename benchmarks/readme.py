@@ -126,15 +126,16 @@ def peers(results: Path) -> list[str]:
         changes = "" if name == "ours" else "{} ({})".format(*_paired([net["change"] for net in nets.values()]))
         lines.append(f"| {name} | {', '.join(map(str, nets))} | {_by_seed(nets)} | {changes} |")
     stored = mean(run["nets"]["dense start"]["parameters"] / run["nets"]["ours"]["parameters"] for run in runs)
-    units = [_by_seed({run["seed"]: run["nets"][f"torch-pruning, {way}"] for run in runs}) for way in ("magnitude", "Taylor")]
+    names = [f"torch-pruning, {way}" for way in ("magnitude", "Taylor")]
+    units = [_by_seed({run["seed"]: run["nets"][name] for run in runs if name in run["nets"]}, "%") for name in names]
     lines += ["", "torch-pruning removes units only. With as many parameters as ours stores, zeros among them "]
-    lines[-1] += f"({stored:.1f}x fewer), it has {units[0]}% by magnitude and {units[1]}% by Taylor scores."
+    lines[-1] += f"({stored:.1f}x fewer), it has {units[0]} by magnitude and {units[1]} by Taylor scores."
     return lines
 
 
-def _by_seed(nets: dict[int, dict[str, Any]]) -> str:
+def _by_seed(nets: dict[int, dict[str, Any]], unit: str = "") -> str:
     found = [net["test_error"] for net in nets.values()]
-    return f"{mean(found):.2f}" + (f" ({', '.join(f'{one:.2f}' for one in found)})" if len(found) > 1 else "")
+    return f"{mean(found):.2f}{unit}" + (f" ({', '.join(f'{one:.2f}' for one in found)})" if len(found) > 1 else "")
 
 
 BLOCKS = {"headline": headline, "mnist": mnist, "evaluation": evaluation, "peers": peers}
