@@ -44,6 +44,7 @@ class Search(Trials):
             raise RecipeError("search: works in one process only; start it without `accelerate launch`")
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)
+        self._find_least()
         self.folder.mkdir(parents=True, exist_ok=True)  # from here on something was made
         self._spend()
         try:

@@ -32,7 +32,7 @@ from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
 from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.relevance import Masks
-from svdcompress.search import Budget, Losses, Trial
+from svdcompress.search import CLOSE, Budget, Losses, Trial
 from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
 
@@ -63,7 +63,6 @@ class Trials:
         self.judged = self._losses(dense.model)
         self.allowed = self.budget.allowed(self.judged.error, self.judged.probabilities)
         self.costs = self._dense_costs()
-        self._find_least()
 
     def _dense_costs(self) -> dict[str, float]:
         """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
@@ -77,13 +76,16 @@ class Trials:
         return costs
 
     def _find_least(self) -> None:
-        """What a goal cannot go below is measured once, before anything is trained; a goal below it is told."""
-        if self.goal is None:
+        """What a goal that follows the shapes cannot go below is measured once, before anything is trained; a goal below it is
+        told."""
+        if self.goal is None or self.measure.name == "nonzero":
             return
+        if self.kept.least is None and self.kept.trials:  # made by a former version, for the goal as it was asked
+            self.kept.least = 0.0
         if self.kept.least is None:
             found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
-            self.kept.least = found.least()
-        if self._wanted < self.kept.least:
+            self.kept.least = min(found.least(), self._dense_size)
+        if self._target > self._wanted:
             self.context.warn(
                 below_least(self.goal, self.measure.name, self._dense_size, self.kept.least, self._target, self.measure.how())
             )
@@ -228,7 +230,8 @@ class Trials:
     def _target(self) -> float:
         """The size that trials are made for: that of the goal, where one can get there."""
         least = self.kept.least or 0.0
-        return self._wanted if self._wanted >= least else min(least * ABOVE, self._dense_size)
+        within = self._wanted * (1 + CLOSE) >= least
+        return self._wanted if within else min(least * ABOVE, self._dense_size)
 
     @property
     def cuts(self) -> int:

@@ -84,7 +84,10 @@ def outcome(
 def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float, how: Mapping[str, Any]) -> str:
     """A goal that is smaller than what is left with one unit in each layer. dense, least, aim: sizes in the measure."""
     unit = MEASURES[measure]
-    if not how:
+    least_told, aim_told = (f"{size:,.4g}" if how else f"{size:,.0f}" for size in (least, aim))
+    if measure == "bytes":
+        cure = "most of so small a file is its graph"
+    elif not how:
         cure = "`svdc inspect` says what stays, and why"
     elif len(how.get("batches", ())) > 1:
         cure = "one example takes much the same time at any width; --set search.latency_batch=128 counts that batch alone"
@@ -92,8 +95,8 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
         cure = "most of that doesn't depend on widths"
     return (
         f"the goal {goal.text} cannot be reached: one unit in each layer, with what may not go, still "
-        f"{'takes' if how else 'has'} {least:,.4g} {unit} "
-        f"({dense / least:.3g}x fewer){told_how(how)}. The search aims at {aim:,.4g} instead ({dense / aim:.3g}x): {cure}"
+        f"{'takes' if how else 'has'} {least_told} {unit} "
+        f"({dense / least:.3g}x fewer){told_how(how)}. The search aims at {aim_told} instead ({dense / aim:.3g}x): {cure}"
     )
 
 

@@ -35,8 +35,11 @@ SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0
 HALVINGS = 12
 """Of what weights may stay, towards as many non-zeros as asked for."""
 
-GUESSES = 4
-"""Files that are measured on the way to a size in bytes or milliseconds, at most."""
+GUESSES = 3
+"""Files that are measured on the way to a size in bytes or milliseconds, at most, beside that of the model as it is."""
+
+SURE = 1.05
+"""Sizes that are so many times apart tell more than chance."""
 
 CORRECTIONS = 3
 """Times that a mixture is made anew, at most, because its size is not what was counted."""
@@ -75,18 +78,22 @@ def ways(
 
 
 def next_count(seen: list[tuple[float, float]], target: float) -> float:
-    """How many parameters or multiply-accumulates to leave for a size of a file or a latency, smaller than all sizes so far.
+    """How many parameters or multiply-accumulates to leave for a size of a file or a latency.
 
-    seen: (count, size) of what was measured, the last one last. Of one alone, size is taken as proportional; of two, as a line,
-    as a part of it doesn't depend on the count. Sizes vary by chance, so one step leaves a quarter at least.
+    seen: (count, size) of what was measured; at least one size is above the target. Where there are sizes on both sides, the
+    count lies between. Else size is taken as proportional or, of two sizes that differ by more than chance, as a line, as a
+    part of it doesn't depend on the count; one step leaves a quarter at least.
     """
-    count, size = seen[-1]
+    count, size = min(each for each in seen if each[1] > target)
+    below = [each for each in seen if each[1] <= target and each[0] < count]
+    if below:
+        fewer, smaller = max(below)
+        return fewer + (target * (1 - CLOSE / 2) - smaller) * (count - fewer) / (size - smaller)
     guess = count * target / size
-    if len(seen) > 1:
-        before, larger = seen[-2]
-        slope = (larger - size) / (before - count) if before > count else 0.0
-        if slope > 0:
-            guess = min(guess, count - (size - target) / slope)
+    others = [each for each in seen if each[0] > count and each[1] > SURE * size]
+    if others:
+        more, larger = min(others)
+        guess = min(guess, count - (size - target) * (more - count) / (larger - size))
     return max(guess, count / 4, 1.5)
 
 
@@ -234,17 +241,21 @@ class Units(Ways):
             found = self.ranking.at({self.follows: count})
             size = float(getattr(found, self.follows))
             return Way("global", self._finished(found.masks), size, self.asked, count, free=not found.units)
-        masks, count = self.found, None
-        now = self._costs(masks)
-        size, seen = now[self.measure.name], [(now[self.follows], now[self.measure.name])]
-        for _ in range(GUESSES):
-            if size <= self.target:
+        now = self._costs(self.found)
+        seen = [(now[self.follows], now[self.measure.name])]
+        made = [Way("global", self._finished(self.found), seen[0][1], self.asked, free=True)]
+        while seen[0][1] > self.target and len(made) <= GUESSES:
+            if any(self.target * (1 - CLOSE) <= size <= self.target for _, size in seen):
                 break
             count = next_count(seen, self.target)
             masks = self.ranking.at({self.follows: count}).masks
-            size = self._costs(masks)[self.measure.name]
-            seen.append((count, size))
-        return Way("global", self._finished(masks), size, self.asked, count, free=count is None)
+            now = self._costs(masks)
+            made.append(Way("global", self._finished(masks), now[self.measure.name], self.asked, count))
+            if now[self.follows] in (left for left, _ in seen):  # the same units: no other will go
+                break
+            seen.append((now[self.follows], now[self.measure.name]))
+        there = [way for way in made if (way.size or 0.0) <= self.target]
+        return max(there, key=lambda way: way.size or 0.0) if there else min(made, key=lambda way: way.size or 0.0)
 
     def aim(self) -> float | None:
         return super().aim() if self.measure.name == self.follows else self.usual().count

@@ -22,14 +22,15 @@ def searching(tiny_recipe, **settings):
 
 
 def test_a_goal_below_one_unit_in_each_layer_is_told_and_what_lies_above_it_is_made(tiny_recipe, tmp_path):
-    recipe = searching(tiny_recipe, **{"search.goal": "parameters=20", "prune.remove_inputs": False})
+    settings = {"search.goal": "parameters=5", "prune.remove_inputs": False, "model.args": {"sizes": [64, 24, 24, 24, 10]}}
+    recipe = searching(tiny_recipe, **settings)
     results = run(recipe, tmp_path / "run")
-    least = (64 * 1 + 1) + (1 * 10 + 10)  # of 64-24-10
+    least = (64 + 1) + (1 + 1) + (1 + 1) + (10 + 10)  # of 64-1-1-1-10; another unit between two of these costs 3
     (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
-    assert f"still has {least} parameters" in line and f"aims at {1.1 * least:,.4g} instead" in line
+    assert f"still has {least} parameters" in line and f"aims at {1.1 * least:,.0f} instead" in line
     found = results["search"]
-    assert found["reached"] is False and least <= results["sparse"]["parameters"] <= 1.1 * least * 1.02
-    assert any("the goal parameters=20 was not reached" in line for line in found["notes"])
+    assert found["reached"] is False and least < results["sparse"]["parameters"] <= 1.1 * least * 1.02
+    assert any("the goal parameters=5 was not reached" in line for line in found["notes"])
 
 
 def test_a_goal_that_can_be_reached_is_aimed_at(tiny_recipe, tmp_path):
@@ -66,11 +67,13 @@ def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
     kept = json.loads((out / "state" / "search" / "trials.json").read_text())
     dense, least = kept["dense"]["costs"]["latency"], kept["least"]
     assert 5 < least < dense
-    asked.clear()
+    least = kept["least"] = least + 0.1  # which another measure would not be
+    (out / "state" / "search" / "trials.json").write_text(json.dumps(kept))
     results = run(recipe, out, resume=True)
     (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
     assert f"still takes {least:.4g} milliseconds" in line and "search.latency_batch=128" in line
-    assert results["search"]["trials"][0]["costs"]["latency"] <= 1.02 * min(1.1 * least, dense)
+    size = results["search"]["trials"][0]["costs"]["latency"]
+    assert size == pytest.approx(min(1.1 * least, dense), rel=0.02)
     assert results["search"]["reached"] is False
 
 
@@ -89,4 +92,6 @@ def test_the_count_for_a_size_of_which_a_part_stays():
     seen.append((500.0, 10.0))
     assert next_count(seen, 7.5) == pytest.approx(250.0)
     assert next_count(seen, 5.5) == 125.0  # a quarter at least
-    assert next_count([(1000.0, 15.0), (500.0, 15.1)], 7.5) == pytest.approx(500 * 7.5 / 15.1)  # by chance
+    for chance in (15.1, 14.9, 14.4):  # no line of two that hardly differ
+        assert next_count([(1000.0, 15.0), (500.0, chance)], 7.5) == pytest.approx(500 * 7.5 / chance)
+    assert next_count([(1000.0, 15.0), (100.0, 6.0)], 7.5) == pytest.approx(100 + 900 * (7.5 * 0.99 - 6) / 9)  # between
