@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from mnist import machine, read, write
+from mnist import add_row, machine, made_on, read
 from scipy import stats
 
 from svdcompress.pipeline import levels_and_trials, run, versions
@@ -92,10 +92,7 @@ def table(results: dict[str, Any]) -> str:
             cells.append(text)
         cells.append(f"{sum(one[WAYS[1]]['continues'] is not None for one in both)} of {len(both)}")
         lines.append(f"| {' | '.join(cells)} |")
-    for one in [each for seeds in results.values() for each in seeds.values()][:1]:
-        told = f"{one['machine'].get('cpu')}, torch {one['versions']['torch']}, {one['threads']} thread, beside other work."
-        lines += ["", told]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *made_on(results)]) + "\n"
 
 
 def main() -> None:
@@ -110,11 +107,7 @@ def main() -> None:
             if str(seed) in read(path).get(row, {}):
                 continue
             found = made(row, seed)
-            results = read(path)
-            results.setdefault(row, {})[str(seed)] = found
-            results = {name: results[name] for name in ROWS if name in results}
-            write(path, results)
-            path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+            add_row(path, ROWS, row, seed, found, table)
             print(row, seed, {way: round(one["test"]["error"], 2) for way, one in found["ways"].items()}, flush=True)
 
 

@@ -16,7 +16,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -101,6 +101,23 @@ def read(file: Path) -> dict[str, Any]:
 def write(file: Path, content: Any) -> None:
     """As JSON."""
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def add_row(file: Path, rows: Iterable[str], row: str, seed: int, found: Any, table: Callable[[dict[str, Any]], str]) -> None:
+    """Add a row's result of a seed to a JSON file, its rows in order, and write the table of all beside it."""
+    results = read(file)  # others may have been made meanwhile
+    results.setdefault(row, {})[str(seed)] = found
+    results = {name: results[name] for name in rows if name in results}
+    write(file, results)
+    file.with_suffix(".md").write_text(table(results), encoding="utf-8")
+
+
+def made_on(results: dict[str, Any]) -> list[str]:
+    """Lines at the end of such a table: the machine and versions of its first result."""
+    for one in [each for seeds in results.values() for each in seeds.values()][:1]:
+        cpu, torch = one["machine"].get("cpu"), one["versions"]["torch"]
+        return ["", f"{cpu}, torch {torch}, {one['threads']} thread, beside other work."]
+    return []
 
 
 def setting(report: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from mnist import machine, read, write
+from mnist import add_row, machine, made_on, read
 
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import _search, open_run, run, versions
@@ -128,10 +128,7 @@ def table(results: dict[str, Any]) -> str:
             errors = [one["variants"][variant]["test"]["error"] for one in seeds.values()]
             cells.append(f"{mean(errors):.2f}, {mean(nlls):.4f}")
         lines.append(f"| {' | '.join(cells)} |")
-    for one in [each for seeds in results.values() for each in seeds.values()][:1]:
-        told = f"{one['machine'].get('cpu')}, torch {one['versions']['torch']}, {one['threads']} thread, beside other work."
-        lines += ["", told]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *made_on(results)]) + "\n"
 
 
 def main() -> None:
@@ -147,11 +144,7 @@ def main() -> None:
             if str(seed) in read(path).get(row, {}) or (ROWS[row][0].startswith("mnist") and options.data is None):
                 continue
             found = made(row, seed, options.data)
-            results = read(path)
-            results.setdefault(row, {})[str(seed)] = found
-            results = {name: results[name] for name in ROWS if name in results}
-            write(path, results)
-            path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+            add_row(path, ROWS, row, seed, found, table)
             print(row, seed, {name: round(one["test"]["error"], 2) for name, one in found["variants"].items()}, flush=True)
 
 

@@ -76,9 +76,8 @@ class Trials:
         return costs
 
     def _find_least(self) -> None:
-        """What a goal that follows the shapes cannot go below is measured once, before anything is trained; a goal below it is
-        told."""
-        if self.goal is None or self.measure.name == "nonzero":
+        """What a goal cannot go below is measured once, before anything is trained; a goal below it is told."""
+        if self.goal is None:
             return
         if self.kept.least is None and self.kept.trials:  # made by a former version, for the goal as it was asked
             self.kept.least = 0.0

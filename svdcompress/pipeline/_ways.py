@@ -139,7 +139,7 @@ class Ways:
         return self.target if self.target < self.natural else None
 
     def least(self) -> float:
-        """The size that no masks can go below, in the measure of the search."""
+        """The size that no masks can go below, in the measure of the search; 0 where that is not known ahead."""
         return 0.0
 
     def part(self, size: float) -> Masks | None:

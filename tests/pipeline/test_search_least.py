@@ -1,10 +1,12 @@
 """A goal below what is left with one unit in each layer: told before the training, and what is aimed at instead."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from svdcompress.pipeline import run
+from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._search_words import below_least
 from svdcompress.pipeline._ways import next_count
 from svdcompress.recipe import dump_recipe, parse_goal, parse_recipe, parse_yaml
@@ -75,6 +77,28 @@ def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
     size = results["search"]["trials"][0]["costs"]["latency"]
     assert size == pytest.approx(min(1.1 * least, dense), rel=0.02)
     assert results["search"]["reached"] is False
+
+
+@pytest.mark.parametrize(
+    ("wanted", "least", "target"),
+    [
+        (100.0, 90.0, 100.0),
+        (89.0, 90.0, 89.0),  # within the 2% that count as reached
+        (50.0, 90.0, 99.0),
+        (50.0, 950.0, 1000.0),  # no larger than the dense model
+        (50.0, None, 50.0),
+    ],
+)
+def test_what_is_aimed_at(wanted, least, target):
+    search = SimpleNamespace(_wanted=wanted, _dense_size=1000.0, kept=SimpleNamespace(least=least))
+    assert Trials._target.fget(search) == pytest.approx(target)  # type: ignore[attr-defined]
+
+
+def test_a_search_that_a_former_version_began_keeps_its_aim():
+    kept = SimpleNamespace(least=None, trials=["one"])
+    search = SimpleNamespace(goal=parse_goal("macs=50"), kept=kept, _target=50.0, _wanted=50.0)
+    Trials._find_least(search)  # type: ignore[arg-type]
+    assert kept.least == 0.0
 
 
 def test_the_words_for_each_measure():
