@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from controls import control
 from mnist import machine, read, write
+from real_peers import trained
 from torch import Tensor, nn
 
 import svdcompress as svdc
@@ -92,7 +93,7 @@ def pairs(options: argparse.Namespace) -> Iterator[tuple[str, str, str, dict[str
         opened = open_run(folder, trust_code=True)
         ours = measured(svdc.to_dense(copy.deepcopy(opened.model)), opened, opened.model)
         for file in sorted(folder.parent.glob(f"{case}-*.done.pt")):
-            other = torch.load(file, map_location="cpu", weights_only=False)  # our own, of real.py
+            other = trained(file)
             name = file.name.removeprefix(f"{case}-").removesuffix(".done.pt").replace("-", " ")
             yield f"{case}, {name}", "0", name, {OURS: ours, name: measured(other.float(), opened)}
     out = options.runs / "controls"

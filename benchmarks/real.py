@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import PEERS, Way, macs, magnitude, train
+from real_peers import PEERS, Way, macs, magnitude, nothing, train, trained
 from real_table import table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
@@ -110,6 +111,16 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
     return found, reported
 
 
+def _same_dense(name: str, runs: Path, epochs: int) -> str | None:
+    """Another case whose dense network was trained as long from the same weights, with another goal."""
+    results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in ALL_PEERS.items() if pruner is nothing)
+    for sister, case in CASES.items():
+        same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
+        if same and results.get(sister, {}).get("nets", {}).get(peer, {}).get("epochs") == epochs:
+            return sister if (runs / f"{sister}-dense-trained-as-long.done.pt").is_file() else None
+    return None
+
+
 def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callable[[dict[str, Any]], None]) -> None:
     """Our network's figures, then the peers that are not known; stored after each."""
     opened = open_run(options.runs / name, trust_code=True)
@@ -148,14 +159,17 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     for peer in (peer for peer in before if peer in ALL_PEERS):  # a difference from another network of ours is none from this
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
     store(known)
-    for peer in ALL_PEERS:
+    for peer, pruner in ALL_PEERS.items():
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
+        if pruner is nothing and not done.is_file() and (sister := _same_dense(name, options.runs, way.epochs)):
+            shutil.copy(options.runs / f"{sister}-{done.name.removeprefix(f'{name}-')}", done)
+            seconds, epochs = read(HERE / "results" / "real.json")[sister]["nets"][peer]["seconds"], way.epochs
         if "change" in nets.get(peer, {}):
             continue
         if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
-            model = torch.load(done, weights_only=False).to(device)
+            model = trained(done).to(device)
         elif peer in nets:
             print(f"{name}: {peer} stays without its interval, as {done} is not there")
             continue
@@ -164,7 +178,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
             begun = time.monotonic()
-            model = train(copy.deepcopy(opened.dense).to(device), opened, way, ALL_PEERS[peer], file, slot)
+            model = train(copy.deepcopy(opened.dense).to(device), opened, way, pruner, file, slot)
             seconds, epochs = time.monotonic() - begun, way.epochs
             torch.save(model, done)  # for benchmarks that ask more of it, too
         found, other = figures(model, opened)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +19,9 @@ from torch import Tensor, nn
 
 from svdcompress import cost
 from svdcompress.batch import call, main_output, to_device
+from svdcompress.errors import SvdcError
 from svdcompress.pipeline import OpenRun
+from svdcompress.sources import import_name
 from svdcompress.train import LrFactor, seed_everything
 
 PRUNE_EVERY = 25
@@ -182,6 +187,22 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
         prune(math.inf)
     file.unlink(missing_ok=True)
     return model.to(memory_format=torch.contiguous_format).eval() if fast else model.eval()  # type: ignore[call-overload]
+
+
+class _Moved(pickle.Unpickler):
+    """Finds the classes of benchmarks/models/ that were pickled in another folder: their modules are named by their paths."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if named := re.fullmatch(r"_svdc_(\w+)_[0-9a-f]+", module):
+            return import_name(f"{Path(__file__).resolve().parent / 'models' / named[1]}.py:{name}", SvdcError, "peer")
+        return super().find_class(module, name)
+
+
+def trained(file: Path) -> nn.Module:
+    """A peer that was trained before, from a file of real.py, on the CPU."""
+    return torch.load(
+        file, map_location="cpu", weights_only=False, pickle_module=SimpleNamespace(__name__="pickle", Unpickler=_Moved)
+    )
 
 
 def macs(model: nn.Module, example: Any) -> int:
