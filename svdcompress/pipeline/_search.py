@@ -13,7 +13,7 @@ from svdcompress.pipeline._path import COOLING_EPOCHS, START, epochs_of
 from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials
-from svdcompress.pipeline._search_words import cut_by_rank, cut_short, error_of, outcome, told_how
+from svdcompress.pipeline._search_words import at_floor, cut_by_rank, cut_short, error_of, outcome, told_how
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._ways import FOLLOWS
 from svdcompress.recipe import MEASURES
@@ -100,6 +100,7 @@ class Search(Trials):
             error=self.judged.error,
             allowed=self._points(self.allowed),
             press=math.inf if self.cuts == 1 else START,
+            least=self._floor,
         )
 
     def _climb(self) -> bool:
@@ -156,6 +157,8 @@ class Search(Trials):
         how_told = told_how(how)
         lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, how_told, steps)
         unit, levels = MEASURES[FOLLOWS[measure]], len(self.path.rows)
+        if self.goal is None and best.met and self.kept.least and best.costs[measure] <= self._floor * (1 + CLOSE):
+            lines += at_floor(best, measure, self.kept.least, self._dense_size, how_told)
         lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps)
         for line in lines:
             self.context.warn(line)
@@ -164,6 +167,7 @@ class Search(Trials):
             **{name: getattr(settings, name) for name in ("goal", "max_drop", "max_error", "confidence")},
             **({"measured": how} if how else {}),
             "dense": {"error": judged.error, "costs": self.costs},
+            "least": self.kept.least or None,
             "validation_examples": len(judged.parts),
             "path": self.path.rows,
             "trials": [trial.to_dict() for trial in self.kept.trials],

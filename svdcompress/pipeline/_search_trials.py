@@ -14,7 +14,7 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import CheckpointError, PruneError
+from svdcompress.errors import CheckpointError, ExportError, PruneError, VerifyError
 from svdcompress.files import write_atomically
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._choose_masks import masks_for
@@ -26,7 +26,7 @@ from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_cost import cuts_of, left_for, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import judged, objective_of
-from svdcompress.pipeline._search_words import below_least, other_machine, told_trial
+from svdcompress.pipeline._search_words import below_least, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
@@ -76,15 +76,21 @@ class Trials:
         return costs
 
     def _find_least(self) -> None:
-        """What a goal cannot go below is measured once, before anything is trained; a goal below it is told."""
-        if self.goal is None:
-            return
+        """What a search cannot go below is measured once, before anything is trained; a goal below it is told."""
         if self.kept.least is None and self.kept.trials:  # made by a former version, for the goal as it was asked
             self.kept.least = 0.0
         if self.kept.least is None:
             found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
-            self.kept.least = min(found.least(), self._dense_size)
-        if self._target > self._wanted:
+            try:
+                self.kept.least = min(found.least(), self._dense_size)
+            except (
+                PruneError,
+                ExportError,
+                VerifyError,
+            ) as error:  # too few units for what a model does with them
+                self.kept.least = 0.0
+                self.context.warn(no_least(self.measure.name, error))
+        if self.goal is not None and self._target > self._wanted:
             self.context.warn(
                 below_least(self.goal, self.measure.name, self._dense_size, self.kept.least, self._target, self.measure.how())
             )
@@ -230,7 +236,12 @@ class Trials:
         """The size that trials are made for: that of the goal, where one can get there."""
         least = self.kept.least or 0.0
         within = self._wanted * (1 + CLOSE) >= least
-        return self._wanted if within else min(least * ABOVE, self._dense_size)
+        return self._wanted if within else self._floor
+
+    @property
+    def _floor(self) -> float:
+        """The smallest size that is worth a trial."""
+        return min((self.kept.least or 0.0) * ABOVE, self._dense_size)
 
     @property
     def cuts(self) -> int:

@@ -100,6 +100,23 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
     )
 
 
+def no_least(measure: str, error: Exception) -> str:
+    """What one unit in each layer leaves is not known."""
+    return (
+        f"search: what one unit in each layer leaves, in {MEASURES[measure]}, could not be measured ({error}); a goal "
+        "that cannot be reached is told at the end only"
+    )
+
+
+def at_floor(best: Trial, measure: str, least: float, dense: float, how: str = "") -> list[str]:
+    """A budget that was kept down to the smallest size that was tried. least: what one unit in each layer leaves; dense: the
+    dense model's size; how: as of `told_how`."""
+    return [
+        f"the budget is kept at {dense / best.costs[measure]:.3g}x fewer {MEASURES[measure]}, and no less was tried: one "
+        f"unit in each layer, with what may not go, leaves {dense / least:.3g}x{how}"
+    ]
+
+
 def cut_by_rank(
     best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1
 ) -> list[str]:

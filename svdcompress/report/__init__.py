@@ -30,7 +30,7 @@ it knows these keys, all optional:
         round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
         parameters_unrounded, notes}
     search: {objective, goal, max_drop, max_error, confidence, measured: {batches, threads, machine, onnxruntime} or {command}
-        (of a latency), dense: {error, costs}, validation_examples, path: [{level, beta, error, nll, nonzero}],
+        (of a latency), dense: {error, costs}, least, validation_examples, path: [{level, beta, error, nll, nonzero}],
         trials: [as `svdcompress.search.Trial`], chosen, met, reached, epochs: {search, one_run}, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, dark, caption}]: PNG or SVG files in the run's folder (dark: the one for the dark page, if any)

@@ -226,6 +226,7 @@ class Search(_Part):
     confidence: float
     measured: MeasuredWith | None = None
     dense: DenseCost
+    least: Number = None
     validation_examples: Count
     path: list[dict[str, float]]
     trials: list[Tried]

@@ -33,12 +33,13 @@ def start_ratio(ratios: Sequence[float], errors: Sequence[float], dense_error: f
     return min(max(math.log2(max(near[-1], 1.0)) if near else 1.0, LEAST), MOST)
 
 
-def next_ratio(trials: Sequence[Trial], start: float) -> float | None:
+def next_ratio(trials: Sequence[Trial], start: float, most: float = MOST) -> float | None:
     """The size to try next, in powers of two below the dense model's, from the trials that kept the budget and those that did
-    not; None where no more is to be learnt. start: the first to try.
+    not; None where no more is to be learnt. start: the first to try; most: the last that can be had.
     """
+    most = max(min(most, MOST), LEAST)
     if not trials:
-        return min(max(start, LEAST), MOST)
+        return min(max(start, LEAST), most)
     kept = [trial.ratio for trial in trials if trial.met]
     lost = [trial.ratio for trial in trials if not trial.met]
     low = max(kept, default=None)
@@ -49,7 +50,7 @@ def next_ratio(trials: Sequence[Trial], start: float) -> float | None:
         return down if high - down > FINEST / 2 else None
     above = [ratio for ratio in lost if ratio > low]
     if not above:
-        return min(low + 1, MOST) if MOST - low > FINEST else None
+        return min(low + 1, most) if most - low > FINEST else None
     high = min(above)
     return (low + high) / 2 if high - low > FINEST else None
 

@@ -32,7 +32,7 @@ class Strategy:
     budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
     level of the path is by itself; errors: its validation error, before any recovery. error: the dense model's;
     allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a size; infinite
-    where pressure alone should lead there.
+    where pressure alone should lead there. least: nothing smaller is to be tried.
     """
 
     measure: str
@@ -45,6 +45,7 @@ class Strategy:
     error: float
     allowed: float
     press: float = math.inf
+    least: float = 0.0
 
     def next(self, trials: Sequence[Trial]) -> Ask | None:
         """The trial to make after these, or None where no more is to be learnt or there are as many as may be.
@@ -97,17 +98,20 @@ class Strategy:
     def _for_drop(self, seen: list[Trial]) -> Iterator[Ask]:
         """Sizes between what keeps the budget and what does not; then the next smaller one, pressed otherwise."""
         start = start_ratio(self.ratios, self.errors, self.error, self.allowed)
+        most = math.log2(self.dense / self.least) if self.least else math.inf
         while len(seen) < self.trials:
-            ratio = next_ratio(seen, start)
+            ratio = next_ratio(seen, start, most)
             if ratio is None:
                 break
-            size = self.dense * 2.0 ** -round(ratio, 3)
+            size = max(self.dense * 2.0 ** -round(ratio, 3), self.least)
             yield self._pressure(seen, size), size
         for step in (0.5, -0.5):
             best = smallest(seen, self.measure)
             if best is None or len(seen) >= self.trials:
                 break
-            size = FURTHER * best.costs[self.measure]
+            size = max(FURTHER * best.costs[self.measure], self.least)
+            if size > (1 - CLOSE) * best.costs[self.measure]:
+                break
             yield round(max(self._pressure(seen, size) + step, LOWEST), 3), size
 
     def _at_goal(self, trials: Sequence[Trial]) -> Trial | None:

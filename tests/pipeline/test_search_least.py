@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from svdcompress.errors import ExportError
 from svdcompress.pipeline import run
 from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._search_words import below_least
-from svdcompress.pipeline._ways import next_count
+from svdcompress.pipeline._ways import Units, next_count
 from svdcompress.recipe import dump_recipe, parse_goal, parse_recipe, parse_yaml
 
 QUICK = {"train.epochs": 4, "recover.epochs": 1, "uncertainty.samples": 0, "report.html": False, "report.latency": False}
@@ -39,6 +40,30 @@ def test_a_goal_that_can_be_reached_is_aimed_at(tiny_recipe, tmp_path):
     recipe = searching(tiny_recipe, **{"search.goal": "parameters=2x"})
     results = run(recipe, tmp_path / "run")
     assert results["search"]["reached"] is True and not any("cannot be reached" in line for line in results["warnings"])
+
+
+def test_a_budget_that_all_sizes_keep_ends_at_what_can_be_had(tiny_recipe, tmp_path):
+    layers = {"model.args": {"sizes": [64, 24, 24, 10]}, "prune.remove_inputs": False}
+    asked = {"search.max_drop": 100.0, "search.objective": "parameters", "search.trials": 8}
+    found = run(searching(tiny_recipe, **layers, **asked), tmp_path / "run")["search"]
+    least = (64 + 1) + (1 + 1) + (10 + 10)
+    assert found["least"] == least
+    sizes = [trial["costs"]["parameters"] for trial in found["trials"]]
+    chosen = found["trials"][found["chosen"] - 1]["costs"]["parameters"]
+    assert least <= min(sizes) == chosen <= 1.1 * least * 1.02
+    assert len([size for size in sizes if size <= 1.1 * least]) == 1  # and no other pressure is tried there
+    dense = (64 + 1) * 24 + (24 + 1) * 24 + (24 + 1) * 10
+    assert any("no less was tried" in line and f"leaves {dense / least:.3g}x" in line for line in found["notes"])
+
+
+def test_where_the_least_cannot_be_measured_the_search_says_so_and_goes_on(tiny_recipe, tmp_path, monkeypatch):
+    def fails(self):
+        raise ExportError("no file of one unit")
+
+    monkeypatch.setattr(Units, "least", fails)
+    results = run(searching(tiny_recipe, **{"search.goal": "macs=2x"}), tmp_path / "run")
+    assert any("could not be measured (no file of one unit)" in line for line in results["warnings"])
+    assert results["search"]["least"] is None and results["search"]["reached"] is True
 
 
 def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
@@ -90,8 +115,10 @@ def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
     ],
 )
 def test_what_is_aimed_at(wanted, least, target):
-    search = SimpleNamespace(_wanted=wanted, _dense_size=1000.0, kept=SimpleNamespace(least=least))
-    assert Trials._target.fget(search) == pytest.approx(target)  # type: ignore[attr-defined]
+    search = Trials.__new__(Trials)
+    search.goal, search.kept = parse_goal(f"macs={wanted:g}"), SimpleNamespace(least=least)  # type: ignore[assignment]
+    search.measure, search.costs = SimpleNamespace(name="macs"), {"macs": 1000.0}  # type: ignore[assignment]
+    assert search._target == pytest.approx(target)
 
 
 def test_a_search_that_a_former_version_began_keeps_its_aim():

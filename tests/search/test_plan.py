@@ -51,6 +51,15 @@ def test_all_sizes_may_be_within_the_budget_and_none():
     assert smallest(lost, "nonzero") is None and min(t.ratio for t in lost) == 0.1 and len(lost) <= 5
 
 
+def test_nothing_is_tried_beyond_what_can_be_had():
+    ratio, trials = next_ratio([], 3.0, most=2.0), []
+    while ratio is not None:
+        trials.append(trial(len(trials) + 1, 2.0, 0.0, 1000 * 0.5**ratio, ratio=ratio))
+        ratio = next_ratio(trials, 3.0, most=4.5)
+    assert [each.ratio for each in trials] == [2.0, 3.0, 4.0, 4.5]
+    assert next_ratio([], 3.0, most=0.0) == 0.1  # a model of which nothing can go
+
+
 def test_far_from_the_budget_it_goes_back_faster():
     assert next_ratio([trial(1, 5.0, 0.6, 10)], 5.0) == 4.0
     assert next_ratio([trial(1, 5.0, 8.0, 10)], 5.0) == 3.0

@@ -49,6 +49,17 @@ def test_where_units_are_cut_in_steps_the_first_pressure_is_no_higher_than_told_
     assert budget.next([trial(1, 2.5, 0.1, 100)])[0] == 2.5 < strategy().next([trial(1, 2.5, 0.1, 100)])[0]
 
 
+def test_a_budget_is_followed_no_further_than_what_can_be_had():
+    """Every size keeps the budget: the last one is the least, once, and not 0.85 of it at another pressure."""
+    bounded, trials = dataclasses.replace(strategy(), least=50.0), []
+    while (ask := bounded.next(trials)) is not None:
+        trials.append(trial(len(trials) + 1, ask[0], 0.0, ask[1], ratio=math.log2(1000 / ask[1])))
+    assert trials[-1].costs["nonzero"] == 50.0 and len(trials) < bounded.trials
+    assert sum(one.costs["nonzero"] == 50.0 for one in trials) == 1
+    coarse = [dataclasses.replace(trials[-1], costs={"nonzero": 56.0})]  # 0.85 of it would be less than can be had
+    assert bounded.next(coarse)[1] == 50.0 > 0.85 * 56
+
+
 def test_of_those_that_lose_too_much_the_one_that_loses_least_is_taken():
     trials = [trial(1, 2.0, 0.9, 100), trial(2, 2.0, 0.7, 300), trial(3, 2.0, 3.0, 50)]
     assert strategy().best(trials).number == 2 == strategy(goal=60.0).best(trials).number
