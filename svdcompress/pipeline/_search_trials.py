@@ -77,8 +77,8 @@ class Trials:
 
     def _find_least(self) -> None:
         """What a search cannot go below is measured once, before anything is trained; a goal below it is told."""
-        if self.kept.least is None and self.kept.trials:  # made by a former version, for the goal as it was asked
-            self.kept.least = 0.0
+        if self.kept.least is None and (self.kept.trials or self.measure.name == "nonzero"):
+            self.kept.least = 0.0  # trials of a former version, made for the goal as it was asked; or single weights count
         if self.kept.least is None:
             found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
             try:

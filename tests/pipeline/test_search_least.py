@@ -123,7 +123,8 @@ def test_what_is_aimed_at(wanted, least, target):
 
 def test_a_search_that_a_former_version_began_keeps_its_aim():
     kept = SimpleNamespace(least=None, trials=["one"])
-    search = SimpleNamespace(goal=parse_goal("macs=50"), kept=kept, _target=50.0, _wanted=50.0)
+    of = SimpleNamespace(name="macs")
+    search = SimpleNamespace(goal=parse_goal("macs=50"), kept=kept, measure=of, _target=50.0, _wanted=50.0)
     Trials._find_least(search)  # type: ignore[arg-type]
     assert kept.least == 0.0
 
