@@ -264,7 +264,10 @@ def main() -> None:
             known = read(path).get(name, {})
 
             def store(name: str = name, known: dict[str, Any] = known) -> None:
-                results = read(path) | {name: known}  # another process may have added to it
+                results = read(path)  # another process may have added to it, a peer of this network too
+                for net, found in results.get(name, {}).get("nets", {}).items():
+                    known["nets"].setdefault(net, found)
+                results[name] = known
                 write(path, results)
                 path.with_suffix(".md").write_text(table(results), encoding="utf-8")
 
