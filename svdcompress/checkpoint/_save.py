@@ -27,7 +27,7 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
     """Write a model's parameters and buffers, and what makes it variational and pruned; the file appears whole or not at all.
 
     extra: JSON-able, kept in the manifest under "extra".
-    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state is not made of tensors alone,
+    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state is not made of dense tensors alone,
     OutputError if the file cannot be written.
 
     Example:
@@ -51,6 +51,8 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"{name}: holds a {type(value).__name__}, which only a pickle could save")
+        if value.layout != torch.strided:
+            raise CheckpointError(f"{name}: a sparse tensor, which no such file holds; save the model that to_sparse was given")
         if id(value) in first:
             ties[name] = first[id(value)]
         else:

@@ -242,13 +242,14 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
         from svdcompress.pipeline import levels_and_trials
 
         levels, trials = levels_and_trials(made)
-        console.print(f"a search: at most {trials} trials on {levels} levels of pressure (--trials)")
+        shown = [f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in ((trials, "trial"), (levels, "level"))]
+        console.print(f"a search: at most {shown[0]} on {shown[1]} of pressure (--trials)", highlight=False)
         if made.search.trials is None and made.recover.epochs:
             console.print(
                 "  the best of them recovers on, with what may be left of three times the epochs of one run", highlight=False
             )
-    shrinks = "train and recover are" if made.train.shrink is not None else "recover is"
-    console.print(f"{shrinks} counted at full size, but get cheaper as dead units are removed", highlight=False)
+    counted = "train and recover are counted" if made.train.shrink is not None else "recover is counted"
+    console.print(f"{counted} at full size, an upper bound: units that are removed on the way save time", highlight=False)
     for line in found.warnings:
         console.print(f"[yellow]warning:[/] {escape(line)}")
 

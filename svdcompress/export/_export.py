@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from svdcompress.errors import UsageError
+from svdcompress.errors import ExportError, UsageError
 from svdcompress.export._copies import eval_copy, unmask_past
 from svdcompress.export._deterministic import Deterministic, compare
 from svdcompress.export._inputs import Signature
@@ -117,15 +117,16 @@ def export_onnx(
     `samples` or a batch below 1, inputs that are not finite, and a mean or variance that is not finite fail in a node whose
     name says so.
 
-    Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold, that has nothing to
-    sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are unknown or do not go together;
-    OutputError for a path that cannot be written.
+    Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold (a copy by `to_sparse`,
+    too), that has nothing to sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are
+    unknown or do not go together; OutputError for a path that cannot be written.
     """
     start = time.perf_counter()
     path = Path(path)
     _check_options(monte_carlo, noise, tau, parts, opset)
     likelihood = resolve(unwrapped(model), task, dim, tau)
     _check_tau(likelihood)
+    _check_dense(model)
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
     signature = Signature(reference, example_inputs)
@@ -156,6 +157,12 @@ def check_parity(
     unmask_past(reference, example_inputs)
     finished(reference, resolve(unwrapped(model), task), further)
     return max(compare(Path(path), reference, Signature(reference, example_inputs)).values())
+
+
+def _check_dense(model: nn.Module) -> None:
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise ExportError(f"{name}: a sparse tensor, which ONNX cannot hold; export the model that to_sparse was given")
 
 
 def _check_options(monte_carlo: bool, noise: str, tau: float | None, parts: bool, opset: int) -> None:

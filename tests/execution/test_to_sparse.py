@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.errors import ModelError, UsageError
+from svdcompress.errors import CheckpointError, ExportError, ModelError, UsageError
 from svdcompress.execution import SparseLinear, _to_sparse, summary
 
 
@@ -109,6 +109,18 @@ def test_hooks_of_a_layer_go_along():
     result = _to_sparse.chosen(model, x, 1.1, Clock(FASTER, FASTER, FASTER))
     assert kinds(result)["0"] == kinds(result)["2"] == "SparseLinear"
     torch.testing.assert_close(result(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_files_of_a_sparse_copy_are_refused_by_name(tmp_path):
+    x = torch.randn(4, WIDE)
+    result = _to_sparse.chosen(network(), x, 1.1, Clock(FASTER, SLOWER, FASTER))
+    told = r"0\.weight: a sparse tensor, which .* that to_sparse was given"
+    with pytest.raises(CheckpointError, match=told):
+        svdc.save(result, tmp_path / "model.safetensors")
+    for monte_carlo in (False, True):
+        with pytest.raises(ExportError, match=told):
+            svdc.export_onnx(result, tmp_path / "model.onnx", x, monte_carlo=monte_carlo)
+    assert not list(tmp_path.iterdir())
 
 
 def test_inputs_that_do_not_fit_are_told():
