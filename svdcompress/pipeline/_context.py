@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from svdcompress.train import Bars, Place
 WITH_BARS = ("dense", "train", "recover", "search")
 """Stages that show bars of their own."""
 
+BEAT = 10.0
+"""Seconds between two notes of how long an unfinished stage has taken: a run that is killed loses the count of no more."""
+
 
 @dataclass
 class Context:
@@ -34,18 +37,38 @@ class Context:
     state: RunState
     results: RunResults
     history: list[dict[str, Any]] = field(default_factory=list)
+    _stage: str = ""
+    _began: float = 0.0
+    _noted: float = 0.0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Within it the stage's seconds are counted, over all sittings of the run. Raises Interrupted if asked to stop."""
         if self.stop():
             raise Interrupted(f"stopped by {self.stop.signal} before the stage {name}.")
-        started = time.monotonic()
-        with nullcontext() if name in WITH_BARS else self.bars.working(name):
-            yield
+        earlier = self._unfinished().get(name, 0.0)
+        self._stage, self._began = name, time.monotonic() - earlier
+        self._noted = time.monotonic()
+        try:
+            with nullcontext() if name in WITH_BARS else self.bars.working(name):
+                yield
+        except BaseException:
+            with suppress(OutputError):  # why the stage failed is what matters
+                self.beat(every=0)
+            raise
         seconds = self.results.seconds
-        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
-        self.state.put(seconds=seconds)
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - self._began
+        self.state.put(seconds=seconds, unfinished={key: took for key, took in self._unfinished().items() if key != name})
+
+    def beat(self, every: float = BEAT) -> None:
+        """Note how long the stage under way has taken, if that was not done for `every` seconds: a sitting may end anywhere."""
+        now = time.monotonic()
+        if now - self._noted >= every:
+            self._noted = now
+            self.state.put(unfinished=self._unfinished() | {self._stage: now - self._began})
+
+    def _unfinished(self) -> dict[str, float]:
+        return self.state.facts.get("unfinished", {})
 
     def warn(self, line: str) -> None:
         """A warning, on the screen and in the report."""

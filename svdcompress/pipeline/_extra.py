@@ -59,6 +59,7 @@ class Facts(_Part):
     """`state/run.json`."""
 
     seconds: dict[str, float] = {}
+    unfinished: dict[str, float] = {}
     torch_threads: Length | None = None
     torch_threads_first: Length | None = None
     data: dict[Literal["train", "validation", "test"], Seen] = {}

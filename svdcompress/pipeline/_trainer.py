@@ -86,5 +86,6 @@ class Trainer:
             return self.metrics(model)
 
     def _log(self, row: dict[str, Any]) -> None:
+        self.context.beat()
         if self.context.recipe.report.tensorboard and self.context.place.first:
             log_row(self.context.out, row)
