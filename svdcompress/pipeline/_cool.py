@@ -113,10 +113,11 @@ def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways
         if last:
             break
         hold(model, None)
-        way = ways(model, masks)
-        natural, aim = _way_to(way, folder / "cooling.json")
-        if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts))) is not None:
-            masks = found
+        with climb.context.bars.working(f"{stage}, choosing what goes", stays=False):
+            way = ways(model, masks)
+            natural, aim = _way_to(way, folder / "cooling.json")
+            if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts))) is not None:
+                masks = found
         hold(model, masks)
     extra = {"cooled": {"natural": None if masks is None else natural, "history": history}}
     checkpoint.save(model, file, extra=json.loads(json.dumps(report.plain(extra))))

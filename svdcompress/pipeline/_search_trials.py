@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -68,7 +69,8 @@ class Trials:
         """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
         how = self.measure.how()
         if self.kept.dense is None or not {self.measure.name, FOLLOWS[self.measure.name]} <= set(self.kept.dense["costs"]):
-            self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
+            with self._working("measuring"):
+                self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
         costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
         if before != how:
             self.context.warn(other_machine(before, how, costs["latency"]))
@@ -82,7 +84,8 @@ class Trials:
         if self.kept.least is None:
             found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
             try:
-                self.kept.least = min(found.least(), self._dense_size)
+                with self._working("measuring"):
+                    self.kept.least = min(found.least(), self._dense_size)
             except (
                 PruneError,
                 ExportError,
@@ -104,7 +107,8 @@ class Trials:
         ask = self._ask(number, pressure, target)
         folder = begin(ask, self.folder)
         model = self._cooled(ask)
-        selection = self._masks(model, target, folder / "way.json")
+        with self._working(f"trial {number}, choosing what goes"):
+            selection = self._masks(model, target, folder / "way.json")
         try:
             check_some_left(model.model, selection.masks, self.opened.data.validation)
         except PruneError:
@@ -122,8 +126,9 @@ class Trials:
             state=folder / "recover.pt",
         )
         small.model.eval()
-        costs = self.measure.of_small(small.model, self.dense.model)
-        verdict = self.budget.judge(self.judged, self._losses(small.model))
+        with self._working(f"trial {number}, measuring"):
+            costs = self.measure.of_small(small.model, self.dense.model)
+            verdict = self.budget.judge(self.judged, self._losses(small.model))
         inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
         extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a stopped search ends in the same bytes
         checkpoint.save(bare(small.model), self._model_file(number), extra=report.plain(extra))
@@ -277,6 +282,10 @@ class Trials:
     def _spend(self) -> None:
         self.kept.seconds = self.before + time.monotonic() - self.started
         self.kept.write()
+
+    def _working(self, what: str) -> AbstractContextManager[None]:
+        """What takes minutes with a large model, and no epochs, is seen to go on."""
+        return self.context.bars.working(what, stays=False)
 
     def _say(self, line: str) -> None:
         self.context.say(f"[dim]search:[/] {escape(line)}")

@@ -120,8 +120,8 @@ class Bars:
         self._progress.update(self._task, completed=row["epoch"], where=where, figures=self._figures)
 
     @contextmanager
-    def working(self, stage: str) -> Iterator[None]:
-        """A bar without an end, while a stage that has no epochs goes on."""
+    def working(self, stage: str, stays: bool = True) -> Iterator[None]:
+        """A bar without an end, while a stage that has no epochs goes on. stays: afterwards, too (else it goes)."""
         task = self._progress.add_task(stage, total=None, where="", figures="")
         done, started = threading.Event(), time.monotonic()
 
@@ -138,7 +138,10 @@ class Bars:
             done.set()
             if teller is not None:
                 teller.join()
-        self._progress.update(task, total=1, completed=1)
+            if not stays:
+                self._progress.remove_task(task)
+        if stays:
+            self._progress.update(task, total=1, completed=1)
 
     def _line(self, text: str, left: str) -> None:
         self._console.print(f"{self._stage:<9} {text}{left}", highlight=False, soft_wrap=True)

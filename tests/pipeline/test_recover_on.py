@@ -10,6 +10,7 @@ from svdcompress.pipeline import _search, _search_trials, _trainer, levels_and_t
 from svdcompress.pipeline._search_cost import left_for
 from svdcompress.search import Budget, Losses
 from svdcompress.sources import make_model
+from svdcompress.train import Bars
 
 GOAL = (
     "model.args={sizes: [64, 24, 16, 10]}",
@@ -25,6 +26,7 @@ GOAL = (
 def undisturbed(tiny_recipe, tmp_path_factory):
     """A search for a size, the small model that it began its last recovery with, and what it said."""
     out, began, said = tmp_path_factory.mktemp("on") / "run", [], []
+    working = Bars.working
     stage = _search_trials.recover_stage
 
     def noting(context, dense, variational, small, **more):
@@ -35,6 +37,7 @@ def undisturbed(tiny_recipe, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_search_trials, "recover_stage", noting)
         patch.setattr(_search.Search, "_say", lambda search, line: said.append(line))
+        patch.setattr(Bars, "working", lambda bars, what, stays=True: said.append(what) or working(bars, what, stays))
         results = run(searching(tiny_recipe, *GOAL), out)
     return out, results, began, said
 
@@ -88,6 +91,14 @@ def test_it_is_said_which_trial_recovered_on(undisturbed):
     _, results, _, said = undisturbed
     last = results["search"]["trials"][-1]
     assert sum(f"trial {last['number']} (trial {last['continues']} recovered on): " in line for line in said) == 1
+
+
+def test_what_has_no_epochs_is_seen_to_go_on(undisturbed):
+    """With a large model on a CPU, choosing what goes took 15 minutes without a line."""
+    *_, said = undisturbed
+    for what in ("measuring", "trial 1, choosing what goes", "trial 1, measuring"):
+        assert what in said
+    assert any(line.startswith("pressure ") and line.endswith("part 1, choosing what goes") for line in said)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

@@ -132,3 +132,20 @@ def test_a_long_stage_without_epochs_says_that_it_goes_on(monkeypatch):
     with Bars(Console(file=file, force_terminal=False)) as bars, bars.working("evaluate"):
         time.sleep(0.3)
     assert file.getvalue().startswith("evaluate  0:00 so far\n")
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_is_done_within_a_stage_leaves_no_bar_where_it_is_not_to_stay(monkeypatch, stays):
+    monkeypatch.setattr(_progress, "LINE_EVERY", 0.05)
+    file = io.StringIO()
+    with Bars(Console(file=file, width=80, force_terminal=True, color_system=None)) as bars:
+        with bars.working("trial 3, choosing what goes", stays=stays):
+            bars._progress.refresh()
+            going_on = file.getvalue()
+        assert [task.description for task in bars._progress.tasks] == ["trial 3, choosing what goes"] * stays
+        bars.start("trial 3", 2)
+    assert "trial 3, choosing what goes" in going_on and "…" not in going_on
+    plain = io.StringIO()
+    with Bars(Console(file=plain, force_terminal=False)) as bars, bars.working("trial 3, measuring", stays=stays):
+        time.sleep(0.3)
+    assert "trial 3, measuring 0:00 so far" in plain.getvalue()
