@@ -15,6 +15,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Cooled
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
+from svdcompress.pipeline._path import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._ways import Way, Ways, ways
 from svdcompress.relevance import Masks, as_masks, hold
@@ -25,6 +26,15 @@ from svdcompress.train import losses
 
 EXAMPLES = 5000
 """Training examples that mixtures are compared on, at most."""
+
+FEW, SHARE = 1000, 0.1
+"""Where a trial cools for a few epochs only: this share of the examples of those epochs, but no fewer than so many. Each way is
+judged on them, in float32, which would take a large model as long as the cooling does."""
+
+
+def compared_on(examples: int, epochs: int) -> int:
+    """How many training examples mixtures are compared on, of all `examples`. epochs: of the cooling of a trial."""
+    return min(examples, EXAMPLES, max(FEW, round(SHARE * epochs * examples)))
 
 
 def masks_for(
@@ -48,7 +58,8 @@ def masks_for(
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")
     else:
-        taken, mixture = chosen(to_size, opened.data, context.recipe.search.mixture, context.place.device)
+        count = compared_on(len(opened.data.train), epochs_of(context.recipe.train, COOLING_EPOCHS))
+        taken, mixture = chosen(to_size, opened.data, context.recipe.search.mixture, context.place.device, count)
         asked, masks, way = taken.asked, taken.masks, taken.stored()
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []
@@ -57,8 +68,8 @@ def masks_for(
     return replace(found, way={**way, "mixture": mixture})
 
 
-def chosen(to_size: Ways, data: Data, setting: str, device: Any) -> tuple[Way, dict[str, Any] | None]:
-    """The way that is taken, and the record of the choice; None where there was none."""
+def chosen(to_size: Ways, data: Data, setting: str, device: Any, count: int = EXAMPLES) -> tuple[Way, dict[str, Any] | None]:
+    """The way that is taken, and the record of the choice; None where there was none. count: examples to compare ways on."""
     usual = to_size.usual()
     if setting == "off" or usual.free:
         return usual, None
@@ -68,7 +79,7 @@ def chosen(to_size: Ways, data: Data, setting: str, device: Any) -> tuple[Way, d
             found[way.name] = way
     if len(found) == 1:
         return usual, None
-    examples = some(data.train, EXAMPLES)
+    examples = some(data.train, count)
     with there(device, to_size.model):
         options = {name: option(to_size.model, way, examples, data, device) for name, way in found.items()}
         while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from svdcompress import cost
 from svdcompress.convert import convert
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline._choose_masks import chosen
+from svdcompress.pipeline._choose_masks import chosen, compared_on
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._ways import Way, Ways, ways
 from svdcompress.prune import prune
@@ -291,3 +291,18 @@ def test_a_number_of_non_zeros_counts_what_pruning_takes_along():
         small = prune(model, x[:20], masks=way.masks)
         left = cost.measure(small, x[:2]).nonzero
         assert left == way.size and 0.97 * target <= left <= target
+
+
+@pytest.mark.parametrize(
+    ("examples", "epochs", "count"),
+    [(50_000, 4, 5000), (1_437, 24, 1437), (300, 1, 300), (3_629, 2, 1000), (3_629, 6, 2177), (10**6, 1, 5000)],
+)
+def test_a_comparison_of_ways_takes_no_longer_than_the_training_before_it(examples: int, epochs: int, count: int) -> None:
+    assert compared_on(examples, epochs) == count
+
+
+def test_as_many_examples_are_looked_at_as_are_asked_for() -> None:
+    model = half_useful()
+    data, x, _ = data_of(model, 12)
+    _, record = chosen(ways_of(model, x, "nonzero", 40), data, "auto", "cpu", 123)
+    assert record is not None and record["examples"] == 123
