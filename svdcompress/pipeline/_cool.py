@@ -113,7 +113,7 @@ def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways
         if last:
             break
         hold(model, None)
-        with climb.context.bars.working(f"{stage}, choosing what goes", stays=False):
+        with climb.context.bars.working("choosing", stays=False):
             way = ways(model, masks)
             natural, aim = _way_to(way, folder / "cooling.json")
             if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts))) is not None:

@@ -107,7 +107,7 @@ class Trials:
         ask = self._ask(number, pressure, target)
         folder = begin(ask, self.folder)
         model = self._cooled(ask)
-        with self._working(f"trial {number}, choosing what goes"):
+        with self._working("choosing"):
             selection = self._masks(model, target, folder / "way.json")
         try:
             check_some_left(model.model, selection.masks, self.opened.data.validation)
@@ -126,7 +126,7 @@ class Trials:
             state=folder / "recover.pt",
         )
         small.model.eval()
-        with self._working(f"trial {number}, measuring"):
+        with self._working("measuring"):
             costs = self.measure.of_small(small.model, self.dense.model)
             verdict = self.budget.judge(self.judged, self._losses(small.model))
         inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
