@@ -89,7 +89,7 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
         "trials": sum(trial.get("continues") is None for trial in search["trials"]),
         "epochs": search.get("epochs"),
         "levels": len(search["path"]),
-        "seconds": {name: report["seconds"].get(name, 0.0) for name in ("dense", "search")},
+        "seconds": {"dense": report["seconds"].get("dense", 0.0), "search": search["seconds"]},  # over all sittings
         "threads": report.get("torch_threads"),
         "setting": setting(report),
         "versions": {name: report["versions"].get(name) for name in ("torch", "svdcompress")},
