@@ -184,6 +184,7 @@ COLUMNS = {
     "gap": ("of the gap from tiny to full", "{:.0%}"),
     "frame_ms": ("ms a frame", "{:.1f}"),
     "psnr": ("PSNR on BSD68, dB", "{:.2f}"),
+    "faster": ("times as fast in onnxruntime, by batch", "{}"),
     "ahead": ("ours less this, dB", "{0[0]:+.3f} [{0[1]:+.3f}, {0[2]:+.3f}]"),
 }
 
@@ -208,6 +209,10 @@ def table(results: dict[str, Any]) -> str:
                 if net is not nets["ours"] and "images" in net:
                     less = ours - torch.tensor(net["images"])
                     net["ahead"] = [float(less.mean()), *paired_means(less)]
+        dense = nets.get("dense start", {}).get("latency_ms") or {}
+        for net in (net for label, net in nets.items() if label != "dense start"):
+            if (took := net.get("latency_ms")) and dense:
+                net["faster"] = ", ".join(f"{key.removeprefix('batch_')}: {dense[key] / took[key]:.2f}x" for key in took)
         columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
         lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
         lines += [
