@@ -117,6 +117,10 @@ def at_floor(best: Trial, measure: str, least: float, dense: float, how: str = "
     ]
 
 
+LEAST_TOLD = 1.005
+"""Factors below this would read "1x fewer"."""
+
+
 def cut_by_rank(
     best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1
 ) -> list[str]:
@@ -135,9 +139,9 @@ def cut_by_rank(
     cures += [f"--epochs {2 * epochs}", "a larger share of units (convert.share)"]
     at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
     at = "at the path's highest pressure" if steps == 1 else "by the pressure of the path"
-    natural = f"{max(best.natural, 1.0):.3g}x fewer {unit}"
+    fewer, way = (f"{best.natural:.3g}x", "the rest of") if best.natural >= LEAST_TOLD else ("no", "all")
     return [
-        f"{at} the model has {natural} by itself; the rest of the way to {2**best.ratio:.3g}x was "
+        f"{at} the model has {fewer} fewer {unit} by itself; {way} the way to {2**best.ratio:.3g}x was "
         f"cut by rank alone{at_once}, which costs accuracy. What presses harder: {', '.join(cures)}"
     ]
 

@@ -41,6 +41,20 @@ def test_what_is_cut_by_rank_alone_is_said(tmp_path, goal, said):
         assert "--set search.levels=7, --epochs 14" in lines[0] and lines[0] in search.context.results.search["notes"]
 
 
+@pytest.mark.parametrize(
+    ("natural", "said"),
+    [
+        (1.004, "has no fewer non-zeros by itself; all the way to 4x"),
+        (1.1, "has 1.1x fewer non-zeros by itself; the rest of the way"),
+    ],
+)
+def test_a_model_that_pressure_left_as_it_was_has_no_fewer(tmp_path, natural, said):
+    search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
+    best = replace(search.run(), natural=natural)
+    (line,) = cut_by_rank(best, 3, load_recipe(None, ["search.levels=3"]).search, "non-zeros", 5, 3)
+    assert said in line
+
+
 def test_a_posterior_of_the_right_size_is_not_complained_of(tmp_path):
     search = Quick(tmp_path, "search.goal=nonzero=4x", "search.trials=2")
     search.run()
