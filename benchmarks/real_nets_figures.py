@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from svdcompress import convert_dropout, export_onnx, to_dense
 from svdcompress.batch import call, main_output
 from svdcompress.pipeline import OpenRun
-from svdcompress.uncertainty import mc_predict
+from svdcompress.uncertainty import mc_predict, paired_means
 
 NINETY = 1.6449
 """A normal variable is within so many deviations of its mean with probability 0.9."""
@@ -60,9 +60,11 @@ def noise(mean: Tensor, variance: Tensor, target: Tensor) -> float:
     return float(grid[(total.log() + square / total).mean(1).argmin()])
 
 
-def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, device: torch.device) -> dict[str, float]:
-    """Whether the deviation of the draws ranks the errors, and whether 90% intervals hold what they promise."""
-    test = opened.data.test if count is None else opened.data.test.subset(torch.arange(min(count, len(opened.data.test))))
+def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, device: torch.device) -> dict[str, Any]:
+    """Whether the deviation of the draws ranks the errors, and whether 90% intervals hold what they promise; of each too."""
+    test = opened.data.test
+    if count is not None and count < len(test):  # spread over all: the rows of Buchwald-Hartwig lie in order of their additives
+        test = test.subset(torch.linspace(0, len(test) - 1, count).long())
     extra = noise(*drawn(model, opened.data.validation, samples, device))
     mean, variance, target = drawn(model, test, samples, device)
     error, deviation = (target - mean).abs(), (variance + extra).sqrt()
@@ -70,10 +72,42 @@ def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, d
     return {
         "r2_of_draws": 1 - float(error.square().mean() / target.var(correction=0)),
         "spearman": spearman(variance, error),
-        "coverage": float((error <= NINETY * deviation).double().mean()),
+        "coverage": float(inside({"error": error, "deviation": deviation}).double().mean()),
         "width": float(2 * NINETY * deviation.mean() * scale),
         "doubted": len(target),
+        "each": {"error": error, "deviation": deviation},
     }
+
+
+def beside(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Ours less another's figure and its 95% interval, from what both have of each test example: [difference, low, high].
+
+    R2 and coverage by the normal distribution, the correlation of ranks by 2,000 bootstrap samples.
+    """
+    from scipy.stats import bootstrap
+
+    found: dict[str, list[float]] = {}
+    if "square" in ours and "square" in other:
+        less = (other["square"] - ours["square"]) / ours["spread"]
+        found["r2_ahead"] = [float(less.mean()), *paired_means(less)]
+    if "error" in ours and "error" in other and len(ours["error"]) == len(other["error"]):
+        less = inside(ours).double() - inside(other).double()
+        found["coverage_ahead"] = [float(less.mean()), *paired_means(less)]
+        pairs = [each[key].numpy() for each in (ours, other) for key in ("deviation", "error")]
+        sampled = bootstrap(pairs, ranked, n_resamples=2000, paired=True, vectorized=False, method="percentile", rng=0)
+        found["spearman_ahead"] = [ranked(*pairs), *(float(edge) for edge in sampled.confidence_interval)]
+    return found
+
+
+def inside(each: dict[str, Tensor]) -> Tensor:
+    """Which errors lie in their 90% interval."""
+    return each["error"] <= NINETY * each["deviation"]
+
+
+def ranked(*pairs: Any) -> float:
+    """The correlation of the first two less that of the last two."""
+    a, b, c, d = (torch.as_tensor(part) for part in pairs)
+    return spearman(a, b) - spearman(c, d)
 
 
 @torch.no_grad()
@@ -87,11 +121,15 @@ def yield_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
     """R2 by the mean, and the doubt by draws: of our weights, or (drawn is False) by MC dropout of a dense network."""
     device = next(model.parameters()).device
     outputs, targets = values(model.eval(), opened.data.test, device)
-    left = (outputs.flatten() - targets.flatten().double()).square().mean() / targets.double().var(correction=0)
-    found = {"r2": 1 - float(left), **sizes(model, next(iter(opened.data.test.batches(2, device=device)))[0])}
+    square, spread = (outputs.flatten() - targets.flatten().double()).square(), targets.double().var(correction=0)
+    found: dict[str, Any] = {
+        "r2": 1 - float(square.mean() / spread),
+        **sizes(model, next(iter(opened.data.test.batches(2, device=device)))[0]),
+    }
     if options.samples:
         doubted = model if drawn else convert_dropout(copy.deepcopy(model)).eval()
         found |= doubts(doubted, opened, options.samples, options.count, device)
+    found["each"] = {"square": square, "spread": spread, **found.get("each", {})}
     return found
 
 
