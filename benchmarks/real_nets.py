@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ import torch
 from mnist import machine, read, write
 from models import crepe
 from real_nets_figures import beside, noise_figures, pitch_figures, yield_figures
+from real_nets_table import table
 from real_peers import PEERS, Way, nothing, train
 from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
 from torch import nn
 
 from svdcompress.pipeline import OpenRun, open_run
-from svdcompress.uncertainty import paired_means
 
 HERE = Path(__file__).resolve().parent
 
@@ -185,77 +185,14 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
     }
 
 
-DIFFERENCE = "{0[0]:+.3f} [{0[1]:+.3f}, {0[2]:+.3f}]"
-"""A difference with its 95% interval."""
-
-COLUMNS = {
-    "r2": ("R2", "{:.3f}"),
-    "r2_ahead": ("ours less this, R2", DIFFERENCE),
-    "spearman": ("rank corr. of deviation and error", "{:.2f}"),
-    "spearman_ahead": ("ours less this, rank corr.", DIFFERENCE),
-    "coverage": ("coverage of the 90% interval", "{:.1%}"),
-    "coverage_ahead": ("ours less this, coverage", DIFFERENCE),
-    "width": ("its width (yield)", "{:.2f}"),
-    "agreement": ("agrees with full: all", "{:.1%}"),
-    "agreement_tones": ("tones", "{:.1%}"),
-    "agreement_speech": ("speech", "{:.1%}"),
-    "accuracy_tones": ("tones within 50 cents", "{:.1%}"),
-    "gap": ("of the gap from tiny to full", "{:.0%}"),
-    "frame_ms": ("ms a frame", "{:.1f}"),
-    "psnr": ("PSNR on BSD68, dB", "{:.2f}"),
-    "faster": ("times as fast in onnxruntime, by batch", "{}"),
-    "ahead": ("ours less this, dB", DIFFERENCE),
-}
-
-
-def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each network."""
-    lines = [
-        "# A BERT of reactions, CREPE and DnCNN",
-        "",
-        "Written by `benchmarks/real_nets.py`, which says how each row is made.",
-        "",
-    ]
-    for name, one in results.items():
-        made, nets = one["setting"], one["nets"]
-        if "tiny" in nets and nets["tiny"]["agreement"] < 1:
-            for net in nets.values():
-                if "agreement" in net:
-                    net["gap"] = 1 - (1 - net["agreement"]) / (1 - nets["tiny"]["agreement"])
-        if "images" in nets.get("ours", {}):
-            ours = torch.tensor(nets["ours"]["images"])
-            for net in nets.values():
-                if net is not nets["ours"] and "images" in net:
-                    less = ours - torch.tensor(net["images"])
-                    net["ahead"] = [float(less.mean()), *paired_means(less)]
-        dense = nets.get("dense start", {}).get("latency_ms") or {}
-        for net in (net for label, net in nets.items() if label != "dense start"):
-            if (took := net.get("latency_ms")) and dense:
-                net["faster"] = ", ".join(f"{key.removeprefix('batch_')}: {dense[key] / took[key]:.2f}x" for key in took)
-        columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
-        lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
-        lines += [
-            f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
-        ]
-        lines += [
-            f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {made['precision']}"
-        ]
-        lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
-        lines += [f"- distillation {made['distill']:g}"]
-        lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]
-        lines += [f"- {', '.join(f'{key} {value}' for key, value in made['versions'].items())}", ""]
-        head = ["net", "MACs", "parameters", *(COLUMNS[key][0] for key in columns), "wall-clock"]
-        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-        base = nets["dense start"] if "dense start" in nets else nets["ours"]
-        for label, net in nets.items():
-            if "failed" in net:
-                lines.append(f"| {label} | failed: {net['failed']} |" + " |" * (len(head) - 2))
-                continue
-            cells = [label, *(f"{base[key] / net[key]:.2f}x" for key in ("macs", "parameters"))]
-            cells += [COLUMNS[key][1].format(net[key]) if net.get(key) is not None else "" for key in columns]
-            lines.append(f"| {' | '.join([*cells, '%.0f min' % (net['seconds'] / 60) if 'seconds' in net else ''])} |")
-        lines.append("")
-    return "\n".join(lines)
+def store(path: Path, name: str, known: dict[str, Any]) -> None:
+    """Write what is known of a network, and the table. Another process may have added to the file, a peer of it too."""
+    results = read(path)
+    for net, found in results.get(name, {}).get("nets", {}).items():
+        known["nets"].setdefault(net, found)
+    results[name] = known
+    write(path, results)
+    path.with_suffix(".md").write_text(table(results), encoding="utf-8")
 
 
 def main() -> None:
@@ -286,16 +223,7 @@ def main() -> None:
                 failed.append(name)
                 continue
             known = read(path).get(name, {})
-
-            def store(name: str = name, known: dict[str, Any] = known) -> None:
-                results = read(path)  # another process may have added to it, a peer of this network too
-                for net, found in results.get(name, {}).get("nets", {}).items():
-                    known["nets"].setdefault(net, found)
-                results[name] = known
-                write(path, results)
-                path.with_suffix(".md").write_text(table(results), encoding="utf-8")
-
-            compared(name, options, slot, known, store)
+            compared(name, options, slot, known, partial(store, path, name, known))
     except Slice.Over:
         print("the slice has ended; the next one goes on from here")
         sys.exit(UNFINISHED)

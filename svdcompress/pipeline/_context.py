@@ -38,7 +38,7 @@ class Context:
     results: RunResults
     history: list[dict[str, Any]] = field(default_factory=list)
     _stage: str = ""
-    _began: float = 0.0
+    _began: float = 0.0  # less what earlier sittings took
     _noted: float = 0.0
 
     @contextmanager
@@ -46,9 +46,8 @@ class Context:
         """Within it the stage's seconds are counted, over all sittings of the run. Raises Interrupted if asked to stop."""
         if self.stop():
             raise Interrupted(f"stopped by {self.stop.signal} before the stage {name}.")
-        earlier = self._unfinished().get(name, 0.0)
-        self._stage, self._began = name, time.monotonic() - earlier
-        self._noted = time.monotonic()
+        self._stage, self._noted = name, time.monotonic()
+        self._began = self._noted - self._unfinished().get(name, 0.0)
         try:
             with nullcontext() if name in WITH_BARS else self.bars.working(name):
                 yield
