@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from controls import control
 from mnist import machine, read, write
-from real_peers import trained
+from real_peers import unpickled
 from torch import Tensor, nn
 
 import svdcompress as svdc
@@ -93,7 +93,7 @@ def pairs(options: argparse.Namespace) -> Iterator[tuple[str, str, str, dict[str
         opened = open_run(folder, trust_code=True)
         ours = measured(svdc.to_dense(copy.deepcopy(opened.model)), opened, opened.model)
         for file in sorted(folder.parent.glob(f"{case}-*.done.pt")):
-            other = trained(file)
+            other = unpickled(file)
             name = file.name.removeprefix(f"{case}-").removesuffix(".done.pt").replace("-", " ")
             yield f"{case}, {name}", "0", name, {OURS: ours, name: measured(other.float(), opened)}
     out = options.runs / "controls"

@@ -25,7 +25,6 @@ import argparse
 import copy
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import PEERS, Way, macs, magnitude, nothing, train, trained
+from real_peers import PEERS, Way, macs, magnitude, nothing, train, unpickled
 from real_table import table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
@@ -169,7 +168,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         if "change" in nets.get(peer, {}):
             continue
         if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
-            model = trained(done).to(device)
+            model = unpickled(done).to(device)
         elif peer in nets:
             print(f"{name}: {peer} stays without its interval, as {done} is not there")
             continue
@@ -177,10 +176,10 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
-            begun = time.monotonic()
-            model = train(copy.deepcopy(opened.dense).to(device), opened, way, pruner, file, slot)
-            seconds, epochs = time.monotonic() - begun, way.epochs
+            model, seconds = train(copy.deepcopy(opened.dense).to(device), opened, way, pruner, file, slot)
+            epochs = way.epochs
             torch.save(model, done)  # for benchmarks that ask more of it, too
+            file.unlink(missing_ok=True)
         found, other = figures(model, opened)
         nets[peer] = {**found, "change": change(other, missed), "seconds": seconds, "epochs": epochs}
         store(known)

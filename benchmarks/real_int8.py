@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import trained
+from real_peers import unpickled
 from torch import Tensor, nn
 
 from svdcompress import cost, export_onnx
@@ -53,7 +53,7 @@ def nets(folder: Path, opened: OpenRun, units: Baked, place: Path, wanted: list[
         peer = file.name.removeprefix(f"{folder.name}-").removesuffix(".done.pt")
         if wanted and peer not in wanted:
             continue
-        model = trained(file)
+        model = unpickled(file)
         path = place / f"{peer}.onnx"
         export_onnx(units.model(model.float().eval()), path, inputs, opset=opened.recipe.export.opset)
         yield peer, path

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -97,9 +96,16 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
     judge = {"crepe": pitch_figures, "denoise": noise_figures}.get(name.partition("-")[0], yield_figures)
     results = opened.results
     way = Way(sum(row["stage"] != "dense" for row in results["history"]), results["sparse"]["macs"])
+    run = results["files"]["model.safetensors"]["sha256"]
+    if known.get("run") != run:  # another run of this name, as with more epochs on another machine
+        if known:
+            print(f"{name}: the stored figures are of another run; all are made anew")
+        known.clear()
     nets = known.setdefault("nets", {})
-    known |= {"anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
+    known |= {"run": run, "anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
     known["setting"] = setting(opened, device)
+    keys = {"r2", *(["spearman"] if options.samples else [])} if judge is yield_figures else {"macs"}
+    differences = {f"{key}_ahead" for key in keys - {"macs"}}
     own = options.runs / f"{name}-each.safetensors"  # of our network, what others' are held against
 
     def judged(label: str, model: nn.Module) -> dict[str, Any]:
@@ -109,36 +115,36 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
             save_file(each, own)
         return found | (beside(load_file(own), each) if each and label != "ours" else {})
 
-    lacks = judge is yield_figures and ("error" if options.samples else "square") not in (
-        load_file(own) if own.is_file() else {}
-    )
-    if "ours" not in nets or lacks:
+    def missing(label: str) -> bool:
+        net = nets.get(label, {})
+        return "failed" not in net and not keys | (differences if label != "ours" else set()) <= net.keys()
+
+    if missing("ours") or (differences and not own.is_file()):
         nets["ours"] = judged("ours", opened.model.to(device)) | reported(results, "sparse")
         nets["ours"]["seconds"] = sum(results["seconds"].values())
         store()
-    if "dense start" not in nets or lacks:
+    if missing("dense start"):
         nets["dense start"] = judged("dense start", opened.dense.to(device)) | reported(results, "dense")
         store()
     tiny = small_sister(options, device) if name == "crepe" else None
-    if tiny is not None and "tiny" not in nets:
+    if tiny is not None and missing("tiny"):
         nets["tiny"] = judged("tiny", tiny)
         store()
     for peer in options.peer or [*PEERS, *([TINY] if tiny is not None else [])]:
-        if peer in nets:
+        if not missing(peer):
             continue
         print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
-        begun = time.monotonic()
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         try:
             start = tiny if peer == TINY else opened.dense
             assert start is not None
-            model = train(copy.deepcopy(start).to(device), opened, way, PEERS.get(peer, nothing), file, slot)
+            model, seconds = train(copy.deepcopy(start).to(device), opened, way, PEERS.get(peer, nothing), file, slot)
         except Slice.Over:
             raise
         except Exception as error:  # what another package cannot do is a result
             nets[peer] = {"failed": f"{type(error).__name__}: {error}"[:300]}
         else:
-            nets[peer] = judged(peer, model) | {"seconds": time.monotonic() - begun}
+            nets[peer] = judged(peer, model) | {"seconds": seconds}
         store()
 
 
@@ -188,8 +194,9 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
 def store(path: Path, name: str, known: dict[str, Any]) -> None:
     """Write what is known of a network, and the table. Another process may have added to the file, a peer of it too."""
     results = read(path)
-    for net, found in results.get(name, {}).get("nets", {}).items():
-        known["nets"].setdefault(net, found)
+    there = results.get(name, {})
+    if there.get("run") == known["run"]:
+        known["nets"] |= {net: found for net, found in there["nets"].items() if net not in known["nets"]}
     results[name] = known
     write(path, results)
     path.with_suffix(".md").write_text(table(results), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -140,17 +141,20 @@ PEERS: dict[str, Peer] = {
 }
 
 
-def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, slot: Slice) -> nn.Module:
-    """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one.
+def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, slot: Slice) -> tuple[nn.Module, float]:
+    """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one, and
+    the seconds that its epochs took.
 
-    file: what was reached, after each epoch from where the pruning has ended, for a later slice.
+    file: what was reached, after each epoch from where the pruning has ended, for a later slice; it stays, with the model.
     """
     recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
     settings, loss, first, state = recipe.recover, Loss(opened, device), 0, None
+    earlier, begun = 0.0, time.monotonic()
     fast = device.type == "cuda" or settings.precision == "bf16"  # as the package trains ours
     layout: Any = torch.channels_last if fast else torch.preserve_format
     if file.is_file():
-        kept = torch.load(file, weights_only=False)  # our own, of an earlier slice
+        kept = unpickled(file)
+        earlier = kept.get("seconds", 0.0)  # of earlier slices
         first, model, state, prune = kept["epochs"], kept["model"].to(device), kept["optimizer"], kept["prune"]
     else:
         prune = peer(model, opened, way, loss)
@@ -182,11 +186,12 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
         alike = peer is nothing or isinstance(prune, Magnitude)
         if alike or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
             kept = {"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict(), "prune": prune if alike else idle}
-            torch.save(kept, file)
+            torch.save(kept | {"seconds": earlier + time.monotonic() - begun}, file)
     if isinstance(prune, Magnitude):
         prune(math.inf)
-    file.unlink(missing_ok=True)
-    return model.to(memory_format=torch.contiguous_format).eval() if fast else model.eval()  # type: ignore[call-overload]
+    if fast:
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return model.eval(), earlier + time.monotonic() - begun
 
 
 class _Moved(pickle.Unpickler):
@@ -198,8 +203,8 @@ class _Moved(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def trained(file: Path) -> nn.Module:
-    """A peer that was trained before, from a file of real.py, on the CPU."""
+def unpickled(file: Path) -> Any:
+    """A peer that was trained before, or as far as a slice came with it, on the CPU; the files are our own."""
     return torch.load(
         file, map_location="cpu", weights_only=False, pickle_module=SimpleNamespace(__name__="pickle", Unpickler=_Moved)
     )

@@ -1,15 +1,21 @@
 """The instruments of benchmarks/real_nets.py: fitted noise, differences with their intervals, results of several processes."""
 
+import copy
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
 from sklearn.metrics import r2_score
+
+from svdcompress.pipeline import open_run, run
+from svdcompress.recipe import load_recipe
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NAMES = [file.stem for file in BENCHMARKS.iterdir()]
@@ -95,15 +101,107 @@ def test_processes_add_to_the_same_network(module, tmp_path, monkeypatch):
     real_nets = module("real_nets")
     monkeypatch.setattr(real_nets, "table", lambda results: ", ".join(results["crepe"]["nets"]))
     path = tmp_path / "real_nets.json"
-    first, second = ({"nets": {"ours": {"macs": 1}}} for _ in range(2))
+    first, second = ({"run": "a", "nets": {"ours": {"macs": 1}}} for _ in range(2))
     real_nets.store(path, "crepe", first)
     second["nets"]["tiny"] = {"macs": 2}
     real_nets.store(path, "crepe", second)
     first["nets"]["ours"] = {"macs": 3}  # made anew: what a process holds is newer than what it read
     real_nets.store(path, "crepe", first)
-    real_nets.store(path, "suzuki-0", {"nets": {"ours": {}}})
-    assert json.loads(path.read_text()) == {
-        "crepe": {"nets": {"ours": {"macs": 3}, "tiny": {"macs": 2}}},
-        "suzuki-0": {"nets": {"ours": {}}},
-    }
+    real_nets.store(path, "suzuki-0", {"run": "b", "nets": {"ours": {}}})
+    stored = {name: one["nets"] for name, one in json.loads(path.read_text()).items()}
+    assert stored == {"crepe": {"ours": {"macs": 3}, "tiny": {"macs": 2}}, "suzuki-0": {"ours": {}}}
     assert path.with_suffix(".md").read_text() == "ours, tiny"
+    real_nets.store(path, "crepe", {"run": "c", "nets": {"ours": {"macs": 4}}})
+    assert json.loads(path.read_text())["crepe"]["nets"] == {"ours": {"macs": 4}}
+
+
+@pytest.fixture
+def compare(module, tmp_path, monkeypatch):
+    """Compares a stubbed run with the dense network trained as long; gives what was judged, in order, and the figures."""
+    real_nets = module("real_nets")
+    monkeypatch.setattr(real_nets, "setting", lambda opened, device: {})
+    net = torch.nn.Linear(2, 1)
+
+    def compare(run, samples, known):
+        judged = []
+
+        def judge(opened, model, options, *, drawn=False):
+            judged.append("ours" if drawn else "other")
+            error = torch.rand(20, dtype=torch.double)
+            more = {"error": error, "deviation": error + 0.1} if options.samples else {}
+            found = {"r2": 0.5} | ({"spearman": 0.4, "coverage": 0.9} if options.samples else {})
+            return found | {"each": {"square": error**2, "spread": torch.tensor(1.0), **more}}
+
+        def train(model, *given):
+            judged.append("trained")
+            return model, 7.0
+
+        reported = {"macs": 1, "parameters": 3, "latency_ms": {}}
+        results = {"history": [{"stage": "train"}], "seconds": {"train": 1.0}, "sparse": reported, "dense": reported}
+        results["files"] = {"model.safetensors": {"sha256": run}}
+        opened = SimpleNamespace(results=results, model=net, dense=net)
+        for name, stub in {"open_run": lambda *given, **more: opened, "yield_figures": judge, "train": train}.items():
+            monkeypatch.setattr(real_nets, name, stub)
+        options = SimpleNamespace(runs=tmp_path, samples=samples, peer=["dense, trained as long"])
+        real_nets.compared("suzuki-0", options, None, known, lambda: None)
+        return judged
+
+    return compare
+
+
+def test_what_is_known_is_not_made_again(compare):
+    everything, known = ["ours", "other", "trained", "other"], {}
+    assert compare("a", 0, known) == everything
+    assert compare("a", 0, known) == []
+    assert compare("a", 20, known) == everything  # now with draws
+    assert compare("a", 20, known) == compare("a", 0, known) == []
+    assert list(known["nets"]) == ["ours", "dense start", "dense, trained as long"]
+    assert known["nets"]["dense, trained as long"]["seconds"] == 7 and "spearman_ahead" in known["nets"]["dense start"]
+    known["nets"]["dense, trained as long"] = {"failed": "no memory"}
+    assert compare("a", 20, known) == []
+
+
+def test_figures_of_another_run_are_not_taken_for_those_of_this(compare, capsys):
+    """A result of few epochs on a CPU lies there where the whole run is made on a GPU."""
+    known = {}
+    compare("a", 0, known)
+    assert not capsys.readouterr().out.count("another run")
+    assert compare("b", 0, known) == ["ours", "other", "trained", "other"] and known["run"] == "b"
+    assert "suzuki-0: the stored figures are of another run; all are made anew" in capsys.readouterr().out
+
+
+def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
+    peers, slices = module("real_peers"), module("slices")
+    sets = ["model.args={sizes: [64, 24, 10]}", "data.limit=200", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
+    run(
+        load_recipe("digits", [*sets, "report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]),
+        tmp_path / "run",
+    )
+    opened = open_run(tmp_path / "run")
+
+    class Ends(slices.Slice):
+        def __init__(self, steps):
+            self.steps = steps
+
+        def check(self):
+            self.steps -= 1
+            if not self.steps:
+                raise self.Over
+
+    def train(steps, name):
+        way = peers.Way(4, 0)
+        return peers.train(copy.deepcopy(opened.dense), opened, way, peers.nothing, tmp_path / name, Ends(steps))
+
+    whole, seconds = train(-1, "whole.pt")
+    batches = math.ceil(len(opened.data.train) / opened.recipe.recover.batch_size)
+    with pytest.raises(slices.Slice.Over):
+        train(2 * batches + 1, "sliced.pt")
+    kept = torch.load(tmp_path / "sliced.pt", weights_only=False)
+    assert kept["epochs"] == 2 and 0 < kept["seconds"] < 60
+    torch.save(kept | {"seconds": 1000.0}, tmp_path / "sliced.pt")
+    sliced, of_both = train(-1, "sliced.pt")
+    assert 0 < seconds < 60 and 1000 < of_both < 1060
+    for value, wanted in zip(sliced.state_dict().values(), whole.state_dict().values(), strict=True):
+        assert torch.equal(value, wanted)
+    again, same = train(1, "sliced.pt")  # at its end: not trained once more
+    assert same == pytest.approx(of_both, abs=5) and torch.equal(next(again.parameters()), next(whole.parameters()))
