@@ -150,8 +150,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
     recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
     settings, loss, first, state = recipe.recover, Loss(opened, device), 0, None
     earlier, begun = 0.0, time.monotonic()
-    fast = device.type == "cuda" or settings.precision == "bf16"  # as the package trains ours
-    layout: Any = torch.channels_last if fast else torch.preserve_format
+    layout: Any = torch.channels_last if device.type == "cuda" else torch.preserve_format  # as the package trains ours
     if file.is_file():
         kept = unpickled(file)
         earlier = kept.get("seconds", 0.0)  # of earlier slices
@@ -189,7 +188,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             torch.save(kept | {"seconds": earlier + time.monotonic() - begun}, file)
     if isinstance(prune, Magnitude):
         prune(math.inf)
-    if fast:
+    if device.type == "cuda":
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return model.eval(), earlier + time.monotonic() - begun
 

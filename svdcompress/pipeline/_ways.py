@@ -35,8 +35,9 @@ SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0
 HALVINGS = 12
 """Of what weights may stay, towards as many non-zeros as asked for."""
 
-GUESSES = 3
-"""Files that are measured on the way to a size in bytes or milliseconds, at most, beside that of the model as it is."""
+GUESSES, MORE, FAR = 3, 6, 0.8
+"""Files that are measured on the way to a size in bytes or milliseconds, at most, beside that of the model as it is; and at
+most where what they found is smaller than that share of the size, as latencies are no line."""
 
 SURE = 1.05
 """Sizes that are so many times apart tell more than chance."""
@@ -244,8 +245,9 @@ class Units(Ways):
         now = self._costs(self.found)
         seen = [(now[self.follows], now[self.measure.name])]
         made = [Way("global", self._finished(self.found), seen[0][1], self.asked, free=True)]
-        while seen[0][1] > self.target and len(made) <= GUESSES:
-            if any(self.target * (1 - CLOSE) <= size <= self.target for _, size in seen):
+        while seen[0][1] > self.target and len(made) <= MORE:
+            best = max((size for _, size in seen if size <= self.target), default=0.0)
+            if best >= self.target * (1 - CLOSE) or (best >= self.target * FAR and len(made) > GUESSES):
                 break
             count = next_count(seen, self.target)
             masks = self.ranking.at({self.follows: count}).masks

@@ -329,18 +329,6 @@ def test_bad_settings_are_said():
         fit(net(), InMemory(torch.zeros(0, 6), torch.zeros(0).long()), LOSS, settings(), device="cpu")
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_convolutions_are_channels_last_in_bf16_alone_and_as_before_afterwards(precision):
-    torch.manual_seed(0)
-    model = convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)))
-    data, seen = InMemory(torch.randn(20, 3, 4, 4), torch.randint(0, 2, (20,))), []
-    last = lambda tensor: tensor.is_contiguous(memory_format=torch.channels_last)  # noqa: E731
-    model[0].register_forward_hook(lambda layer, args, out: seen.append(last(layer.weight) and last(layer.log_sigma2)))
-    fit(model, data, LOSS, settings(precision=precision), device="cpu")
-    assert seen and set(seen) == {precision == "bf16"}
-    assert all(parameter.is_contiguous() for parameter in model.parameters())
-
-
 def test_bf16_trains_and_leaves_the_model_as_it_was():
     model = net()
     result = fit(model, examples(), LOSS, settings(epochs=5, precision="bf16"), device="cpu")
