@@ -13,7 +13,8 @@ many of their living units go, or so many that this share of the parameters is l
 - chance.
 
 These are ranked by torch-pruning's pruner over the whole network, through `svdcompress.interop.torch_pruning`; "ranked" is
-`svdcompress.selection.ranked`. By parameters, the small network is also trained on for a few epochs. Test digits are looked at
+`svdcompress.selection.ranked` with the information alone, "ranked, with examples" with 512 training digits, as searches have
+it. By parameters, the small network is also trained on for a few epochs. Test digits are looked at
 after each removal; they choose nothing. Written to benchmarks/results/ranking.json and ranking.md; what is there is not
 measured again without --again.
 """
@@ -52,6 +53,9 @@ STEPS = 30
 
 UNIT_STEPS = 10
 """Steps in which it takes a share of the units."""
+
+EXAMPLES = 512
+"""Training digits that units' sensitivities are made of."""
 
 RECOVERY = 10
 """Epochs of training afterwards, of the mean."""
@@ -119,8 +123,8 @@ SCORES: dict[str, Callable[[], Any]] = {
 }
 
 
-METHODS = ("ranked", "information, both", "torch-pruning, magnitude", "torch-pruning, Taylor")
-"""What is compared by parameters: ours, and three of the scores by torch-pruning's pruner."""
+METHODS = ("ranked", "ranked, with examples", "information, both", "torch-pruning, magnitude", "torch-pruning, Taylor")
+"""What is compared by parameters: ours in two ways, and three of the scores by torch-pruning's pruner."""
 
 
 def error(model: nn.Module, masks: Masks) -> float:
@@ -167,11 +171,12 @@ def by_parameters(model: nn.Module, method: str, seed: int) -> dict[str, list[fl
     """[error, error after recovery] by the share of the parameters that is left at most, after dead units."""
     (x, _), _ = data()
     total = svdc.prune(model, x[:2], verify=False).pruning.parameters_after
-    ranking = Ranking(model, x[:2])
+    ours = method.startswith("ranked")
+    ranking = Ranking(model, x[:2], examples=x[:EXAMPLES].split(EXAMPLES // 128) if "examples" in method else None)
     found, work = {}, copy.deepcopy(model)
-    one = pruner(work, "information, both" if method == "ranked" else method, 0.99, STEPS)
+    one = pruner(work, "information, both" if ours else method, 0.99, STEPS)
     for share in LEFT:
-        if method == "ranked":
+        if ours:
             masks = ranking.at({"parameters": round(share * total)}).masks
         else:
             while svdc.prune(work, x[:2], verify=False).pruning.parameters_after > share * total:

@@ -53,7 +53,7 @@ def masks_for(
     `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again.
     """
     model = cooled.model
-    to_size = ways(context, opened, dense, model, measure, target, cooled.masks)
+    to_size = ways(context, opened, dense, model, measure, target, cooled.masks, by_outputs=cooled.unpressed)
     if stored is not None:
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")

@@ -13,7 +13,7 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline._path import COOLING_EPOCHS, Climb, epochs_of
+from svdcompress.pipeline._path import COOLING_EPOCHS, UNPRESSED, Climb, epochs_of
 from svdcompress.pipeline._search_kept import keep, known
 from svdcompress.pipeline._ways import Ways
 from svdcompress.recipe import LrSchedule
@@ -30,6 +30,11 @@ class Ask:
     target: float
     cuts: int
 
+    @property
+    def unpressed(self) -> bool:
+        """Whether it begins from the dense weights."""
+        return self.pressure <= UNPRESSED
+
     def folder(self, search: Path) -> Path:
         """Where the trial lies until it is done."""
         return search / f"trial-{self.number}"
@@ -40,13 +45,14 @@ class Cooled:
     """The posterior of a trial.
 
     model: holds no masks. masks: what the cuts left of it; None where there were none. natural: its size before the first cut;
-    None where that is its size now. history: the rows of its epochs.
+    None where that is its size now. history: the rows of its epochs. unpressed: as of what was asked.
     """
 
     model: nn.Module
     masks: Masks | None
     natural: float | None
     history: list[dict[str, Any]]
+    unpressed: bool = False
 
 
 def kept_file(search: Path, number: int) -> Path:
@@ -87,12 +93,12 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
     if any(layer.mask is not None for layer in layers.values()):
         masks = as_masks(model, {name: layer.relevant() for name, layer in layers.items()})
         hold(model, None)
-    return Cooled(model, masks, stored["natural"], stored["history"])
+    return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed)
 
 
 def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways], file: Path) -> None:
     recipe, folder = climb.context.recipe, ask.folder(climb.folder)
-    model = climb.posterior(min(max(1, int(ask.pressure)), len(climb.rows)))
+    model = climb.begin(ask.pressure)
     epochs = epochs_of(recipe.train, COOLING_EPOCHS)
     parts = min(ask.cuts, epochs)
     ends = [epochs * (part + 1) // parts for part in range(parts)]

@@ -37,6 +37,12 @@ PRESSED = BELOW + 1
 START = PRESSED - 0.5
 """The highest pressure that such cuts are begun from at first; a higher one is seldom better (benchmarks/trials.py)."""
 
+UNPRESSED = -7.0
+"""The pressure of a trial that begins from the dense weights and not from the path: beta is a thousandth of the recipe's."""
+
+PART = 0.1
+"""A path that by itself goes no further than this part of the way to a size (in logarithms) presses too little for it."""
+
 
 @dataclass
 class Climb:
@@ -59,6 +65,8 @@ class Climb:
         """Train the next level, or find it done; the row of it: level, beta, sizes, and metrics before any recovery."""
         recipe = self.context.recipe
         model = self.variational.model if level == 1 else self.posterior(level - 1)
+        if level == 1 and not self.known(0) and not self.known(1):
+            checkpoint.save(model, self._file(0))
         epochs = epochs_of(recipe.train, LEVEL_EPOCHS)
         beta = self.beta(level)
         schedule: Schedule = LinearWarmup(0, max(1, epochs // 2), beta) if level == 1 else Constant(beta)
@@ -88,8 +96,16 @@ class Climb:
         settings = self.context.recipe.relevance
         return rule(model, settings, self.opened.inputs)(settings.threshold)
 
+    def begin(self, pressure: float) -> nn.Module:
+        """What a trial of a pressure begins from: the level below it, or the converted model."""
+        return self.posterior(0 if pressure <= UNPRESSED else min(max(1, int(pressure)), len(self.rows)))
+
+    def recovery(self, pressure: float) -> float:
+        """The beta that a trial's recovery is told of; without pressure that of the first level, as variances learn then."""
+        return self.beta(1 if pressure <= UNPRESSED else pressure)
+
     def posterior(self, level: int) -> nn.Module:
-        """The model as it was after a level."""
+        """The model as it was after a level, or as it was converted (0)."""
         return checkpoint.load(self._file(level), make_model(self.context.recipe.model)).eval()
 
     def fit(self, model: nn.Module, stage: str, settings: TrainSection, beta: float, state: Path) -> Fit:

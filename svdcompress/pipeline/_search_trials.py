@@ -121,7 +121,7 @@ class Trials:
             self.dense,
             self.variational,
             small,
-            ended=self.path.beta(pressure),
+            ended=self.path.recovery(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
         )
@@ -168,7 +168,7 @@ class Trials:
             self.dense,
             self.variational,
             small,
-            ended=best.beta,
+            ended=self.path.recovery(best.pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
             epochs=epochs,
@@ -202,7 +202,7 @@ class Trials:
             write_atomically(file, lambda path: path.write_bytes(source.read_bytes()))
 
         def to_size(model: nn.Module, masks: Masks | None) -> Ways:
-            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks)
+            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks, by_outputs=ask.unpressed)
 
         return cooled(self.path, ask, to_size)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, SearchSection
 from svdcompress.search import Losses, Trial
 
@@ -131,13 +132,18 @@ def cut_by_rank(
     """
     if steps >= ENOUGH:  # what stays has learnt to do without
         return []
+    at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
+    if best.pressure <= UNPRESSED:
+        return [
+            f"pressure removes hardly any {unit} within these epochs, so trial {best.number} was made without it: all the way "
+            f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. More epochs (--epochs {2 * epochs}) cost less accuracy"
+        ]
     if (steps == 1 and best.pressure < levels - 1) or best.ratio < 1 or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
     more = min(levels + 3, MOST_LEVELS)
     pressed = whole == levels < more and steps == 1  # else accuracy ended the path, or it is made for cuts
     cures = [f"--set search.levels={more}"] if pressed else []
     cures += [f"--epochs {2 * epochs}", "a larger share of units (convert.share)"]
-    at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
     at = "at the path's highest pressure" if steps == 1 else "by the pressure of the path"
     fewer, way = (f"{best.natural:.3g}x", "the rest of") if best.natural >= LEAST_TOLD else ("no", "all")
     return [

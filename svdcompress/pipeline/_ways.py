@@ -11,8 +11,10 @@ from torch import nn
 from svdcompress.layers import Threshold
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._select import whole
+from svdcompress.pipeline._some import some
 from svdcompress.prune import count_means, prune
 from svdcompress.relevance import Masks, as_masks
 from svdcompress.search import CLOSE
@@ -41,6 +43,12 @@ most where what they found is smaller than that share of the size, as latencies 
 
 SURE = 1.05
 """Sizes that are so many times apart tell more than chance."""
+
+PROJECTIONS = 128
+"""Batches that units' sensitivities are made of: their standard error is a sixteenth."""
+
+LEAST, MOST, SHARE = 2, 4, 0.05
+"""Examples in each batch, at least and at most, and the share of the training examples that they come to between."""
 
 CORRECTIONS = 3
 """Times that a mixture is made anew, at most, because its size is not what was counted."""
@@ -72,10 +80,14 @@ def ways(
     measure: Measure,
     target: float,
     masks: Masks | None = None,
+    *,
+    by_outputs: bool = False,
 ) -> Ways:
     """Those of a measure. target: the size that `measure` is to have. masks: what is left of the model, which itself holds
-    nothing; None: all of it."""
-    return (Weights if measure.name == "nonzero" else Units)(context, opened, dense, model, measure, target, masks)
+    nothing; None: all of it. by_outputs: units are ranked by how far the outputs move with them, too, as variances that were
+    trained without pressure tell little."""
+    kind = Weights if measure.name == "nonzero" else Units
+    return kind(context, opened, dense, model, measure, target, masks, by_outputs)
 
 
 def next_count(seen: list[tuple[float, float]], target: float) -> float:
@@ -112,9 +124,11 @@ class Ways:
         measure: Measure,
         target: float,
         masks: Masks | None = None,
+        by_outputs: bool = False,
     ) -> None:
         recipe, self.opened, self.dense = context.recipe, opened, dense
         self.model, self.measure, self.target = model, measure, target
+        self.context, self.by_outputs = context, by_outputs
         judged: Rule = rule(model, recipe.relevance, opened.inputs)
         self.own: Rule = lambda threshold: self._both(masks, judged(threshold))
         self.asked = recipe.relevance.threshold
@@ -128,8 +142,18 @@ class Ways:
     def ranking(self) -> Ranking:
         """Of the units that live; made where it is asked for first."""
         if self._ranking is None:
-            self._ranking = Ranking(self.model, self.opened.inputs, self.found, **self.pruning)
+            self._ranking = self._by_outputs() if self.by_outputs else self._made()
         return self._ranking
+
+    def _made(self, examples: Iterator[Any] | None = None) -> Ranking:
+        return Ranking(self.model, self.opened.inputs, self.found, examples=examples, **self.pruning)
+
+    def _by_outputs(self) -> Ranking:
+        train, device = self.opened.data.train, self.context.place.device
+        size = min(MOST, max(LEAST, round(SHARE * len(train) / PROJECTIONS)))
+        batches = some(train, size * PROJECTIONS).batches(size, device=device)
+        with there(device, self.model):
+            return self._made(inputs for inputs, _ in batches)
 
     def usual(self) -> Way:
         """The way that is taken without a choice."""

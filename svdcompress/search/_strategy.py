@@ -32,7 +32,8 @@ class Strategy:
     budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
     level of the path is by itself; errors: its validation error, before any recovery. error: the dense model's;
     allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a size; infinite
-    where pressure alone should lead there. least: nothing smaller is to be tried.
+    where pressure alone should lead there. least: nothing smaller is to be tried. unpressed: the pressure to try first, where
+    the path empties nothing.
     """
 
     measure: str
@@ -46,6 +47,7 @@ class Strategy:
     allowed: float
     press: float = math.inf
     least: float = 0.0
+    unpressed: float | None = None
 
     def next(self, trials: Sequence[Trial]) -> Ask | None:
         """The trial to make after these, or None where no more is to be learnt or there are as many as may be.
@@ -89,6 +91,8 @@ class Strategy:
     def _for_size(self, seen: list[Trial], target: float) -> Iterator[Ask]:
         """Trials of the size wanted, at the pressures that lose least."""
         most = max(1, self.trials // 2) if self.budget else self.trials
+        if self.unpressed is not None:
+            yield self.unpressed, target
         while len(seen) < most:
             pressure = better_pressure(seen, self._pressure(seen, target), len(self.ratios))
             if pressure is None:
@@ -104,7 +108,7 @@ class Strategy:
             if ratio is None:
                 break
             size = max(self.dense * 2.0 ** -round(ratio, 3), self.least)
-            yield self._pressure(seen, size), size
+            yield self._first(seen, size), size
         for step in (0.5, -0.5):
             best = smallest(seen, self.measure)
             if best is None or len(seen) >= self.trials:
@@ -112,7 +116,7 @@ class Strategy:
             size = max(FURTHER * best.costs[self.measure], self.least)
             if size > (1 - CLOSE) * best.costs[self.measure]:
                 break
-            yield round(max(self._pressure(seen, size) + step, LOWEST), 3), size
+            yield round(max(self._first(seen, size) + step, LOWEST), 3), size
 
     def _at_goal(self, trials: Sequence[Trial]) -> Trial | None:
         """Of the trials that got to the goal the one of the least error; of none, the closest in size, where those that are
@@ -128,6 +132,10 @@ class Strategy:
     def _on_path(self, ratio: float) -> float:
         """Where on the path a model is so many times smaller by itself."""
         return pressure_of_size([1 / each for each in self.ratios], 1 / ratio)
+
+    def _first(self, seen: Sequence[Trial], size: float) -> float:
+        """The pressure to try a size at first."""
+        return self._pressure(seen, size) if self.unpressed is None else self.unpressed
 
     def _pressure(self, seen: Sequence[Trial], size: float) -> float:
         """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell; where units are cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,10 +19,14 @@ from svdcompress.prune import Analysis, Choice, analyse, oriented
 from svdcompress.relevance import Masks, as_masks, information, relevance
 from svdcompress.selection._bundles import Pools, bundles
 from svdcompress.selection._readers import readers, scores
+from svdcompress.selection._sensitivity import sensitivity
 from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes, Touch
 
 WEIGHTS = "weights"
 """The order of `Ranking.keeping`, beside those of `MEASURES`."""
+
+UNMOVED = 1e-3
+"""So much of the mean sensitivity every unit has at least, so that those that no example moves are ranked by information."""
 
 
 class _Step(NamedTuple):
@@ -58,12 +62,15 @@ def ranked(
     remove_inputs: bool = False,
     round_to: int = 1,
     weigh: Callable[[VariationalLayer], Tensor] = information,
+    examples: Iterable[Any] | None = None,
 ) -> Masks:
     """Masks with further whole units dead, those of the least relevance for their cost, so that the goal is met.
 
     The relevance of a unit is the information in the weights that write or read it (see `svdcompress.relevance.information`),
-    per parameter or multiply-accumulate that goes with it; it counts for more, the fewer units are left in its layer. No layer
-    is emptied. `prune(model, example_inputs, masks=...)` removes them exactly; train on afterwards.
+    per parameter or multiply-accumulate that goes with it; it counts for more, the fewer units are left in its layer. With
+    `examples` it is the geometric mean of that and of how fast the outputs change with the unit, as variances that had little
+    training tell little. No layer is emptied. `prune(model, example_inputs, masks=...)` removes them exactly; train on
+    afterwards.
 
     model: converted, and trained so that its variances mean something; it is left as it was. masks: which weights stay at
     first (None: as `relevance` says).
@@ -79,7 +86,14 @@ def ranked(
         >>> small = svdc.prune(model, x, masks=masks)
     """
     ranking = Ranking(
-        model, example_inputs, masks, protect=protect, remove_inputs=remove_inputs, round_to=round_to, weigh=weigh
+        model,
+        example_inputs,
+        masks,
+        protect=protect,
+        remove_inputs=remove_inputs,
+        round_to=round_to,
+        weigh=weigh,
+        examples=examples,
     )
     found = ranking.at(goal)
     if not found.reached:
@@ -108,6 +122,7 @@ class Ranking:
         remove_inputs: bool = False,
         round_to: int = 1,
         weigh: Callable[[VariationalLayer], Tensor] = information,
+        examples: Iterable[Any] | None = None,
     ) -> None:
         self.model, self.round_to = model, round_to
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
@@ -122,7 +137,12 @@ class Ranking:
             return
         self._sizes = Sizes(model, found, example_inputs)
         self.total = self._sizes.total
-        self._score, self._killable = scores(model, found, self.masks, weigh)
+        self._information, self._killable = scores(model, found, self.masks, weigh)
+        self._score = self._information
+        if examples is not None:
+            moves = sensitivity(model, found, self.masks, examples)
+            if (least := UNMOVED * float(moves[self._killable].sum()) / max(int(self._killable.sum()), 1)) > 0:
+                self._score = np.sqrt(self._information * np.maximum(moves, least))
         self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]
 
     def limit(self, goal: Mapping[str, float]) -> tuple[str, float]:
@@ -210,12 +230,11 @@ class Ranking:
         return self._steps[key]
 
     def _value(self, roots: list[int], measure: str) -> float:
-        """The information that goes with a bundle; of weights, what each of them has."""
-        score = float(self._score[roots].sum())
+        """The relevance that goes with a bundle; of weights, the information that each of them has."""
         if measure != WEIGHTS:
-            return score
+            return float(self._score[roots].sum())
         weights = float(self._weights[roots].sum())
-        return score / weights if weights else np.inf  # nothing would be saved
+        return float(self._information[roots].sum()) / weights if weights else np.inf  # nothing would be saved
 
     def _greedy(self, measure: str, evenness: float) -> list[_Step]:
         """At each step, the bundle of least information for what it saves at that point, times how far its layer has shrunk.
@@ -229,7 +248,8 @@ class Ranking:
         gone[analysis.root[analysis.choose().removed]] = True
         shrinking, pools = Shrinking(self._sizes, gone), Pools(analysis, gone)
         alike: dict[Any, list[tuple[float, list[int]]]] = {}
-        for roots in bundles(analysis, self._score, self._killable & ~gone):
+        score = self._information if measure == WEIGHTS else self._score
+        for roots in bundles(analysis, score, self._killable & ~gone):
             alike.setdefault(shrinking.of(roots), []).append((self._value(roots, measure), roots))
         queues = [(touches, sorted(own, reverse=True)) for touches, own in alike.items()]
 

@@ -80,3 +80,14 @@ def test_what_comes_next_does_not_depend_on_who_asks(goal):
     for count in reversed(range(len(trials))):
         assert one.next(trials[:count]) == asked[count]
     assert strategy(goal, trials=len(trials)).next(trials) is None
+
+
+def test_where_pressure_removes_nothing_the_first_trial_has_none_and_the_second_has():
+    plain = dataclasses.replace(strategy(goal=400.0, budget=False), press=2.5)
+    free = dataclasses.replace(plain, unpressed=-7.0)
+    first = trial(1, -7.0, 0.1, 400)
+    assert free.next([]) == (-7.0, 400.0) and free.next([first]) == plain.next([])
+    better = [first, trial(2, plain.next([])[0], 0.4, 400)]
+    assert -7.0 < free.next(better)[0] < plain.next([])[0]  # towards what lost less
+    within = dataclasses.replace(strategy(), press=2.5, unpressed=-7.0)
+    assert within.next([])[0] == -7.0 and within.next([])[1] == dataclasses.replace(within, unpressed=None).next([])[1]

@@ -1,0 +1,103 @@
+"""Where pressure removes hardly a unit within a run's epochs, a trial begins without it, from the dense weights."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_cool import SHAPES, Seen
+from test_search import searching
+
+from svdcompress.errors import Interrupted
+from svdcompress.pipeline import _trainer, run
+from svdcompress.pipeline._path import UNPRESSED
+from svdcompress.pipeline._search import Search
+from svdcompress.pipeline._search_words import cut_by_rank
+from svdcompress.recipe import load_recipe
+from svdcompress.search import Trial
+from svdcompress.selection import Ranking
+
+LIGHT = (*SHAPES, "train.beta={final: 1.0e-6}", "search.levels=2")
+
+
+class Ranked:
+    """Whether examples were given to each ranking."""
+
+    def __init__(self, patch):
+        self.by_outputs = []
+        made = Ranking.__init__
+
+        def noting(ranking, *given, examples=None, **others):
+            self.by_outputs.append(examples is not None)
+            made(ranking, *given, examples=examples, **others)
+
+        patch.setattr(Ranking, "__init__", noting)
+
+
+@pytest.fixture(scope="module")
+def light(tiny_recipe, tmp_path_factory):
+    out = tmp_path_factory.mktemp("light") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        seen, ranked = Seen(patch), Ranked(patch)
+        results = run(searching(tiny_recipe, *LIGHT), out)
+    return seen, ranked, out, results
+
+
+def test_it_begins_from_the_dense_weights_and_ranks_by_the_outputs(light):
+    seen, ranked, out, results = light
+    (trial,) = results["search"]["trials"]
+    assert trial["pressure"] == UNPRESSED and trial["beta"] == pytest.approx(1e-6 / 1024)
+    dense = load_file(out / "dense.safetensors")
+    assert all(torch.equal(weight, dense[f"{name}.weight"]) for name, weight in seen.before[0].items())
+    assert ranked.by_outputs[0] is False and all(ranked.by_outputs[1:]) and len(ranked.by_outputs) >= 4  # the first: the least
+    assert len(seen.sizes) == 3 and results["search"]["reached"] is True
+
+
+def test_no_further_level_is_climbed_for_one_trial(light):
+    *_, results = light
+    assert [row["level"] for row in results["search"]["path"]] == [1.0]
+
+
+def test_few_steps_without_pressure_are_said(light):
+    *_, results = light
+    best = Trial(**results["search"]["trials"][0])
+    (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 6, 1, steps=2)
+    assert "pressure removes hardly any parameters" in line and "by rank alone in 2 steps" in line and "--epochs 12" in line
+    assert cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 13, 1, steps=4) == []
+
+
+def test_recovery_has_the_noise_of_the_first_level(light, tiny_recipe, tmp_path, monkeypatch):
+    """Its variances had none to learn by; 0.05 of the beta of level 1."""
+    told = {}
+    fit = _trainer.Trainer.fit
+
+    def noting(trainer, model, stage, *given, schedule=None, **others):
+        told[stage] = None if schedule is None else schedule(10.0)
+        return fit(trainer, model, stage, *given, schedule=schedule, **others)
+
+    monkeypatch.setattr(_trainer.Trainer, "fit", noting)
+    run(searching(tiny_recipe, *LIGHT, "recover.beta=auto"), tmp_path / "run")
+    assert told["trial 1"] == pytest.approx(0.05 * 1e-6 / 4)
+
+
+def test_a_stop_ends_in_the_same_bytes(light, tiny_recipe, tmp_path, monkeypatch):
+    *_, whole, _ = light
+
+    def stop(self, row):
+        if row["stage"].endswith(", part 2"):
+            self.context.stop.signal = "SIGTERM"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(searching(tiny_recipe, *LIGHT), tmp_path / "run")
+    run(searching(tiny_recipe, *LIGHT), tmp_path / "run", resume=True)
+    for name in ("model.safetensors", "model.onnx"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(("natural", "unpressed"), [(1.15, True), (1.25, False)])
+def test_a_tenth_of_the_way_is_pressure_enough(tiny_recipe, tmp_path, monkeypatch, natural, unpressed):
+    """Of 6x in logarithms it is 1.196x; from there on all is as it was before."""
+    ranked = Ranked(monkeypatch)
+    monkeypatch.setattr(Search, "_natural", lambda search, row: natural)
+    (trial,) = run(searching(tiny_recipe, *SHAPES), tmp_path / "run")["search"]["trials"]
+    assert (trial["pressure"] == UNPRESSED) is any(ranked.by_outputs) is unpressed
