@@ -19,7 +19,7 @@ from svdcompress.recipe import LrSchedule, TrainSection
 from svdcompress.relevance import Masks
 from svdcompress.selection import look_at, rule
 from svdcompress.sources import make_model
-from svdcompress.train import Fit, shrink
+from svdcompress.train import Fit, shrink, steps_of
 
 LEVEL_EPOCHS, COOLING_EPOCHS = 0.15, 0.3
 """Shares of `train.epochs`: of each level of the path, at the full learning rate, and of a trial, at the end of which it falls
@@ -41,12 +41,17 @@ UNPRESSED = -7.0
 """The pressure of a trial that begins from the dense weights and not from the path: beta is a thousandth of the recipe's."""
 
 PART = 0.1
-"""A path that by itself goes no further than this part of the way to a size (in logarithms) presses too little for it."""
+"""A path that by itself goes no further than this part of the way to a size (in logarithms) removes hardly a unit for it."""
+
+FEW = 300
+"""Levels of fewer steps teach variances little: where the path removes hardly a unit in them, a search begins without pressure.
+With 50 steps (DnCNN) such a trial was the better one, with 782 (ResNet-20) one under pressure (docs/search.md)."""
 
 
 @dataclass
 class Climb:
-    """The path of a search, as far as it was gone; `folder` keeps its posteriors."""
+    """The path of a search, as far as it was gone; `folder` keeps its posteriors. unpressed: and the converted model, for
+    trials that begin from it."""
 
     context: Context
     opened: Opened
@@ -54,6 +59,7 @@ class Climb:
     variational: Variational
     folder: Path
     total: int
+    unpressed: bool = True
     rows: list[dict[str, float]] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -65,7 +71,7 @@ class Climb:
         """Train the next level, or find it done; the row of it: level, beta, sizes, and metrics before any recovery."""
         recipe = self.context.recipe
         model = self.variational.model if level == 1 else self.posterior(level - 1)
-        if level == 1 and not self.known(0) and not self.known(1):
+        if self.unpressed and level == 1 and not self.known(0) and not self.known(1):
             checkpoint.save(model, self._file(0))
         epochs = epochs_of(recipe.train, LEVEL_EPOCHS)
         beta = self.beta(level)
@@ -86,6 +92,13 @@ class Climb:
         row = {"level": float(level), "beta": beta, **counts, "parameters": float(left.parameters), "macs": float(left.macs)}
         self.rows.append(row)
         return row
+
+    @property
+    def steps(self) -> int:
+        """Of the optimizer, in each level."""
+        settings = self.context.recipe.train
+        level = settings.model_copy(update={"epochs": epochs_of(settings, LEVEL_EPOCHS)})
+        return steps_of(level, len(self.opened.data.train))
 
     def known(self, level: int) -> bool:
         """Whether a level was climbed before."""

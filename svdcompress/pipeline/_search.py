@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from svdcompress.errors import OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Variational
 from svdcompress.pipeline._choose_masks import masks_for
-from svdcompress.pipeline._path import COOLING_EPOCHS, PART, START, UNPRESSED, epochs_of
+from svdcompress.pipeline._path import COOLING_EPOCHS, FEW, PART, START, UNPRESSED, epochs_of
 from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials
@@ -90,8 +90,9 @@ class Search(Trials):
     def _strategy(self) -> Strategy:
         rows = self.path.rows
         if self._empties_nothing:
-            self._say(
-                "pressure removes hardly a unit within these epochs, so a trial begins without it, from the dense weights"
+            self.context.note(
+                f"pressure removes hardly a unit in {self.path.steps} steps a level, so the search begins without it, from the "
+                "dense weights; docs/search.md says when that pays"
             )
         return Strategy(
             measure=self.measure.name,
@@ -110,10 +111,12 @@ class Search(Trials):
 
     @property
     def _empties_nothing(self) -> bool:
-        """Whether pressure leaves nearly all units alive that the size follows, while its noise costs accuracy."""
+        """Whether pressure leaves nearly all units alive that the size follows, in few steps: its noise costs accuracy and has
+        told little."""
         ratio = max((self._natural(row) for row in self.path.rows), default=math.inf)
         wanted = 2.0 if self.goal is None else self._dense_size / self._target
-        return self.cuts > 1 and self.path.known(0) and wanted > 1 and math.log(ratio) < PART * math.log(wanted)
+        alive = wanted > 1 and math.log(ratio) < PART * math.log(wanted)
+        return alive and self.cuts > 1 and self.path.known(0) and self.path.steps < FEW
 
     def _climb(self) -> bool:
         """The path, as far as anything on it may be within the budget; False where the time was up before."""
@@ -128,7 +131,8 @@ class Search(Trials):
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
-            if lost or small_enough or (self.trials == 1 and self._empties_nothing):  # no trial would begin further up
+            no_further = self.trials == 1 and self.goal is not None and self._empties_nothing  # no trial begins there
+            if lost or small_enough or no_further:
                 return True
             known = self.path.known(level + 1)  # of a search that was stopped later than this
             if self._late() and not known:

@@ -58,7 +58,7 @@ class Trials:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
-        self.path = Climb(context, opened, dense, variational, self.folder, total)
+        self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
         self.before = self.kept.seconds
         self.judged = self._losses(dense.model)

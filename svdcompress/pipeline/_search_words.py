@@ -130,15 +130,16 @@ def cut_by_rank(
     levels: of the path, as far as it got, of `whole`; unit: of what `Trial.natural` counts; epochs: of training. steps: in
     which it was cut, while it trained on.
     """
-    if steps >= ENOUGH:  # what stays has learnt to do without
+    if steps >= ENOUGH or best.ratio < 1:  # what stays has learnt to do without, or not much went
         return []
     at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
     if best.pressure <= UNPRESSED:
         return [
             f"pressure removes hardly any {unit} within these epochs, so trial {best.number} was made without it: all the way "
-            f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. More epochs (--epochs {2 * epochs}) cost less accuracy"
+            f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. More epochs (--epochs {2 * epochs}) would cost less "
+            "accuracy"
         ]
-    if (steps == 1 and best.pressure < levels - 1) or best.ratio < 1 or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
+    if (steps == 1 and best.pressure < levels - 1) or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
     more = min(levels + 3, MOST_LEVELS)
     pressed = whole == levels < more and steps == 1  # else accuracy ended the path, or it is made for cuts

@@ -11,7 +11,6 @@ from torch import nn
 from svdcompress.layers import Threshold
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
-from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._select import whole
 from svdcompress.pipeline._some import some
@@ -145,15 +144,14 @@ class Ways:
             self._ranking = self._by_outputs() if self.by_outputs else self._made()
         return self._ranking
 
-    def _made(self, examples: Iterator[Any] | None = None) -> Ranking:
-        return Ranking(self.model, self.opened.inputs, self.found, examples=examples, **self.pruning)
+    def _made(self, **more: Any) -> Ranking:
+        return Ranking(self.model, self.opened.inputs, self.found, **more, **self.pruning)
 
     def _by_outputs(self) -> Ranking:
         train, device = self.opened.data.train, self.context.place.device
         size = min(MOST, max(LEAST, round(SHARE * len(train) / PROJECTIONS)))
         batches = some(train, size * PROJECTIONS).batches(size, device=device)
-        with there(device, self.model):
-            return self._made(inputs for inputs, _ in batches)
+        return self._made(examples=(inputs for inputs, _ in batches), device=device)
 
     def usual(self) -> Way:
         """The way that is taken without a choice."""

@@ -33,7 +33,7 @@ class Strategy:
     level of the path is by itself; errors: its validation error, before any recovery. error: the dense model's;
     allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a size; infinite
     where pressure alone should lead there. least: nothing smaller is to be tried. unpressed: the pressure to try first, where
-    the path empties nothing.
+    the path removes hardly a unit; a goal is then tried from the path, too, and so is the smallest size within a budget.
     """
 
     measure: str
@@ -94,7 +94,8 @@ class Strategy:
         if self.unpressed is not None:
             yield self.unpressed, target
         while len(seen) < most:
-            pressure = better_pressure(seen, self._pressure(seen, target), len(self.ratios))
+            pressed = [trial for trial in seen if trial.pressure != self.unpressed]
+            pressure = better_pressure(pressed, self._pressure(seen, target), len(self.ratios))
             if pressure is None:
                 break
             yield round(pressure, 3), target
@@ -109,14 +110,14 @@ class Strategy:
                 break
             size = max(self.dense * 2.0 ** -round(ratio, 3), self.least)
             yield self._first(seen, size), size
-        for step in (0.5, -0.5):
+        for step in (0.5, -0.5) if self.unpressed is None else (0.0,):
             best = smallest(seen, self.measure)
             if best is None or len(seen) >= self.trials:
                 break
             size = max(FURTHER * best.costs[self.measure], self.least)
             if size > (1 - CLOSE) * best.costs[self.measure]:
                 break
-            yield round(max(self._first(seen, size) + step, LOWEST), 3), size
+            yield round(max(self._pressure(seen, size) + step, LOWEST), 3), size
 
     def _at_goal(self, trials: Sequence[Trial]) -> Trial | None:
         """Of the trials that got to the goal the one of the least error; of none, the closest in size, where those that are

@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trial:
-    """number: from 1 on. pressure: the level of the path that it left from, with a fraction on the way to the next; beta: its
-    weight of the KL. ratio: the size that was asked for, in powers of two below the dense model's (of what is alive some may
-    have gone for it); natural: how many times smaller it would have been by itself. threshold: that its masks come from (None:
-    each layer's own). costs: by measure. metrics: on validation data. error, drop, upper, met: as of `Verdict`; allowed: the
-    drop that the budget has room for (1e9 without one). seconds: what it took. estimate, at_most: as of `Verdict`. mixture:
-    what was chosen of several ways to the size, as of `record`; None where there was nothing to choose. continues: the number
-    of the trial whose small model only recovered on in this one.
+    """number: from 1 on. pressure: the level of the path that it left from, with a fraction on the way to the next (-7: it left
+    from the dense weights); beta: its weight of the KL. ratio: the size that was asked for, in powers of two below the dense
+    model's (of what is alive some may have gone for it); natural: how many times smaller it would have been by itself.
+    threshold: that its masks come from (None: each layer's own). costs: by measure. metrics: on validation data. error,
+    drop, upper, met: as of `Verdict`; allowed: the drop that the budget has room for (1e9 without one). seconds: what it
+    took. estimate, at_most: as of `Verdict`. mixture: what was chosen of several ways to the size, as of `record`; None
+    where there was nothing to choose. continues: the number of the trial whose small model only recovered on in this one.
     """
 
     number: int

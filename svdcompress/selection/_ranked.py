@@ -77,6 +77,7 @@ def ranked(
     goal: {"macs": 0.5} or {"parameters": 20_000}: numbers up to 1 are shares of the model as it is given, larger ones counts.
     example_inputs, protect, remove_inputs, round_to: as for `prune`. weigh: what each weight of a layer is worth, at least 0
     and in the shape of its weight, where that is to be something else than information.
+    examples: batches of inputs without targets, each as for one call of the model; a hundred or more, of a few examples each.
 
     Warns where the goal cannot be reached, and returns the closest. Raises UsageError for a goal of another form, and what
     `prune` raises.
@@ -109,7 +110,8 @@ def ranked(
 class Ranking:
     """`ranked` for many goals: the model is traced once, when this is made.
 
-    Arguments as those of `ranked`. The model's weights are read when this is made.
+    Arguments as those of `ranked`. The model's weights are read when this is made. device: where `examples` are computed, and
+    the model is meanwhile; None: where the model is.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Ranking:
         round_to: int = 1,
         weigh: Callable[[VariationalLayer], Tensor] = information,
         examples: Iterable[Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.model, self.round_to = model, round_to
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
@@ -140,7 +143,7 @@ class Ranking:
         self._information, self._killable = scores(model, found, self.masks, weigh)
         self._score = self._information
         if examples is not None:
-            moves = sensitivity(model, found, self.masks, examples)
+            moves = sensitivity(model, found, self.masks, examples, device)
             if (least := UNMOVED * float(moves[self._killable].sum()) / max(int(self._killable.sum()), 1)) > 0:
                 self._score = np.sqrt(self._information * np.maximum(moves, least))
         self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]

@@ -10,41 +10,77 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, main_output, map_tensors
+from svdcompress.errors import UsageError
 from svdcompress.layers import VariationalLayer, variational_layers
-from svdcompress.prune import Analysis, oriented
+from svdcompress.prune import Analysis, Consumer, oriented
 from svdcompress.relevance import Masks, hold
 from svdcompress.selection._readers import readers
 
 
-def sensitivity(model: nn.Module, analysis: Analysis, masks: Masks, examples: Iterable[object], seed: int = 0) -> np.ndarray:
+def sensitivity(
+    model: nn.Module,
+    analysis: Analysis,
+    masks: Masks,
+    examples: Iterable[object],
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> np.ndarray:
     """Per root, how fast the outputs change with a gate on it: `|d outputs / d gate|`, root mean square over the examples.
 
-    A gate multiplies all that reads the unit, so its derivative is the sum of `w * d/dw` over these weights; for a unit that no
-    weight reads (queries and keys), over those that write it. It is that of outputs projected on random signs, one projection
+    A gate multiplies all that reads the unit, so its derivative is the sum of `w * d/dw` over these weights, but for weights by
+    which a unit reads itself (depthwise convolutions, after which it is read again); for a unit that no other weight reads
+    (queries and keys), over those that write it. It is that of outputs projected on random signs, one projection
     for each batch: the mean of its square is that of the whole Jacobian (Hutchinson 1990), whatever the batch size, and more
     batches tell more. With outputs in place of a loss this is the Fisher information of Theis et al. 2018 (arXiv 1801.05787)
     and Molchanov et al. 2019 (arXiv 1906.10771, eq. 8) for a constant curvature; it needs no labels, and doesn't vanish where
     a network fits all of its examples.
 
-    model: in `eval()` meanwhile, as are its masks held; it stays as it is. examples: inputs, a few at a time.
+    model: in `eval()` meanwhile, as are its masks held; it stays as it is. examples: inputs, a few at a time. device: where the
+    model is meanwhile; None: where it is.
+
+    Raises UsageError without a batch, and for outputs that have no gradients or none that are finite.
     """
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     read_by = [(consumer, names[0]) for consumer, names in readers(model, analysis) if names]
+    others = [_others(analysis, consumer) for consumer, _ in read_by]
     is_read = np.zeros(analysis.count, bool)
-    for consumer, _ in read_by:
-        is_read[analysis.root[consumer.ins]] = True
+    for (consumer, _), other in zip(read_by, others, strict=True):
+        is_read[analysis.root[consumer.ins][other.any(1)]] = True
     squares, batches = np.zeros(analysis.count), 0
     generator = torch.Generator().manual_seed(seed)
-    with _as_mean(model, masks):
+    with _elsewhere(model, device), _as_mean(model, masks):
         for moved in _moved(model, layers, examples, generator):
             read, written = np.zeros(analysis.count), np.zeros(analysis.count)
-            for consumer, name in read_by:
-                each = oriented(consumer, moved[name]).sum(3).double()
-                np.add.at(read, analysis.root[consumer.ins], each.sum(1).cpu().numpy())
-                np.add.at(written, analysis.root[consumer.outs], each.sum(2).cpu().numpy())
+            for (consumer, name), other in zip(read_by, others, strict=True):
+                each = oriented(consumer, moved[name]).sum(3).double().cpu().numpy()
+                np.add.at(read, analysis.root[consumer.ins], (each * other).sum(1))
+                np.add.at(written, analysis.root[consumer.outs], each.sum(2))
             squares += np.where(is_read, read, written) ** 2
             batches += 1
-    return np.sqrt(squares / max(batches, 1))
+    if not batches:
+        raise UsageError("examples: there is no batch in them; give inputs, a few at a time")
+    if not np.isfinite(squares).all():
+        raise UsageError(
+            "examples: the outputs, or how they change, are not finite numbers; look for NaN in inputs and weights"
+        )
+    return np.sqrt(squares / batches)
+
+
+def _others(analysis: Analysis, consumer: Consumer) -> np.ndarray:
+    """(groups, outputs, inputs): whether a weight is read from another unit than the one it writes."""
+    ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
+    return outs[:, :, None] != ins[:, None, :]
+
+
+@contextmanager
+def _elsewhere(model: nn.Module, device: torch.device | None) -> Iterator[None]:
+    before = next(model.parameters()).device
+    try:
+        if device is not None:
+            model.to(device)
+        yield
+    finally:
+        model.to(before)
 
 
 def _moved(
@@ -56,6 +92,10 @@ def _moved(
         inputs = map_tensors(inputs, lambda tensor: tensor.to(weights[0].device))
         with torch.enable_grad():
             output = main_output(call(model, inputs))
+            if not output.requires_grad:
+                raise UsageError(
+                    "examples: the outputs have no gradients; is there no_grad or inference_mode in or around forward?"
+                )
             signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1).to(output)
             found = torch.autograd.grad((output * signs).sum() / len(output) ** 0.5, weights, allow_unused=True)
         yield {
@@ -75,9 +115,8 @@ def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
     try:
         for layer in layers:
             layer.weight.requires_grad_(True)
-        # cuDNN's recurrent layers have no gradients in eval(); a model that draws has its own numbers meanwhile
-        cudnn = not any(isinstance(module, nn.RNNBase) for module in training)
-        with torch.backends.cudnn.flags(enabled=cudnn), torch.random.fork_rng(devices=_devices(layers)):
+        # a model that draws has its own numbers meanwhile
+        with _cudnn(model), torch.random.fork_rng(devices=_devices(layers)):
             torch.manual_seed(0)
             yield
     finally:
@@ -86,6 +125,21 @@ def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
         for layer, (mask, learns) in zip(layers, before, strict=True):
             layer.mask = mask
             layer.weight.requires_grad_(learns)
+
+
+@contextmanager
+def _cudnn(model: nn.Module) -> Iterator[None]:
+    """The same gradients each time, as a stopped run ranks anew; not in recurrent layers, which have none in eval()."""
+    backend, names = torch.backends.cudnn, ("enabled", "benchmark", "deterministic")
+    before = [getattr(backend, name) for name in names]
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    try:
+        for name, value in zip(names, (backend.enabled and not recurrent, False, True), strict=True):
+            setattr(backend, name, value)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(backend, name, value)
 
 
 def _devices(layers: list[VariationalLayer]) -> list[torch.device]:

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 import svdcompress as svdc
 from svdcompress.pipeline import run
 from svdcompress.recipe import load_recipe
+from svdcompress.selection import Ranking
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -100,3 +102,18 @@ def test_a_whole_run_on_the_gpu(tmp_path, precision):
     results = run(recipe, tmp_path / "run")
     assert results["device"].startswith("cuda") and results["verified"]["passed"] is True
     assert max(results["parity"].values()) < 1e-3
+
+
+def test_units_are_ranked_by_the_outputs_as_on_the_cpu():
+    model, x = network().eval(), batch(64)[0]
+    here = Ranking(model, x[:2], examples=x.split(2))
+    there = Ranking(model, x[:2], examples=x.split(2), device=torch.device("cuda"))
+    assert not next(model.parameters()).is_cuda
+    np.testing.assert_allclose(there._score, here._score, rtol=1e-2)
+
+
+def test_a_search_that_begins_without_pressure(tmp_path):
+    sets = ["data.limit=400", "dense.epochs=3", "train.epochs=4", "recover.epochs=2", "uncertainty.samples=5", "device=cuda"]
+    search = ["search.goal=parameters=4x", "search.trials=1", "search.levels=1", "train.beta={final: 1.0e-6}"]
+    results = run(load_recipe("digits", [*sets, *search]), tmp_path / "run")
+    assert results["search"]["trials"][0]["pressure"] == -7.0 and results["verified"]["passed"] is True

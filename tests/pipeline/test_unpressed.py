@@ -1,13 +1,18 @@
 """Where pressure removes hardly a unit within a run's epochs, a trial begins without it, from the dense weights."""
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_cool import SHAPES, Seen
 from test_search import searching
 
+from svdcompress import checkpoint
 from svdcompress.errors import Interrupted
-from svdcompress.pipeline import _trainer, run
+from svdcompress.pipeline import _search, _trainer, run
 from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_words import cut_by_rank
@@ -19,15 +24,15 @@ LIGHT = (*SHAPES, "train.beta={final: 1.0e-6}", "search.levels=2")
 
 
 class Ranked:
-    """Whether examples were given to each ranking."""
+    """Whether each ranking saw examples: its scores are not those of the information alone then."""
 
     def __init__(self, patch):
         self.by_outputs = []
         made = Ranking.__init__
 
-        def noting(ranking, *given, examples=None, **others):
-            self.by_outputs.append(examples is not None)
-            made(ranking, *given, examples=examples, **others)
+        def noting(ranking, *given, **others):
+            made(ranking, *given, **others)
+            self.by_outputs.append(not np.array_equal(ranking._score, ranking._information))
 
         patch.setattr(Ranking, "__init__", noting)
 
@@ -49,6 +54,21 @@ def test_it_begins_from_the_dense_weights_and_ranks_by_the_outputs(light):
     assert all(torch.equal(weight, dense[f"{name}.weight"]) for name, weight in seen.before[0].items())
     assert ranked.by_outputs[0] is False and all(ranked.by_outputs[1:]) and len(ranked.by_outputs) >= 4  # the first: the least
     assert len(seen.sizes) == 3 and results["search"]["reached"] is True
+
+
+def test_it_is_said_in_the_report(light):
+    *_, results = light
+    assert sum("pressure removes hardly a unit" in note for note in results["notes"]) == 1
+
+
+def test_a_search_of_single_weights_keeps_no_start(tiny_recipe, tmp_path, monkeypatch):
+    kept = []
+    save = checkpoint.save
+    monkeypatch.setattr(
+        checkpoint, "save", lambda model, path, **more: kept.append(Path(path).name) or save(model, path, **more)
+    )
+    run(searching(tiny_recipe, "search.goal=nonzero=4x", "search.trials=1", "search.levels=1"), tmp_path / "run")
+    assert "level-1.safetensors" in kept and "level-0.safetensors" not in kept
 
 
 def test_no_further_level_is_climbed_for_one_trial(light):
@@ -94,10 +114,16 @@ def test_a_stop_ends_in_the_same_bytes(light, tiny_recipe, tmp_path, monkeypatch
         assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
 
 
-@pytest.mark.parametrize(("natural", "unpressed"), [(1.15, True), (1.25, False)])
-def test_a_tenth_of_the_way_is_pressure_enough(tiny_recipe, tmp_path, monkeypatch, natural, unpressed):
-    """Of 6x in logarithms it is 1.196x; from there on all is as it was before."""
+@pytest.mark.parametrize(("natural", "more", "unpressed"), [(1.15, 0, True), (1.25, 0, False), (1.15, -1, False)])
+def test_a_tenth_of_the_way_is_pressure_enough_and_so_are_many_steps(
+    light, tiny_recipe, tmp_path, monkeypatch, natural, more, unpressed
+):
+    """A tenth of 6x in logarithms is 1.196x; from there on, or with more steps in a level, all is as it was before."""
     ranked = Ranked(monkeypatch)
+    recipe = searching(tiny_recipe, *SHAPES)
+    epochs = max(1, round(0.15 * recipe.train.epochs))
+    steps = epochs * math.ceil(light[-1]["examples"]["train"] / recipe.train.batch_size)
+    monkeypatch.setattr(_search, "FEW", steps + 1 + more)
     monkeypatch.setattr(Search, "_natural", lambda search, row: natural)
-    (trial,) = run(searching(tiny_recipe, *SHAPES), tmp_path / "run")["search"]["trials"]
+    (trial,) = run(recipe, tmp_path / "run")["search"]["trials"]
     assert (trial["pressure"] == UNPRESSED) is any(ranked.by_outputs) is unpressed

@@ -82,12 +82,27 @@ def test_what_comes_next_does_not_depend_on_who_asks(goal):
     assert strategy(goal, trials=len(trials)).next(trials) is None
 
 
-def test_where_pressure_removes_nothing_the_first_trial_has_none_and_the_second_has():
+def asked_for(one):
+    """All that is asked for; more pressure and smaller sizes lose more, and 0.5 points may be lost."""
+    trials = []
+    while (ask := one.next(trials)) is not None:
+        pressure, size = ask
+        drop = 0.0004 * 1000 / size * 60 + 0.01 * max(pressure, 0)
+        trials.append(trial(len(trials) + 1, pressure, drop, size, ratio=math.log2(1000 / size)))
+    return [(each.pressure, each.costs["nonzero"]) for each in trials]
+
+
+def test_where_pressure_removes_nothing_a_goal_is_tried_without_it_and_then_as_usual():
     plain = dataclasses.replace(strategy(goal=400.0, budget=False), press=2.5)
     free = dataclasses.replace(plain, unpressed=-7.0)
-    first = trial(1, -7.0, 0.1, 400)
-    assert free.next([]) == (-7.0, 400.0) and free.next([first]) == plain.next([])
-    better = [first, trial(2, plain.next([])[0], 0.4, 400)]
-    assert -7.0 < free.next(better)[0] < plain.next([])[0]  # towards what lost less
+    assert asked_for(free) == [(-7.0, 400.0), *asked_for(plain)[: len(asked_for(free)) - 1]]
+    assert len(asked_for(free)) > 3
+
+
+def test_where_pressure_removes_nothing_a_budget_is_looked_for_without_it_and_the_last_trial_has_it():
     within = dataclasses.replace(strategy(), press=2.5, unpressed=-7.0)
-    assert within.next([])[0] == -7.0 and within.next([])[1] == dataclasses.replace(within, unpressed=None).next([])[1]
+    *first, last = asked_for(within)
+    assert len(first) > 2 and {pressure for pressure, _ in first} == {-7.0} and 1 <= last[0] <= 2.5
+    assert len({*first, last}) == len(first) + 1
+    kept = min(size for _, size in first if 0.0004 * 1000 / size * 60 <= 0.5)
+    assert last[1] == pytest.approx(0.85 * kept)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.convert import convert
+from svdcompress.errors import UsageError
 from svdcompress.layers import variational_layers
 from svdcompress.prune import analyse
 from svdcompress.relevance import Masks, as_masks, hold
-from svdcompress.selection import Ranking
+from svdcompress.selection import Ranking, _ranked
 from svdcompress.selection._sensitivity import sensitivity
 
 WIDTH = 5
@@ -135,3 +136,64 @@ def test_units_of_no_effect_go_first_though_their_weights_are_known_well() -> No
     known, seen = Ranking(model, x[:2]).at(goal), Ranking(model, x[:2], examples=x.split(2)).at(goal)
     assert known.masks["0"].any(1)[:4].any() and not seen.masks["0"].any(1)[:4].any()
     assert seen.masks["0"].any(1)[4:].all()
+
+
+class Separable(nn.Module):
+    """A depthwise convolution between two others: it reads each channel, and what it writes is the same unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Conv2d(2, WIDTH, 1)
+        self.depthwise = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.out = nn.Conv2d(WIDTH, 1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gated(x, x.new_ones(WIDTH))
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """The gate stands where the channel is used at last."""
+        return self.out(self.depthwise(self.into(x)) * gate[:, None, None]).flatten(1)
+
+
+def test_a_channel_that_a_depthwise_convolution_reads_counts_once() -> None:
+    """The network is linear in the gate, so it is what removing the channel moves the output by."""
+    torch.manual_seed(0)
+    model, x = Separable().eval(), torch.randn(6, 2, 4, 4)
+    model.requires_grad_(False)
+    whole = model(x)
+    gates = [torch.ones(WIDTH).index_fill(0, torch.tensor([unit]), 0.0) for unit in range(WIDTH)]
+    wanted = [float((whole - model.gated(x, gate)).square().mean().sqrt()) for gate in gates]
+    converted = convert(copy.deepcopy(model))
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(converted)}
+    analysis = analyse(converted, x[:2], masks=as_masks(converted, masks))
+    assert analysis is not None
+    found = sensitivity(converted, analysis, as_masks(converted, masks), x.split(1))
+    last = next(one for one in analysis.consumers if one.owner == "out")
+    assert found[analysis.root[last.ins]].ravel() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_what_tells_nothing_is_an_error() -> None:
+    model, x = made(1)
+    converted = convert(model)
+    with pytest.raises(UsageError, match="no batch"):
+        Ranking(converted, x[:2], examples=iter(()))
+    with pytest.raises(UsageError, match="not finite"):
+        Ranking(converted, x[:2], examples=[x * float("nan")])
+    with torch.inference_mode(), pytest.raises(UsageError, match="no gradients"):
+        Ranking(converted, x[:2], examples=[x])
+
+
+def test_a_model_visits_the_device_and_its_examples_only_for_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trace, the sizes and the weights' worth are those of where it was; a GPU is played by notes of where it is sent."""
+    model, x = made(2)
+    converted = convert(model)
+    sent: list[str] = []
+    monkeypatch.setattr(type(converted), "to", lambda model, device: sent.append(f"to {device}") or model)
+    for name in ("analyse", "Sizes", "scores"):
+        usual = getattr(_ranked, name)
+        monkeypatch.setattr(
+            _ranked, name, lambda *given, usual=usual, name=name, **more: sent.append(name) or usual(*given, **more)
+        )
+    there = Ranking(converted, x[:2], examples=x.split(2), device=torch.device("cpu", 0))
+    assert [one for one in sent if one != "scores"] == ["analyse", "Sizes", "to cpu:0", "to cpu"]
+    assert np.array_equal(there._score, Ranking(convert(made(2)[0]), x[:2], examples=x.split(2))._score)
