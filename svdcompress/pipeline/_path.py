@@ -43,7 +43,7 @@ UNPRESSED = -7.0
 PART = 0.1
 """A path that by itself goes no further than this part of the way to a size (in logarithms) removes hardly a unit for it."""
 
-FEW = 300
+FEW = 100
 """Levels of fewer steps teach variances little: where the path removes hardly a unit in them, a search begins without pressure.
 With 50 steps (DnCNN) such a trial was the better one, with 782 (ResNet-20) one under pressure (docs/search.md)."""
 
