@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import PEERS, Way, macs, magnitude, nothing, train, unpickled
+from real_peers import PEERS, Way, macs, nothing, train, unpickled
 from real_table import table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
@@ -44,7 +44,6 @@ from svdcompress.uncertainty import wilson
 
 HERE = Path(__file__).resolve().parent
 BATCH = 500
-ALL_PEERS = {**PEERS, "gradual magnitude, single weights": magnitude}
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
 
 def _same_dense(name: str, runs: Path, epochs: int) -> str | None:
     """Another case whose dense network was trained as long from the same weights, with another goal."""
-    results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in ALL_PEERS.items() if pruner is nothing)
+    results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in PEERS.items() if pruner is nothing)
     for sister, case in CASES.items():
         same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
         if same and results.get(sister, {}).get("nets", {}).get(peer, {}).get("epochs") == epochs:
@@ -155,10 +154,10 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
         key: small[key] for key in ("macs", "accuracy")
     }
-    for peer in (peer for peer in before if peer in ALL_PEERS):  # a difference from another network of ours is none from this
+    for peer in (peer for peer in before if peer in PEERS):  # a difference from another network of ours is none from this
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
     store(known)
-    for peer, pruner in ALL_PEERS.items():
+    for peer, pruner in PEERS.items():
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
@@ -191,7 +190,7 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--resnet", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--peer", nargs="+", choices=ALL_PEERS)
+    parser.add_argument("--peer", nargs="+", choices=PEERS)
     parser.add_argument("--epochs", type=int, nargs=2, metavar=("TRAIN", "RECOVER"))
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
     parser.add_argument("--minutes", type=float)

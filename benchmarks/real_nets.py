@@ -43,7 +43,11 @@ from svdcompress.pipeline import OpenRun, open_run
 
 HERE = Path(__file__).resolve().parent
 
+SQUARED = "-squared"
+"""Ends the name of a case of Buchwald-Hartwig whose loss is the squared error: only draws say which errors are large."""
+
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
+REACTIONS += [f"buchwald-Test1{SQUARED}"]
 DENOISE = ["denoise-macs2x", "denoise-macs4x"]
 NAMES = [*REACTIONS[:1], "crepe", *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
 """Cases, the most telling first."""
@@ -79,10 +83,11 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
                 options.rxnfp / "pytorch_model.bin",
                 [f"vocabulary={options.rxnfp / 'vocab.txt'}", f"folder={options.yields}"],
             )
-            data.append(f"split={part}" if kind == "suzuki" else f"sheet={part}")
+            data.append(f"split={part}" if kind == "suzuki" else f"sheet={part.removesuffix(SQUARED)}")
             found[name] = [str(HERE / "models" / "reactions.yaml"), "--goal", "latency=2x"]
             if kind == "buchwald":
                 found[name] += ["--data", str(HERE / "models" / "reactions.py:buchwald")]
+                found[name] += [] if part.endswith(SQUARED) else ["--loss", "gaussian-nll", "--set", "model.args.outputs=2"]
         else:
             continue
         found[name] += ["--weights", str(weights), *(part for each in data for part in ("--data-arg", each))]
@@ -95,7 +100,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     judge = {"crepe": pitch_figures, "denoise": noise_figures}.get(name.partition("-")[0], yield_figures)
     results = opened.results
-    way = Way(sum(row["stage"] != "dense" for row in results["history"]), results["sparse"]["macs"])
+    small, epochs = results["sparse"], sum(row["stage"] != "dense" for row in results["history"])
+    way = Way(epochs, small["macs"], small["parameters"])
     run = results["files"]["model.safetensors"]["sha256"]
     if known.get("run") != run:  # another run of this name, as with more epochs on another machine
         if known:
@@ -123,9 +129,11 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         nets["ours"] = judged("ours", opened.model.to(device)) | reported(results, "sparse")
         nets["ours"]["seconds"] = sum(results["seconds"].values())
         store()
+    nets["ours"] |= reported(results, "sparse")
     if missing("dense start"):
         nets["dense start"] = judged("dense start", opened.dense.to(device)) | reported(results, "dense")
         store()
+    nets["dense start"] |= reported(results, "dense")
     tiny = small_sister(options, device) if name == "crepe" else None
     if tiny is not None and missing("tiny"):
         nets["tiny"] = judged("tiny", tiny)
@@ -157,7 +165,7 @@ def small_sister(options: argparse.Namespace, device: torch.device) -> nn.Module
 
 def reported(results: dict[str, Any], side: str) -> dict[str, Any]:
     """Latency and sizes as the run's report has them."""
-    return {key: results[side].get(key) for key in ("parameters", "macs", "latency_ms")}
+    return {key: results[side].get(key) for key in ("parameters", "nonzero", "macs", "latency_ms")}
 
 
 def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
@@ -184,6 +192,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "data": {
             key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech", "cache")
         },
+        "loss": recipe.loss.name,
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",

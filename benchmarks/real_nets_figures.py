@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,9 +28,11 @@ FRAMES = 2000
 
 
 def sizes(model: nn.Module, example: Any) -> dict[str, Any]:
-    """Parameters and multiply-accumulates of one example, as the package counts them."""
+    """Parameters, those that are not 0, and multiply-accumulates of one example, as the package counts them."""
+    means = [p for name, p in model.named_parameters() if "log_" not in name]
     return {
-        "parameters": sum(p.numel() for name, p in model.named_parameters() if "log_" not in name),
+        "parameters": sum(p.numel() for p in means),
+        "nonzero": sum(int(p.count_nonzero()) for p in means),
         "macs": macs(model, example),
     }
 
@@ -42,38 +45,45 @@ def spearman(a: Tensor, b: Tensor) -> float:
     return float(found.statistic)
 
 
-def drawn(model: nn.Module, examples: Any, samples: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance over draws, and targets, each (N,)."""
+def drawn(model: nn.Module, examples: Any, task: str, samples: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Mean, variance over draws, variance that the network itself names (1 where it names none), targets; each (N,)."""
     generator, parts = torch.Generator().manual_seed(0), []
     for x, y in examples.batches(200, device=device):
-        found = mc_predict(model, x, samples, task="regression", generator=generator)
-        parts.append((found.mean.flatten().cpu(), found.epistemic.flatten().cpu(), y.flatten().double().cpu()))
-    mean, variance, target = (torch.cat(each) for each in zip(*parts, strict=True))
-    return mean, variance, target
+        found = mc_predict(model, x, samples, task=task, generator=generator)
+        own = found.aleatoric if task == "gaussian" else torch.ones_like(found.mean)
+        parts.append([each.flatten().double().cpu() for each in (found.mean, found.epistemic, own, y)])
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
-def noise(mean: Tensor, variance: Tensor, target: Tensor) -> float:
-    """The constant variance that, added to that of the draws, makes validation targets likeliest; by a fine grid."""
+def noise(mean: Tensor, variance: Tensor, own: Tensor, target: Tensor) -> float:
+    """The factor of the own variance that, added to that of the draws, makes validation targets likeliest; by a fine grid."""
     square = (target - mean).square()
-    grid = square.mean() * torch.logspace(-4, 1, 1001, dtype=torch.double)
-    total = variance + grid[:, None]
+    grid = square.mean() / own.mean() * torch.logspace(-4, 1, 1001, dtype=torch.double)
+    total = variance + grid[:, None] * own
     return float(grid[(total.log() + square / total).mean(1).argmin()])
 
 
 def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, device: torch.device) -> dict[str, Any]:
-    """Whether the deviation of the draws ranks the errors, and whether 90% intervals hold what they promise; of each too."""
+    """Whether the predicted deviation ranks the errors, and whether 90% intervals hold what they promise; of each too.
+
+    The deviation is of draws and noise. Noise is a constant where the loss is the squared error, so that the draws alone rank,
+    and what the network names where it is the Gaussian likelihood; its size is fitted on validation data in either case.
+    """
     test = opened.data.test
     if count is not None and count < len(test):  # spread over all: the rows of Buchwald-Hartwig lie in order of their additives
         test = test.subset(torch.linspace(0, len(test) - 1, count).long())
-    extra = noise(*drawn(model, opened.data.validation, samples, device))
-    mean, variance, target = drawn(model, test, samples, device)
-    error, deviation = (target - mean).abs(), (variance + extra).sqrt()
+    task = opened.recipe.task
+    factor = noise(*drawn(model, opened.data.validation, task, samples, device))
+    mean, variance, own, target = drawn(model, test, task, samples, device)
+    error, deviation = (target - mean).abs(), (variance + factor * own).sqrt()
     scale = (opened.data.target_scale or (0.0, 1.0))[1]
     return {
         "r2_of_draws": 1 - float(error.square().mean() / target.var(correction=0)),
-        "spearman": spearman(variance, error),
+        "spearman": spearman(deviation, error),
+        "spearman_draws": spearman(variance, error),
         "coverage": float(inside({"error": error, "deviation": deviation}).double().mean()),
         "width": float(2 * NINETY * deviation.mean() * scale),
+        "nll": float(surprise({"error": error, "deviation": deviation}).mean()) + math.log(scale),
         "doubted": len(target),
         "each": {"error": error, "deviation": deviation},
     }
@@ -82,7 +92,7 @@ def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, d
 def beside(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, list[float]]:
     """Ours less another's figure and its 95% interval, from what both have of each test example: [difference, low, high].
 
-    R2 and coverage by the normal distribution, the correlation of ranks by 2,000 bootstrap samples.
+    R2, coverage and likelihood by the normal distribution, the correlation of ranks by 2,000 bootstrap samples.
     """
     from scipy.stats import bootstrap
 
@@ -93,6 +103,8 @@ def beside(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, list[
     if "error" in ours and "error" in other and len(ours["error"]) == len(other["error"]):
         less = inside(ours).double() - inside(other).double()
         found["coverage_ahead"] = [float(less.mean()), *paired_means(less)]
+        less = surprise(ours) - surprise(other)
+        found["nll_ahead"] = [float(less.mean()), *paired_means(less)]
         pairs = [each[key].numpy() for each in (ours, other) for key in ("deviation", "error")]
         sampled = bootstrap(pairs, ranked, n_resamples=2000, paired=True, vectorized=False, method="percentile", rng=0)
         found["spearman_ahead"] = [ranked(*pairs), *(float(edge) for edge in sampled.confidence_interval)]
@@ -102,6 +114,12 @@ def beside(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, list[
 def inside(each: dict[str, Tensor]) -> Tensor:
     """Which errors lie in their 90% interval."""
     return each["error"] <= NINETY * each["deviation"]
+
+
+def surprise(each: dict[str, Tensor]) -> Tensor:
+    """Negative log likelihood of each error under a normal distribution of the predicted deviation."""
+    error, deviation = each["error"], each["deviation"]
+    return deviation.log() + 0.5 * (error / deviation).square() + 0.5 * math.log(2 * math.pi)
 
 
 def ranked(*pairs: Any) -> float:
@@ -121,7 +139,8 @@ def yield_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
     """R2 by the mean, and the doubt by draws: of our weights, or (drawn is False) by MC dropout of a dense network."""
     device = next(model.parameters()).device
     outputs, targets = values(model.eval(), opened.data.test, device)
-    square, spread = (outputs.flatten() - targets.flatten().double()).square(), targets.double().var(correction=0)
+    means = outputs[:, : targets.shape[1]]  # log variances behind them
+    square, spread = (means.flatten() - targets.flatten().double()).square(), targets.double().var(correction=0)
     found: dict[str, Any] = {
         "r2": 1 - float(square.mean() / spread),
         **sizes(model, next(iter(opened.data.test.batches(2, device=device)))[0]),

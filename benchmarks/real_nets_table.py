@@ -12,6 +12,9 @@ from svdcompress.uncertainty import paired_means
 DIFFERENCE = "{0[0]:+.3f} [{0[1]:+.3f}, {0[2]:+.3f}]"
 """A difference with its 95% interval."""
 
+SIZES = {"macs": "MACs", "parameters": "parameters", "nonzero": "non-zeros"}
+"""How many times fewer than the dense start has."""
+
 COLUMNS = {
     "r2": ("R2", "{:.3f}"),
     "r2_ahead": ("ours less this, R2", DIFFERENCE),
@@ -19,6 +22,8 @@ COLUMNS = {
     "spearman_ahead": ("ours less this, rank corr.", DIFFERENCE),
     "coverage": ("coverage of the 90% interval", "{:.1%}"),
     "coverage_ahead": ("ours less this, coverage", DIFFERENCE),
+    "nll": ("negative log likelihood", "{:.2f}"),
+    "nll_ahead": ("ours less this, NLL", DIFFERENCE),
     "width": ("its width (yield)", "{:.2f}"),
     "agreement": ("agrees with full: all", "{:.1%}"),
     "agreement_tones": ("tones", "{:.1%}"),
@@ -65,17 +70,18 @@ def table(results: dict[str, Any]) -> str:
             f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {made['precision']}"
         ]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
-        lines += [f"- distillation {made['distill']:g}"]
+        lines += [f"- distillation {made['distill']:g}{'' if 'loss' not in made else ', loss ' + made['loss']}"]
         lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]
         lines += [f"- {', '.join(f'{key} {value}' for key, value in made['versions'].items())}", ""]
-        head = ["net", "MACs", "parameters", *(COLUMNS[key][0] for key in columns), "wall-clock"]
+        sizes = [key for key in SIZES if any(key in net for net in nets.values())]
+        head = ["net", *(SIZES[key] for key in sizes), *(COLUMNS[key][0] for key in columns), "wall-clock"]
         lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
         base = nets["dense start"] if "dense start" in nets else nets["ours"]
         for label, net in nets.items():
             if "failed" in net:
                 lines.append(f"| {label} | failed: {net['failed']} |" + " |" * (len(head) - 2))
                 continue
-            cells = [label, *(f"{base[key] / net[key]:.2f}x" for key in ("macs", "parameters"))]
+            cells = [label, *(f"{base.get(key, base['parameters']) / net[key]:.2f}x" if key in net else "" for key in sizes)]
             cells += [COLUMNS[key][1].format(net[key]) if net.get(key) is not None else "" for key in columns]
             lines.append(f"| {' | '.join([*cells, '%.0f min' % (net['seconds'] / 60) if 'seconds' in net else ''])} |")
         lines.append("")

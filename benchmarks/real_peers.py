@@ -1,4 +1,4 @@
-"""What else the epochs of a run give: the dense network trained as long, and torch-pruning down to as few MACs."""
+"""What else the epochs of a run give: the dense network, torch-pruning at as few MACs, single weights at our parameters."""
 
 from __future__ import annotations
 
@@ -47,16 +47,20 @@ class Way:
 
 
 class Loss:
-    """The loss of a batch as the run has it: cross-entropy (with the dense network's answers, too) or squared error."""
+    """The loss of a batch as the run has it: cross-entropy (of labels, or of the dense network's answers), squared error, or
+    the Gaussian likelihood of a mean and a log variance."""
 
     def __init__(self, opened: OpenRun, device: torch.device) -> None:
         self.teacher = opened.dense.to(device).eval() if opened.recipe.data.unlabelled else None
-        self.classes = opened.recipe.task == "classification"
+        self.task = opened.recipe.task
 
     def __call__(self, model: nn.Module, x: Any, y: Tensor) -> Tensor:
         output = main_output(call(model, x))
-        if self.teacher is None and self.classes:
+        if self.teacher is None and self.task == "classification":
             return nn.functional.cross_entropy(output.float(), y)
+        if self.teacher is None and self.task == "gaussian":
+            mean, log_variance = output.float().chunk(2, 1)
+            return nn.functional.gaussian_nll_loss(mean, y.view(mean.shape).float(), log_variance.exp())
         if self.teacher is None:
             return nn.functional.mse_loss(output.float(), y.view(output.shape).float())
         with torch.no_grad():
@@ -138,6 +142,7 @@ PEERS: dict[str, Peer] = {
     "dense, trained as long": nothing,
     "torch-pruning, magnitude": lambda *given: torch_pruning(*given, taylor=False),
     "torch-pruning, Taylor": lambda *given: torch_pruning(*given, taylor=True),
+    "gradual magnitude, single weights": magnitude,
 }
 
 

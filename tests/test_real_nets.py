@@ -14,8 +14,10 @@ import torch
 from scipy import optimize, stats
 from sklearn.metrics import r2_score
 
+from svdcompress.layers import BernoulliDropout
 from svdcompress.pipeline import open_run, run
 from svdcompress.recipe import load_recipe
+from svdcompress.sources import InMemory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NAMES = [file.stem for file in BENCHMARKS.iterdir()]
@@ -57,8 +59,47 @@ def test_noise_is_what_makes_the_targets_likeliest(figures):
     wanted = optimize.minimize_scalar(
         lambda extra: -stats.norm(mean, np.sqrt(variance + extra)).logpdf(target).mean(), bounds=(1e-3, 3), method="bounded"
     )
-    found = figures.noise(*(torch.from_numpy(part) for part in (mean, variance, target)))
+    found = figures.noise(*(torch.from_numpy(part) for part in (mean, variance, np.ones(400), target)))
     assert found == pytest.approx(wanted.x, rel=0.02)
+
+
+def test_noise_that_the_network_names_is_scaled(figures):
+    rng = np.random.default_rng(4)
+    variance, own = rng.uniform(0.0, 0.2, 4000), rng.uniform(0.1, 2.0, 4000)
+    target = np.sqrt(variance + 1.7 * own) * rng.standard_normal(4000)
+    found = figures.noise(*(torch.from_numpy(part) for part in (np.zeros(4000), variance, own, target)))
+    assert found == pytest.approx(1.7, rel=0.1)
+
+
+class Named(torch.nn.Module):
+    """A yield of hardly more than 0, with a dropout, and a log variance that its input is."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = BernoulliDropout(0.5)
+
+    def forward(self, x):
+        return torch.cat([1e-4 * self.dropout(torch.ones_like(x)), x], 1)
+
+
+def test_doubts_of_a_network_with_a_noise_of_its_own(figures):
+    rng = np.random.default_rng(5)
+
+    def examples(count):
+        x = rng.uniform(-3, 1, (count, 1))
+        y = np.sqrt(2 * np.exp(x)) * rng.standard_normal((count, 1))
+        return InMemory(torch.from_numpy(x).float(), torch.from_numpy(y).float())
+
+    data = SimpleNamespace(validation=examples(4000), test=examples(4000), target_scale=(5.0, 3.0))
+    opened = SimpleNamespace(data=data, recipe=SimpleNamespace(task="gaussian"))
+    found = figures.doubts(Named(), opened, 2, None, torch.device("cpu"))
+    x, y = data.test.inputs.double().flatten(), data.test.targets.double().flatten()
+    assert found["spearman"] == pytest.approx(stats.spearmanr(x, abs(y))[0], abs=1e-4)
+    assert abs(found["spearman_draws"]) < 0.05
+    assert found["coverage"] == pytest.approx(0.9, abs=0.02)
+    deviation = 3 * np.sqrt(2 * np.exp(x.numpy()))
+    assert found["width"] == pytest.approx(2 * 1.6449 * deviation.mean(), rel=0.05)
+    assert found["nll"] == pytest.approx(-stats.norm(0, deviation).logpdf(3 * y.numpy()).mean(), abs=0.01)
 
 
 def test_differences_are_those_of_the_figures(figures):
@@ -71,20 +112,22 @@ def test_differences_are_those_of_the_figures(figures):
         "r2_ahead": r2_score(targets, ours) - r2_score(targets, other),
         "coverage_ahead": np.mean((targets >= ours - 1.6449 * deviation) & (targets <= ours + 1.6449 * deviation))
         - np.mean((targets >= other - 1.6449 * doubt) & (targets <= other + 1.6449 * doubt)),
+        "nll_ahead": stats.norm(other, doubt).logpdf(targets).mean() - stats.norm(ours, deviation).logpdf(targets).mean(),
         "spearman_ahead": stats.spearmanr(deviation, abs(ours - targets))[0] - stats.spearmanr(doubt, abs(other - targets))[0],
     }
     assert found.keys() == wanted.keys()
     for key, difference in wanted.items():
         middle, low, high = found[key]
         assert middle == pytest.approx(difference, abs=1e-12)
-        assert 0 < low < middle < high < low + 0.3
+        assert low < middle < high and high - low < (2 if key == "nll_ahead" else 0.3)
+        assert high < 0 if key == "nll_ahead" else low > 0
 
 
 def test_a_network_is_not_ahead_of_itself(figures):
     rng = np.random.default_rng(2)
     targets = rng.standard_normal(50)
     own = each(*predictions(rng, targets, 0.4), targets)
-    assert figures.beside(own, own) == {key: [0.0] * 3 for key in ("r2_ahead", "coverage_ahead", "spearman_ahead")}
+    assert figures.beside(own, own) == {key: [0.0] * 3 for key in ("r2_ahead", "coverage_ahead", "nll_ahead", "spearman_ahead")}
 
 
 def test_what_was_not_measured_is_not_compared(figures):
@@ -205,3 +248,12 @@ def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
         assert torch.equal(value, wanted)
     again, same = train(1, "sliced.pt")  # at its end: not trained once more
     assert same == pytest.approx(of_both, abs=5) and torch.equal(next(again.parameters()), next(whole.parameters()))
+
+
+def test_peers_learn_by_the_loss_of_the_run(module):
+    peers = module("real_peers")
+    x, y = torch.tensor([[0.5], [-1.0]]), torch.tensor([[1.0], [2.0]])
+    opened = SimpleNamespace(dense=Named(), recipe=SimpleNamespace(task="gaussian", data=SimpleNamespace(unlabelled=False)))
+    found = peers.Loss(opened, torch.device("cpu"))(Named(), x, y)
+    wanted = -stats.norm(0, np.exp(0.5 * x.numpy())).logpdf(y.numpy()).mean() - 0.5 * math.log(2 * math.pi)
+    assert float(found) == pytest.approx(wanted, rel=1e-3)

@@ -45,10 +45,11 @@ BUCHWALD_LENGTH = 267
 Split = tuple[dict[str, Tensor], Tensor]
 
 
-def bert(dropout: float = 0.1) -> nn.Module:
-    """The encoder and a new head for one number; takes {"input_ids", "attention_mask"} (N, tokens), gives logits (N, 1).
+def bert(dropout: float = 0.1, outputs: int = 1) -> nn.Module:
+    """The encoder and a new head; takes {"input_ids", "attention_mask"} (N, tokens), gives logits (N, outputs).
 
-    dropout: of hidden states, in `train()` alone. None of attention, so that the fused kernels are used.
+    dropout: of hidden states, in `train()` alone. None of attention, so that the fused kernels are used. outputs: 2 for a yield
+    and its log variance (--loss gaussian-nll).
     """
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -62,7 +63,7 @@ def bert(dropout: float = 0.1) -> nn.Module:
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=0.0,
     )
-    config.num_labels = 1
+    config.num_labels = outputs
     return BertForSequenceClassification(config)
 
 

@@ -20,7 +20,6 @@ from svdcompress.calibrate._tempering import (
     penalties,
     penalty,
     table,
-    tempers,
 )
 from svdcompress.errors import ModelError
 from svdcompress.layers import variational_layers
@@ -69,7 +68,7 @@ def fit_setting(
     draw: draws for a setting, by the same noise at each call, so that the NLL is a smooth function of it. beforehand: nats that
     a setting costs at first sight. temperature: False keeps it at 1 (a regression's noise is fitted in any case).
     """
-    search = _Search(draw, likelihood, beforehand, tempers(likelihood) and (temperature or likelihood.constant_noise))
+    search = _Search(draw, likelihood, beforehand, temperature or likelihood.constant_noise)
     costs = {setting: search.look(setting) for setting in grid}
     tables = [search.table(setting) for setting in grid]
     extras = [search.extras() + beforehand(setting) for setting in grid]

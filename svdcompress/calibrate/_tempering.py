@@ -1,4 +1,4 @@
-"""The one number that a likelihood is tempered by: temperature of logits, noise variance of values; fitted by NLL."""
+"""The one number that a likelihood is tempered by: temperature (of logits, or of variances), noise variance; fitted by NLL."""
 
 from __future__ import annotations
 
@@ -46,18 +46,13 @@ class Tempered:
     note: str = ""
 
 
-def tempers(likelihood: Likelihood) -> bool:
-    """Whether a likelihood has a number to temper by: logits and constant noise do, noise of its own does not."""
-    return likelihood.constant_noise or likelihood.name in ("classification", "binary")
-
-
 def nll_rows(likelihood: Likelihood, draws: Draws, log_knob: float) -> Tensor:
     """(R,) negative log likelihoods of the predictive distribution, float64, in nats.
 
-    log_knob: log temperature of logits, log noise variance of values.
+    log_knob: log temperature of logits or of the model's own variances, log noise variance of values.
     classification, binary: -log 1/S sum_s p_s(target), each p_s tempered (Guo et al. 2017 within each draw).
     regression: the normal distribution of mean 1/S sum_s f_s and variance Var_s f + noise (Gal & Ghahramani 2016, eq. 8).
-    gaussian: -log 1/S sum_s N(target; mean_s, variance_s), where nothing is tempered.
+    gaussian: -log 1/S sum_s N(target; mean_s, temperature variance_s).
     """
     outputs, targets = draws.outputs, draws.targets
     if likelihood.constant_noise:
@@ -74,6 +69,7 @@ def nll_rows(likelihood: Likelihood, draws: Draws, log_knob: float) -> Tensor:
         logs = F.logsigmoid(torch.where(targets > 0.5, z, -z))
     else:
         mean, log_variance = outputs.double().unbind(-1)
+        log_variance = log_variance + log_knob
         square = (targets.double() - mean).square()
         logs = -0.5 * (log_variance + square * torch.exp(-log_variance) + math.log(2 * math.pi))
     return math.log(len(logs)) - logs.double().logsumexp(0)
@@ -140,7 +136,8 @@ def cross_validated(tables: Tensor, extra: Tensor, folds: Tensor) -> Tensor:
 
 
 def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
-    """Fit the temperature of logits (Guo et al. 2017, sec. 4.2), or the noise precision of values, to validation draws.
+    """Fit the temperature of logits (Guo et al. 2017, sec. 4.2) or of the variances that a model names (sigma scaling,
+    Laves et al. 2020, MIDL), or the noise precision of values, to validation draws.
 
     draws: with one sample for the mean model; with many the NLL is that of the Monte-Carlo predictive distribution.
     It is only taken if it makes the NLL better under 5-fold cross-validation; a regression has no other noise, so its precision
@@ -150,8 +147,6 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
     examples = len(draws.owner.unique())
     plain = nll_rows(likelihood, draws, about)
     before = float(plain.mean())
-    if not tempers(likelihood):
-        return Tempered(1.0, before, before, False, examples, f"task {likelihood.name!r} has no temperature")
     if examples < FEWEST and not likelihood.constant_noise:
         note = f"{examples} validation examples are too few to fit a temperature; {FEWEST} are needed"
         return Tempered(1.0, before, before, False, examples, note)

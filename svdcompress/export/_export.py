@@ -183,7 +183,7 @@ def _check_tau(likelihood: Likelihood) -> None:
 
 
 def _temperature(likelihood: Likelihood, monte_carlo: bool) -> dict[str, float]:
-    """What the logits were divided by in the file, where it is not 1."""
+    """The temperature that is in the file, where it is not 1."""
     found = likelihood.temperature if monte_carlo else likelihood.of_mean().temperature
     return {} if found == 1 else {"temperature": found}
 

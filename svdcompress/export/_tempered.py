@@ -1,4 +1,4 @@
-"""A model's output as its file gives it: logits over their temperature, and whatever else is made of the main output."""
+"""A model's output as its file gives it: with its temperature, and whatever else is made of the main output."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ def finished(reference: nn.Module, likelihood: Likelihood, further: Further | No
 
     reference: an `eval_copy`. A hook, so that the model's own arguments keep their names.
     """
-    temperature = likelihood.of_mean().temperature
-    if temperature != 1 or further is not None:
-        reference.register_forward_hook(_Finish(temperature, further))
+    own = likelihood.of_mean()
+    if own.temperature != 1 or further is not None:
+        reference.register_forward_hook(_Finish(own, further))
     return reference
 
 
 class _Finish:
-    def __init__(self, temperature: float, further: Further | None) -> None:
-        self.temperature, self.further = temperature, further
+    def __init__(self, likelihood: Likelihood, further: Further | None) -> None:
+        self.likelihood, self.further = likelihood, further
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if self.temperature != 1:
-            main = main_output(output)
-            output = _replaced(output, main, main / self.temperature)
+        if self.likelihood.temperature != 1:
+            tempered = self.likelihood.tempered(output)
+            single = isinstance(tempered, Tensor)
+            output = _replaced(output, main_output(output), tempered) if single else tempered
         if self.further is None:
             return output
         outputs = named_outputs(output)

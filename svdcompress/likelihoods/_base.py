@@ -28,7 +28,8 @@ class Likelihood:
     """
 
     temperature: float = 1.0
-    """What logits are divided by: calibration finds it on validation data. `heads` gives tempered ones."""
+    """What the log likelihood is divided by: logits by as much, while the variance of a normal distribution grows by it.
+    Calibration finds it on validation data. `heads` gives tempered ones."""
 
     name: ClassVar[str] = ""
     probabilities: ClassVar[bool] = False
@@ -71,6 +72,14 @@ class Likelihood:
     def heads(self, output: Any) -> Any:
         """What is read of a model's output: its main tensor, or a tuple of equal tensors where there are several heads."""
         return main_output(output)
+
+    def head_variances(self, variances: Any) -> Any:
+        """Variances of the heads, from those of a model's output in the form that it has."""
+        return self.heads(variances)
+
+    def tempered(self, output: Any) -> Any:
+        """The heads in the form that the model gives them: what a file has in place of its main output, or of a pair."""
+        return self.heads(output)
 
     def of_mean(self) -> Likelihood:
         """The likelihood of the mean model's one output, which calibration tempers apart from draws; itself without that."""

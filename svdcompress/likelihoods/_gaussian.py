@@ -8,23 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.likelihoods._base import Likelihood
 from svdcompress.likelihoods._heads import gaussian_heads
 from svdcompress.likelihoods._sums import MomentSums, Sums
+from svdcompress.likelihoods._tempered import Tempered
 from svdcompress.sources import like
 
 
-class Gaussian(Likelihood):
+class Gaussian(Tempered):
     """Means and log variances (Kendall & Gal 2017, eq. 9): a pair of equal tensors, or one with the means in its first half.
 
-    Aleatoric is `1/T sum sigma_t^2`, epistemic the variance of the means.
+    Aleatoric is `1/T sum sigma_t^2`, epistemic the variance of the means. A temperature multiplies every sigma_t^2: a normal
+    density to the power of 1 / temperature is, but for a constant, one of as many times the variance.
     """
 
     name = "gaussian"
 
     def heads(self, output: Any) -> tuple[Tensor, Tensor]:
-        """Mean and log variance."""
-        return gaussian_heads(output, self.dim)
+        """Mean and log variance, which has the log of the temperature added."""
+        mean, log_variance = gaussian_heads(output, self.dim)
+        return mean, log_variance if self.temperature == 1 else log_variance + math.log(self.temperature)
+
+    def head_variances(self, variances: Any) -> tuple[Tensor, Tensor]:
+        """Of mean and log variance; a temperature moves neither."""
+        return gaussian_heads(variances, self.dim)
+
+    def tempered(self, output: Any) -> Any:
+        """A pair where the model gives one, else one tensor."""
+        return self._together(output, *self.heads(output))
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance."""
@@ -50,13 +60,15 @@ class Gaussian(Likelihood):
 
     def in_units(self, output: Any, shift: float, scale: float) -> Any:
         """Means and log variances of the targets as they were."""
-        mean, log_variance = self.heads(output)
-        mean, log_variance = mean * scale + shift, log_variance + 2 * math.log(scale)
-        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
+        mean, log_variance = gaussian_heads(output, self.dim)  # the temperature comes when this is read in its turn
+        return self._together(output, mean * scale + shift, log_variance + 2 * math.log(scale))
 
     def sums(self, size: int, full: bool = False) -> Sums:
         """Of means and variances, for `mc_predict`."""
         return GaussianSums(self, size, full)
+
+    def _together(self, output: Any, mean: Tensor, log_variance: Tensor) -> Any:
+        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
 
 
 class GaussianSums(MomentSums):

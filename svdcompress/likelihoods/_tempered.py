@@ -1,10 +1,8 @@
-"""Logits with a temperature: what calibration fits, kept with the likelihood."""
+"""Likelihoods with a temperature: what calibration fits, kept with the likelihood."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from torch import Tensor
 
 from svdcompress.batch import main_output
 from svdcompress.errors import UsageError
@@ -12,7 +10,7 @@ from svdcompress.likelihoods._base import Likelihood
 
 
 class Tempered(Likelihood):
-    """Base of likelihoods of logits.
+    """Base of likelihoods whose logarithm is divided by a temperature; as it stands, of those of logits.
 
     temperature: what logits are divided by before anything else is made of them (Guo et al. 2017, eq. 9), those of each draw.
     mean_temperature: the same for the one output of the mean model; None: as for draws.
@@ -42,10 +40,15 @@ class Tempered(Likelihood):
         """At temperature 1."""
         return self if self.temperature == 1 and self.mean_temperature is None else type(self)(self.dim)
 
-    def heads(self, output: Any) -> Tensor:
+    def heads(self, output: Any) -> Any:
         """The logits, divided by the temperature."""
         logits = main_output(output)
         return logits if self.temperature == 1 else logits / self.temperature
+
+    def head_variances(self, variances: Any) -> Any:
+        """Those of the logits, divided by the temperature's square."""
+        found = main_output(variances)
+        return found if self.temperature == 1 else found / self.temperature**2
 
 
 def check_temperature(value: Any) -> float:

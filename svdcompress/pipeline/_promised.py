@@ -47,7 +47,8 @@ def sets_of(results: Mapping[str, Any], who: str, likelihood: Likelihood) -> Fur
         else:
             output = outputs["output"]
             pair = own.name == "gaussian" and "output_1" in outputs
-            mean, variance = own.moments(own.heads((output, outputs["output_1"]) if pair else output))
+            heads = own.plain().heads((output, outputs["output_1"]) if pair else output)  # its temperature is in the output
+            mean, variance = own.moments(heads)
         lower, upper = promise.intervals(mean, variance.sqrt())
         return {"lower": lower, "upper": upper}
 

@@ -310,7 +310,8 @@ class PruneSection(Section):
 class CalibrateSection(Section):
     """What is fitted on validation data once the network is small: its posterior, its temperature, and what it promises.
 
-    temperature: of logits; a regression's noise is fitted in any case. posterior: auto tries all of them.
+    temperature: of logits, or of variances that the model gives; constant noise is fitted in any case.
+    posterior: auto tries all of them.
     """
 
     posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"

@@ -68,9 +68,7 @@ def _heads(sums: Sums, output: Any) -> tuple[Any, Any]:
         output = _main(output)
     means = tree_map(lambda leaf: _moments(leaf).mean, output, is_leaf=_is_moments)
     variances = tree_map(lambda leaf: _moments(leaf).variance, output, is_leaf=_is_moments)
-    heads, spread = sums.likelihood.heads(means), sums.likelihood.heads(variances)
-    temperature = sums.likelihood.temperature  # `heads` has divided by it once, and a variance has its square
-    return heads, spread if temperature == 1 else tree_map(lambda head: head / temperature, spread)
+    return sums.likelihood.heads(means), sums.likelihood.head_variances(variances)
 
 
 def _moments(leaf: Any) -> Moments:

@@ -87,14 +87,40 @@ def test_too_few_validation_examples():
         calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), posterior="exact")
 
 
-def test_a_gaussian_head_has_nothing_to_temper():
-    torch.manual_seed(0)
+def test_a_network_that_names_too_little_noise_is_made_to_name_more():
     from calibration_data import sparse
 
+    torch.manual_seed(0)
     model = sparse(nn.Sequential(nn.Linear(4, 2)))
-    x, y = torch.randn(60, 4), torch.randn(60, 1)
+    x = torch.randn(300, 4)
+    mean, log_variance = model.eval()(x).detach().chunk(2, 1)
+    y = mean + 2 * (0.5 * log_variance).exp() * torch.randn(300, 1)
     found = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian())
-    assert found.likelihood.settings() == {"dim": 1} and not found.samples.taken
+    square = float(((y - mean).square() / log_variance.exp()).mean())  # without draws, and but for the prior: the optimum
+    assert found.likelihood.mean_temperature == pytest.approx(square, rel=0.02) and square > 3
+    assert found.mean.taken and found.samples.taken and found.samples.after < found.samples.before
+    told = mean_predict(found.model, x, task=found.likelihood)
+    assert float(((y - told.mean).square() / told.variance).mean()) == pytest.approx(1, rel=0.02)
+    as_it_is = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian(), temperature=False)
+    assert as_it_is.likelihood.settings() == {"dim": 1}
+
+
+@pytest.mark.parametrize(("factor", "told"), [(1.0, True), (100.0, False)])
+def test_a_regression_that_is_as_sure_of_every_input_says_so(factor, told):
+    from calibration_data import sparse
+
+    torch.manual_seed(0)
+    model = sparse(nn.Sequential(nn.Linear(4, 1)))
+    model[0].log_sigma2.data.fill_(math.log(0.001 * factor))
+    x = torch.randn(200, 4)
+    y = model.eval()(x).detach() + 0.5 * torch.randn(200, 1)
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Regression())
+    notes = [note for note in found.notes if "--loss gaussian-nll" in note]
+    deviation = mc_predict(found.model, x, 4000, task=found.likelihood).std.flatten().sort().values
+    spread = float(deviation[189] / deviation[9]) - 1  # the 5th and the 95th of a hundred, each twice
+    assert bool(notes) == told == (spread < 0.1)
+    if told:
+        assert float(notes[0].split("lie within ")[1].split("%")[0]) == pytest.approx(100 * spread, abs=1)
 
 
 def test_variances_of_rank_one_are_scaled_as_ones_of_each_weight():

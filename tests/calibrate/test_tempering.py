@@ -98,6 +98,26 @@ def test_the_noise_of_a_regression_is_scipys():
     assert found.after == pytest.approx(wanted.fun, abs=1e-6)
 
 
+@pytest.mark.parametrize("samples", [1, 5])
+def test_the_temperature_of_a_noise_that_the_model_names_is_scipys(samples):
+    """Noise of 2.5 times the variance that is named, in 5 draws of means that differ."""
+    generator = torch.Generator().manual_seed(3)
+    log_variance = torch.linspace(-2, 1, 200)
+    means = 0.1 * torch.randn(samples, 200, generator=generator)
+    y = (2.5 * log_variance.exp()).sqrt() * torch.randn(200, generator=generator)
+    draws = Draws(torch.stack([means, log_variance.expand_as(means)], -1), y, torch.arange(200))
+
+    def slow(log_t):
+        std = np.sqrt(np.exp(log_t + log_variance.double().numpy()))
+        return -np.log(np.mean([stats.norm.pdf(y.numpy(), mean, std) for mean in means.double().numpy()], 0)).sum()
+
+    wanted = optimize.minimize_scalar(lambda log_t: slow(log_t) + log_t**2 / 2, bounds=(-2, 2), method="bounded")
+    found = fit_tempering(likelihood_for("gaussian"), draws)
+    assert found.taken and math.log(found.value) == pytest.approx(wanted.x, abs=1e-3)
+    assert math.log(found.value) == pytest.approx(math.log(2.5), abs=0.3)
+    assert found.after < found.before == pytest.approx(slow(0.0) / 200, rel=1e-5)
+
+
 def test_draws_are_those_of_mc_predict_and_of_the_mean():
     model, data = mlp_classifier()
     x, y = data

@@ -11,6 +11,7 @@ from svdcompress.export import export_onnx
 from svdcompress.likelihoods import (
     Binary,
     Classification,
+    Gaussian,
     Regression,
     as_stored,
     from_stored,
@@ -79,7 +80,12 @@ def test_losses_and_figures():
 
 @pytest.mark.parametrize(
     "likelihood",
-    [Classification(temperature=2.0, mean_temperature=0.5), Binary(temperature=0.3), Regression(tau=4.0, mean_tau=2.0)],
+    [
+        Classification(temperature=2.0, mean_temperature=0.5),
+        Binary(temperature=0.3),
+        Gaussian(temperature=1.5, mean_temperature=2.5),
+        Regression(tau=4.0, mean_tau=2.0),
+    ],
 )
 def test_stored_and_read_again(likelihood, tmp_path):
     model = set_likelihood(network(), likelihood)
@@ -161,3 +167,72 @@ def test_an_output_with_a_name_keeps_it(tmp_path):
     assert written.outputs == ["output", "twice"]
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     assert torch.allclose(torch.from_numpy(session.run(["output"], {"input": x.numpy()})[0]), model(x)["logits"] / 4, atol=1e-5)
+
+
+# Means and log variances: a temperature multiplies the variances
+
+
+class Pair(nn.Module):
+    """A network that gives means and log variances as two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network(4)
+
+    def forward(self, x):
+        return tuple(self.inner(x).chunk(2, 1))
+
+
+@pytest.mark.parametrize("make", [lambda: network(4), lambda: Pair().eval()], ids=["tensor", "pair"])
+def test_the_noise_that_a_network_names_is_multiplied(make, tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    model, x = make(), torch.randn(5, 4)
+    plain = mc_predict(model, x, 50, generator=torch.Generator().manual_seed(0), task="gaussian")
+    set_likelihood(model, Gaussian(temperature=3.0, mean_temperature=0.5))
+    drawn = mc_predict(model, x, 50, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(drawn.mean, plain.mean) and torch.equal(drawn.epistemic, plain.epistemic)
+    torch.testing.assert_close(drawn.aleatoric, 3 * plain.aleatoric)
+    torch.testing.assert_close(drawn.variance, 3 * plain.aleatoric + plain.epistemic)
+    output = model(x)
+    mean, log_variance = output if isinstance(output, tuple) else output.chunk(2, 1)
+    torch.testing.assert_close(mean_predict(model, x).aleatoric, 0.5 * log_variance.double().exp())
+    written = export_onnx(model, tmp_path / "model.onnx", x)
+    assert written.metadata["temperature"] == 0.5
+    found = np.concatenate(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(None, {"input": x.numpy()}), 1)
+    assert np.allclose(found[:, :2], mean.detach().numpy(), atol=1e-5)
+    assert np.allclose(np.exp(found[:, 2:]), 0.5 * log_variance.exp().detach().numpy(), rtol=1e-4)
+    written = export_onnx(model, tmp_path / "mc.onnx", x, monte_carlo=True)
+    assert written.metadata["temperature"] == 3.0
+    feed = {"input": x.numpy(), "samples": np.array(20000)}
+    noise = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx")).run(["aleatoric"], feed)[0]
+    many = mc_predict(model, x, 20000, generator=torch.Generator().manual_seed(1), task="gaussian").aleatoric
+    assert np.allclose(noise, 3 * many.numpy(), rtol=0.1)
+
+
+def test_moments_of_a_tempered_noise():
+    model, x = network(4), torch.randn(5, 4)
+    plain = mc_predict(model, x, method="moments", task="gaussian")
+    found = mc_predict(model, x, method="moments", task=Gaussian(temperature=3.0))
+    torch.testing.assert_close(found.mean, plain.mean)
+    torch.testing.assert_close(found.epistemic, plain.epistemic)
+    torch.testing.assert_close(found.aleatoric, 3 * plain.aleatoric)
+
+
+def test_the_loss_of_a_tempered_noise_is_that_of_the_wider_distribution():
+    output, y = torch.randn(6, 2), torch.randn(6, 1)
+    density = torch.distributions.Normal(output[:, :1], (4.0 * output[:, 1:].exp()).sqrt())
+    likelihood = Gaussian(temperature=4.0)
+    torch.testing.assert_close(likelihood.figures(output, y)[1], -density.log_prob(y).double(), rtol=1e-6, atol=1e-6)
+    wanted = -density.log_prob(y).mean() - 0.5 * torch.log(torch.tensor(2 * torch.pi))
+    torch.testing.assert_close(likelihood.loss(output, y), wanted)
+
+
+def test_units_are_changed_before_the_temperature_comes():
+    """A model in the target's own units carries the likelihood, which then tempers its outputs once."""
+    output = torch.randn(6, 2)
+    likelihood = Gaussian(temperature=4.0)
+    once = likelihood.moments(likelihood.heads(likelihood.in_units(output, 7.0, 3.0)))
+    torch.testing.assert_close(once[0], 7 + 3 * output[:, :1])
+    torch.testing.assert_close(once[1], 9 * 4 * output[:, 1:].exp())

@@ -214,3 +214,29 @@ def test_a_regression_has_noise_of_its_own_and_intervals(tmp_path, monkeypatch):
         assert covered == pytest.approx(results["promises"]["coverage"][who]["test"]["coverage"], abs=0.02)
         assert 0.82 <= covered <= 0.97
     assert torch.isfinite(torch.tensor(own.tau))
+
+
+def test_a_run_whose_network_names_its_noise_is_calibrated_in_the_targets_units(tmp_path):
+    """Learned on a few examples it names too little: the files hold the factor that the validation data ask for."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 4)).astype(np.float32)
+    y = 50 + 20 * (x[:, 0] + np.exp(0.5 * x[:, 1]) * generator.normal(size=300))
+    np.savez(tmp_path / "data.npz", x=x, y=y.astype(np.float32))
+    sets = ["loss=gaussian-nll", f"data=npz:{tmp_path}/data.npz", "data.target_scale=standardize", "data.validation=0.3"]
+    sets += ["model={name: mlp, args: {sizes: [4, 64, 2]}}", "dense.epochs=150", "dense.keep=last"]
+    sets += ["train.epochs=1", "recover.epochs=1", "train.beta.final=1e-6", "recover.beta=1e-6", *SETTINGS[-3:]]
+    results = run(load_recipe(None, [*sets, "calibrate.coverage=0.9", "export.sets=true"]), tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    own, data = likelihood_of(opened.model), opened.data
+    assert own.mean_temperature == results["calibrate"]["mean"]["value"] > 1.5
+    assert results["calibrate"]["mean"]["after"] < results["calibrate"]["mean"]["before"]
+    mean, log_variance = opened.model(data.test.inputs).detach().double().chunk(2, 1)
+    shift, scale = data.target_scale
+    session = onnxruntime.InferenceSession(str(tmp_path / "run" / "model.onnx"))
+    found, lower, upper = session.run(["output", "lower", "upper"], {"input": data.test.inputs.numpy()})
+    assert np.allclose(found[:, :1], shift + scale * mean.numpy(), rtol=1e-3, atol=1e-2)
+    assert np.allclose(np.exp(found[:, 1:]), own.mean_temperature * scale**2 * log_variance.exp().numpy(), rtol=1e-3)
+    width = results["promises"]["coverage"]["mean"]["width"]
+    assert np.allclose(upper - lower, 2 * width * np.exp(0.5 * found[:, 1:]), rtol=1e-3)
+    assert np.allclose(upper + lower, 2 * found[:, :1], rtol=1e-3, atol=1e-2)
+    assert not verify_run(tmp_path / "run").failed
