@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import yaml
 
-from svdcompress.layers._precision import fast_bfloat16
+from svdcompress.layers import fast_bfloat16
 from svdcompress.uncertainty import wilson
 
 HERE = Path(__file__).resolve().parent

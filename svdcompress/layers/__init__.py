@@ -25,7 +25,7 @@ from svdcompress.layers._linear import VariationalLinear
 from svdcompress.layers._moments import Moments, Weights, moments
 from svdcompress.layers._passes import HOOKS, sampling
 from svdcompress.layers._positions import Shapes, shared_over_positions
-from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype
+from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype, fast_bfloat16
 from svdcompress.layers._registry import stored
 from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, unwrapped, weight_of
@@ -88,6 +88,7 @@ __all__ = [
     "clashes",
     "class_name",
     "drawing",
+    "fast_bfloat16",
     "group_log_alpha",
     "keep_channels",
     "kept_channels",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from svdcompress.pipeline._convert import LARGE, PUSH, final_beta, sizes
 from svdcompress.recipe import Recipe, in_epochs
 from svdcompress.sources import fresh_weights, image_statistics
+from svdcompress.train import resolved_precision
 
 HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
@@ -44,6 +46,27 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
     if train.shrink is not None and processes > 1:
         lines.append("train.shrink works in one process only: here nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)
+
+
+STAGES = ("dense", "train", "recover")
+"""Sections of a recipe that train."""
+
+
+def slow_precision(recipe: Recipe, device: torch.device) -> list[str]:
+    """A warning where a stage asks for bfloat16 on a CPU that emulates it."""
+    stages = [name for name in STAGES if getattr(recipe, name).precision == "bf16"]
+    if not stages or device.type != "cpu" or resolved_precision("auto", device) == "bf16":
+        return []
+    which = " ".join(f"--set {name}.precision=auto" for name in stages)
+    return [f"precision bf16: this CPU has no bfloat16 instructions and takes less time in float32: {which}"]
+
+
+def precision_taken(recipe: Recipe, device: torch.device) -> str | None:
+    """What precision auto is here; None where no stage has it."""
+    if all(getattr(recipe, name).precision != "auto" for name in STAGES):
+        return None
+    taken = {"bf16": "bfloat16 (bf16)", "no": "float32 (no)"}[resolved_precision("auto", device)]
+    return f"precision auto: {taken} on {device.type}"
 
 
 def _pretrained(recipe: Recipe, model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from svdcompress.convert import PlanEntry
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
-from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._advice import advice, slow_precision
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
@@ -25,7 +25,7 @@ from svdcompress.pipeline._search_cost import left_for, levels_of, trials_of
 from svdcompress.pipeline._search_start import objective_of
 from svdcompress.recipe import Recipe, Training
 from svdcompress.sources import example_inputs, open_data
-from svdcompress.train import Reach, find_place, make_optimizer
+from svdcompress.train import Reach, find_place, make_optimizer, resolved_precision
 
 TRIAL_STEPS = 5
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,7 +67,12 @@ def estimate(recipe: Recipe) -> Estimate:
     inputs = example_inputs(data.train, 2)
     check_model(dense, recipe, data, inputs)
     entries = planned(dense, recipe, inputs)
-    warned = [*data.notes, *data.warnings, *advice(recipe, dense, len(data.train), inputs=inputs)]
+    warned = [
+        *data.notes,
+        *data.warnings,
+        *advice(recipe, dense, len(data.train), inputs=inputs),
+        *slow_precision(recipe, place.device),
+    ]
     model = converted(copy.deepcopy(dense), recipe, inputs)
     final = final_beta(recipe, dense, len(data.train), inputs)
     rate = rate_of_variances(recipe, model, len(data.train), final)
@@ -116,10 +121,10 @@ def _stage_seconds(model: nn.Module, examples: Any, loss: Any, settings: Trainin
     optimizer = make_optimizer(model, settings)
     variational = next(variational_layers(model), None) is not None
     elbo = ELBO(model, lambda value: value, len(examples)) if variational else (lambda value: value)
-    times = []
+    times, precision = [], resolved_precision(settings.precision, device)
     for x, y in islice(examples.batches(settings.batch_size, shuffle=0, device=device), TRIAL_STEPS):
         started = time.perf_counter()
-        with torch.autocast(device.type, AUTOCAST.get(settings.precision), enabled=settings.precision in AUTOCAST):
+        with torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST):
             output = elbo(loss(call(model, x), y))
         output.backward()
         optimizer.step()

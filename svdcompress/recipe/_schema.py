@@ -153,8 +153,14 @@ class Training(Section):
     schedule: Annotated[LrSchedule, short("name")] = LrSchedule()
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
     accumulate: int = Field(default=1, ge=1)  # batches per step
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    # Of products, in autocast. auto: bf16 where the device is faster at it than at float32, else no.
+    precision: Literal["no", "auto", "bf16", "fp16"] = "no"
     keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no(cls, value: Any) -> Any:
+        return "no" if value is False else value  # as YAML reads it
 
 
 class DenseSection(Training):

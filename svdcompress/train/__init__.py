@@ -4,7 +4,16 @@ from svdcompress.errors import out_of_memory  # here for callers of before
 from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.likelihoods import score  # here for callers of before
 from svdcompress.renamed import former_names
-from svdcompress.train._device import Place, broadcast, broadcast_weights, find_place, leave, make_accelerator, wait
+from svdcompress.train._device import (
+    Place,
+    broadcast,
+    broadcast_weights,
+    find_place,
+    leave,
+    make_accelerator,
+    resolved_precision,
+    wait,
+)
 from svdcompress.train._fit import fit
 from svdcompress.train._metrics import evaluate, losses
 from svdcompress.train._nonfinite import NotFinite
@@ -41,6 +50,7 @@ __all__ = [
     "mix",
     "out_of_memory",
     "reach",
+    "resolved_precision",
     "score",
     "seed_everything",
     "shrink",

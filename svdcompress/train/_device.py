@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from svdcompress.errors import TrainingError, UsageError
+from svdcompress.layers import fast_bfloat16
 
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
@@ -17,7 +18,7 @@ SHARDED = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED
 
 
 def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
-    """An Accelerator for a device ("auto": CUDA, MPS or CPU, whatever is there) and a precision (no, bf16, fp16).
+    """An Accelerator for a device ("auto": CUDA, MPS or CPU, whatever is there) and a precision (no, auto, bf16, fp16).
 
     Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not
     there, and for launches that divide the weights (FSDP, DeepSpeed).
@@ -39,9 +40,24 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     else:
         os.environ[DEVICE_VARIABLE] = device
     try:
-        return Accelerator(cpu=device == "cpu", mixed_precision=precision)
+        return Accelerator(cpu=device == "cpu", mixed_precision=resolved_precision(precision, device))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"device: {device} with precision {precision} cannot be used ({error})") from error
+
+
+def resolved_precision(precision: str, device: torch.device | str = "auto") -> str:
+    """no, bf16 or fp16; for "auto" what is fastest on a device: bf16 where it is faster than float32, else no.
+
+    device: as in a recipe.
+
+        >>> resolved_precision("bf16", "cpu")
+        'bf16'
+    """
+    if precision != "auto":
+        return precision
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return "bf16" if fast_bfloat16(torch.device(device)) else "no"
 
 
 def _check_whole() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from svdcompress import convert, relevance
 from svdcompress.errors import PruneError
-from svdcompress.pipeline import advice, converted, dense_model, final_beta, make_schedule
+from svdcompress.pipeline import advice, converted, dense_model, final_beta, make_schedule, run
+from svdcompress.pipeline._advice import precision_taken, slow_precision
 from svdcompress.recipe import BetaSchedule, load_recipe
 from svdcompress.relevance import as_masks
 from svdcompress.selection import check_some_left
@@ -69,6 +70,35 @@ def test_advice_is_given_where_settings_do_not_suit():
     assert few in warned(nn.Sequential(nn.Linear(9, 9)), 100)
     assert "heavy pruning" not in warned(nn.Sequential(nn.Linear(9, 9)), 100)  # beta follows the number of examples
     assert f"{few}, and the KL counts for 1/100 each" in warned(nn.Sequential(nn.Linear(9, 9)), 100, "train.beta.final=0.5")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_emulated_bfloat16_is_told(monkeypatch, fast):
+    monkeypatch.setattr("svdcompress.layers._precision._FAST_CPU", fast)
+    cpu = torch.device("cpu")
+    lines = slow_precision(settings("train.precision=bf16", "recover.precision=bf16"), cpu)
+    assert bool(lines) != fast
+    if not fast:
+        assert lines[0].endswith("--set train.precision=auto --set recover.precision=auto")
+    assert not slow_precision(settings(), cpu) and not slow_precision(settings("train.precision=auto"), cpu)
+    assert precision_taken(settings("recover.precision=auto"), cpu) == (
+        "precision auto: bfloat16 (bf16) on cpu" if fast else "precision auto: float32 (no) on cpu"
+    )
+    assert precision_taken(settings("train.precision=bf16"), cpu) is None
+
+
+def test_a_run_in_the_precision_of_the_chip_is_one_in_that_precision(monkeypatch, tmp_path):
+    monkeypatch.setattr("svdcompress.layers._precision._FAST_CPU", True)
+    found = {}
+    for asked in ("auto", "bf16", "no"):
+        sets = [f"{stage}.precision={asked}" for stage in ("dense", "train", "recover")]
+        sets += ["data=digits", "model=mlp", "dense.epochs=1", "train.epochs=2", "recover.epochs=1", "data.limit=300"]
+        sets += ["uncertainty.samples=0", "report.html=false", "report.latency=false", "convert.variance_dtype=float32"]
+        results = run(load_recipe(None, sets), tmp_path / asked)
+        found[asked] = [row["loss"] for row in results["history"]]
+        assert ("precision auto: bfloat16 (bf16) on cpu" in results["notes"]) == (asked == "auto")
+        assert any("has no bfloat16 instructions" in line for line in results["warnings"]) is False
+    assert found["auto"] == found["bf16"] != found["no"]
 
 
 def test_a_models_own_normalisation_of_images_is_not_forgotten(tmp_path):

@@ -84,6 +84,14 @@ def test_flags_are_flags_still():
     assert recipe.model.args == {"a": True}
 
 
+@pytest.mark.parametrize("text", ["no", "off", "'no'", "false"])
+def test_no_precision_is_written_as_yaml_reads_it(text):
+    """An error of a loss that is not finite advises train.precision=no, which YAML takes for false."""
+    assert load_recipe(None, [f"train.precision={text}", f"recover.precision={text}"]).train.precision == "no"
+    with pytest.raises(RecipeError, match=r"train\.precision"):
+        load_recipe(None, ["train.precision=yes"])
+
+
 @pytest.mark.parametrize(
     "setting", ["uncertainty.samples=100000000000000000000", "train.epochs=100000000000000000000", "data.image_size=[99999, 4]"]
 )

@@ -1,9 +1,10 @@
 """Where a run takes place: devices that are not there, and launches that divide the weights."""
 
 import pytest
+import torch
 
 from svdcompress.errors import TrainingError, UsageError
-from svdcompress.train import find_place, make_accelerator
+from svdcompress.train import find_place, make_accelerator, resolved_precision
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,20 @@ def test_launches_that_divide_the_weights_are_refused(monkeypatch, variable):
 def test_half_precision_needs_a_device_that_has_it():
     with pytest.raises(TrainingError, match=r"train\.precision: fp16 needs a CUDA device"):
         make_accelerator("cpu", "fp16")
+
+
+@pytest.mark.parametrize(("fast", "wanted"), [(True, "bf16"), (False, "no")])
+def test_precision_follows_the_chip(monkeypatch, fast, wanted):
+    monkeypatch.setattr("svdcompress.layers._precision._FAST_CPU", fast)
+    assert make_accelerator("cpu", "auto").mixed_precision == wanted == resolved_precision("auto", "cpu")
+    assert [make_accelerator("cpu", asked).mixed_precision for asked in ("no", "bf16")] == ["no", "bf16"]
+
+
+@pytest.mark.parametrize(("major", "wanted"), [(7, "no"), (8, "bf16"), (9, "bf16")])
+def test_precision_follows_the_generation_of_a_gpu(monkeypatch, major, wanted):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), {"major": major}))
+    assert resolved_precision("auto") == resolved_precision("auto", "cuda:1") == wanted
 
 
 def test_names_of_before_warn_and_work():
