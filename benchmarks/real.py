@@ -110,12 +110,15 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
     return found, reported
 
 
-def _same_dense(name: str, runs: Path, epochs: int) -> str | None:
-    """Another case whose dense network was trained as long from the same weights, with another goal."""
+def _same_dense(name: str, runs: Path, epochs: int, setting: dict[str, Any]) -> str | None:
+    """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
+    alike = ("images", "augment", "lr", "precision", "torch", "device")
     results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in PEERS.items() if pruner is nothing)
     for sister, case in CASES.items():
         same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
-        if same and results.get(sister, {}).get("nets", {}).get(peer, {}).get("epochs") == epochs:
+        found = results.get(sister, {})
+        same = same and all(found.get("setting", {}).get(key) == setting[key] for key in alike)
+        if same and found.get("nets", {}).get(peer, {}).get("epochs") == epochs:
             return sister if (runs / f"{sister}-dense-trained-as-long.done.pt").is_file() else None
     return None
 
@@ -163,7 +166,11 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
-        if pruner is nothing and not done.is_file() and (sister := _same_dense(name, options.runs, way.epochs)):
+        if (
+            pruner is nothing
+            and not done.is_file()
+            and (sister := _same_dense(name, options.runs, way.epochs, known["setting"]))
+        ):
             shutil.copy(options.runs / f"{sister}-{done.name.removeprefix(f'{name}-')}", done)
             seconds, epochs = read(HERE / "results" / "real.json")[sister]["nets"][peer]["seconds"], way.epochs
         if "change" in nets.get(peer, {}):

@@ -257,3 +257,38 @@ def test_peers_learn_by_the_loss_of_the_run(module):
     found = peers.Loss(opened, torch.device("cpu"))(Named(), x, y)
     wanted = -stats.norm(0, np.exp(0.5 * x.numpy())).logpdf(y.numpy()).mean() - 0.5 * math.log(2 * math.pi)
     assert float(found) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_cache_of_fewer_images_is_no_cache_of_more(module, tmp_path):
+    import io
+    import tarfile
+
+    from PIL import Image
+
+    rng = np.random.default_rng(6)
+    for part, count in (("train", 4), ("test", 2)):
+        with tarfile.open(tmp_path / f"{part}.tar.gz", "w:gz") as tar:
+            for name in ("cat", "dog"):
+                for index in range(count):
+                    file = io.BytesIO()
+                    Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(file, "WEBP", lossless=True)
+                    member = tarfile.TarInfo(f"{part}/{name}/{index}.webp")
+                    member.size = len(file.getvalue())
+                    tar.addfile(member, io.BytesIO(file.getvalue()))
+    data = importlib.import_module("models.cifar10").data
+    cache = str(tmp_path / "cache.npz")
+    few, again, more = (data(str(tmp_path), count, cache) for count in (3, 3, 6))
+    assert [len(split[0][1]) for split in (few, again, more)] == [3, 3, 6]
+    assert torch.equal(few[0][0], again[0][0]) and torch.equal(few[2][0], more[2][0])
+
+
+def test_a_dense_network_trained_on_other_images_is_not_taken(module, tmp_path, monkeypatch):
+    real = module("real")
+    setting = {"images": 10, "augment": [], "lr": 0.1, "precision": "no", "torch": "2", "device": "cpu"}
+    stored = {"setting": setting, "nets": {"dense, trained as long": {"epochs": 4}}}
+    monkeypatch.setattr(real, "read", lambda path: {"resnet56-macs4x": stored})
+    (tmp_path / "resnet56-macs4x-dense-trained-as-long.done.pt").touch()
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, 4, setting) == "resnet56-macs4x"
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, 5, setting) is None
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, 4, setting | {"images": 20}) is None
+    assert real._same_dense("resnet20-macs2x", tmp_path, 4, setting) is None

@@ -41,8 +41,9 @@ def data(folder: str, train: int = 6000, cache: str | None = None) -> tuple[Spli
     """
     if cache and Path(cache).is_file():
         kept = np.load(cache)
-        parts = [(torch.from_numpy(kept[f"x{i}"]), torch.from_numpy(kept[f"y{i}"])) for i in range(3)]
-        return parts[0], parts[1], parts[2]
+        if len(kept["y0"]) == train:  # else it was made for another share of the images
+            parts = [(torch.from_numpy(kept[f"x{i}"]), torch.from_numpy(kept[f"y{i}"])) for i in range(3)]
+            return parts[0], parts[1], parts[2]
     x, y = archive(Path(folder) / "test.tar.gz")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     halves = order[: len(y) // 2], order[len(y) // 2 :]
