@@ -66,9 +66,8 @@ def table(results: dict[str, Any]) -> str:
         lines += [
             f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
         ]
-        lines += [
-            f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {made['precision']}"
-        ]
+        precision = made["precision"].replace("no", "float32")
+        lines += [f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {precision}"]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
         lines += [f"- distillation {made['distill']:g}{'' if 'loss' not in made else ', loss ' + made['loss']}"]
         lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]

@@ -24,7 +24,7 @@ def table(results: dict[str, Any]) -> str:
             f"{made['recover']}, {made['levels']} levels)",
             *([f"{made['images']:,} training images"] if "images" in made else []),
             f"Adam at {made['lr']:g}",
-            f"precision {made['precision']}",
+            f"precision {made['precision'].replace('no', 'float32')}",
             f"distillation {made['distill']:g} (ours alone)",
             f"augmentation {json.dumps(made['augment'])}",
             f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
