@@ -146,7 +146,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known["setting"] = {
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
-        "precision": resolved_precision(recipe.train.precision),
+        "precision": resolved_precision(recipe.train.precision, device),
         "distill": recipe.recover.distill.weight,
         "augment": recipe.data.augment,
         "lr": recipe.train.lr,

@@ -12,6 +12,9 @@ from svdcompress.recipe import Recipe, in_epochs
 from svdcompress.sources import fresh_weights, image_statistics
 from svdcompress.train import resolved_precision
 
+STAGES = ("dense", "train", "recover")
+"""Sections of a recipe that train."""
+
 HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
 
@@ -46,10 +49,6 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
     if train.shrink is not None and processes > 1:
         lines.append("train.shrink works in one process only: here nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)
-
-
-STAGES = ("dense", "train", "recover")
-"""Sections of a recipe that train."""
 
 
 def slow_precision(recipe: Recipe, device: torch.device) -> list[str]:
