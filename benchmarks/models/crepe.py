@@ -19,6 +19,7 @@ import tarfile
 import wave
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,8 @@ TEST, VALIDATION = "theo", "yweweler"
 class Crepe(nn.Module):
     """Six convolutions over time; frames (N, 1024) of mean 0 and deviation 1 at 16 kHz -> logits (N, 360).
 
-    Its authors read a sigmoid of the logits; the largest one, and so the pitch, is the same.
+    Its authors read a sigmoid of the logits; the largest one, and so the pitch, is the same. Time is the last axis here, where
+    theirs is the last but one: a training step takes less than half as long on a CPU. Their weights are turned as they are loaded.
     """
 
     def __init__(self, size: str = "full") -> None:
@@ -46,19 +48,27 @@ class Crepe(nn.Module):
         inputs = 1
         for number, width in enumerate(WIDTHS[size], 1):
             first = number == 1
-            setattr(self, f"conv{number}", nn.Conv2d(inputs, width, (512 if first else 64, 1), stride=(4 if first else 1, 1)))
+            setattr(self, f"conv{number}", nn.Conv2d(inputs, width, (1, 512 if first else 64), stride=(1, 4 if first else 1)))
             setattr(self, f"conv{number}_BN", nn.BatchNorm2d(width, eps=0.0010000000474974513))
             inputs = width
         self.classifier = nn.Linear(4 * inputs, BINS)
+        self.register_load_state_dict_pre_hook(_turned)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        x = x[:, None, :, None]
+        x = x[:, None, None, :]
         for number in range(1, 7):
-            x = F.pad(x, (0, 0, 254, 254) if number == 1 else (0, 0, 31, 32))
+            x = F.pad(x, (254, 254) if number == 1 else (31, 32))
             x = getattr(self, f"conv{number}_BN")(F.relu(getattr(self, f"conv{number}")(x)))
-            x = F.max_pool2d(x, (2, 1), (2, 1))
-        return self.classifier(x.permute(0, 2, 1, 3).flatten(1))
+            x = F.max_pool2d(x, (1, 2), (1, 2))
+        return self.classifier(x.permute(0, 3, 1, 2).flatten(1))
+
+
+def _turned(module: nn.Module, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    """Kernels (out, in, time, 1) of the public weights to (out, in, 1, time)."""
+    for name, tensor in state.items():
+        if name.startswith(f"{prefix}conv") and tensor.dim() == 4 and tensor.shape[3] == 1:
+            state[name] = tensor.transpose(2, 3)
 
 
 def full() -> nn.Module:
@@ -155,9 +165,11 @@ def data(speech: str, train: int = 20_000, held: int = 2_000, cache: str | None 
 
     cache: a file (.safetensors) that keeps what was made.
     """
-    if cache and Path(cache).is_file():
-        return load_file(cache)
     parts = {"train": train, "validation": held, "test": held}
+    if cache and Path(cache).is_file():
+        kept = load_file(cache)
+        if {part: len(frames) for part, frames in kept.items()} == parts:
+            return kept
     made = {
         part: torch.cat([tones(count // 2, seed)[0], spoken(speech, count - count // 2, part, seed)])
         for seed, (part, count) in enumerate(parts.items())

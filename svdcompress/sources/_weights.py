@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle  # for its error and its protocol; nothing is unpickled here  # nosec B403
 import zipfile
@@ -33,6 +34,8 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> nn.Module:
     """Load a dense checkpoint into a model, in place; returns it.
 
+    A model that brings files of another form into its own by hooks (`register_load_state_dict_pre_hook`) does so here, too.
+
     path: .safetensors, a `.safetensors.index.json` or a folder with one (sharded), or a .pt/.pth file, which is read with
         weights only: a file whose pickle would run code is refused.
     strip_prefix: taken off the start of each name, where present. Weights nested under `state_dict` or `model`, and the
@@ -45,7 +48,7 @@ def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = 
     state = _nested(_read(path), path)
     if strip_prefix:
         state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
-    state = _unwrapped(state, model)
+    state = _migrated(_unwrapped(state, model), model)
     _check(state, model, path)
     model.load_state_dict(state, strict=False)
     return model
@@ -215,6 +218,21 @@ def _unwrapped(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         if names & set(stripped):
             return stripped
     return state
+
+
+def _migrated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """What the model's own loading hooks make of a state whose names or shapes it doesn't have; else the state as it is."""
+    own = model.state_dict()
+    if state.keys() == own.keys() and all(state[name].shape == own[name].shape for name in own):
+        return state
+    if any(tensor.dtype not in FLOATS and tensor.dtype not in {each.dtype for each in own.values()} for tensor in state.values()):
+        return state  # copying would cast it without a word
+    try:
+        copied = copy.deepcopy(model)
+        copied.load_state_dict(state)
+    except Exception:  # it fits no better; what is wrong with it is said of the file's own names
+        return state
+    return copied.state_dict()
 
 
 def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
