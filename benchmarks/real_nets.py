@@ -47,10 +47,13 @@ HERE = Path(__file__).resolve().parent
 SQUARED = "-squared"
 """Ends the name of a case of Buchwald-Hartwig whose loss is the squared error: only draws say which errors are large."""
 
+PITCH = ["crepe", "crepe-rank-one"]
+"""With a variance for each weight, and with a term for each output and one for each input."""
+
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
 REACTIONS += [f"buchwald-Test1{SQUARED}"]
 DENOISE = ["denoise-macs2x", "denoise-macs4x"]
-NAMES = [*REACTIONS[:1], "crepe", *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
+NAMES = [*REACTIONS[:1], *PITCH, *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
 """Cases, the most telling first."""
 
 TINY = "tiny, distilled as long"
@@ -69,13 +72,14 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in NAMES:
         kind, _, part = name.partition("-")
-        if name == "crepe" and options.crepe and options.speech:
+        if name in PITCH and options.crepe and options.speech:
             weights, data = (
                 options.crepe / "full.pth",
                 [f"speech={options.speech}", f"cache={options.runs / 'crepe.safetensors'}"],
             )
             found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
             found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
+            found[name] += ["--set", "convert.posterior=rank-one"] if part else []
         elif name in DENOISE and options.dncnn:
             weights, data = options.dncnn / "logs" / "DnCNN-S-25" / "net.pth", [f"folder={options.dncnn / 'data'}"]
             found[name] = [str(HERE / "models" / "denoise.yaml"), "--goal", part.replace("macs", "macs=")]
@@ -135,7 +139,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         nets["dense start"] = judged("dense start", opened.dense.to(device)) | reported(results, "dense")
         store()
     nets["dense start"] |= reported(results, "dense")
-    tiny = small_sister(options, device) if name == "crepe" else None
+    tiny = small_sister(options, device) if name in PITCH else None
     if tiny is not None and missing("tiny"):
         nets["tiny"] = judged("tiny", tiny)
         store()
@@ -194,6 +198,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
             key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech", "cache")
         },
         "loss": recipe.loss.name,
+        "posterior": recipe.convert.posterior,
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
