@@ -56,6 +56,48 @@ def test_a_prefix_of_the_users_is_stripped(tmp_path, trained):
     assert same(load_weights(make(), tmp_path / "w.pt", strip_prefix="net.backbone."), trained)
 
 
+class Turned(nn.Module):
+    """Its layer was stored under another name and on its side once."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_load_state_dict_pre_hook(self.turn)
+
+    @staticmethod
+    def turn(module, state, prefix, *rest):
+        for name in ("weight", "bias"):
+            if f"{prefix}old.{name}" in state:
+                state[f"{prefix}layer.{name}"] = state.pop(f"{prefix}old.{name}").t()
+
+
+def test_a_models_own_hooks_bring_an_older_file_into_its_form(tmp_path, trained):
+    weight, bias = trained[0].weight.detach(), trained[0].bias.detach()
+    torch.save({"old.weight": weight.T.contiguous(), "old.bias": bias}, tmp_path / "old.pt")
+    model = load_weights(Turned(), tmp_path / "old.pt")
+    assert torch.equal(model.layer.weight, weight) and torch.equal(model.layer.bias, bias)
+    save_weights(model, tmp_path / "new.safetensors")
+    assert same(load_weights(Turned(), tmp_path / "new.safetensors"), model)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weight: weight[:, :2], "unexpected"),
+        (lambda weight: weight.int(), "unexpected"),
+        (lambda weight: weight * torch.nan, "layer.weight holds values that are not finite"),
+    ],
+)
+def test_hooks_do_not_let_bad_weights_in(tmp_path, trained, change, said):
+    weight, bias = trained[0].weight.detach().T.contiguous(), trained[0].bias.detach()
+    torch.save({"old.weight": change(weight), "old.bias": bias}, tmp_path / "old.pt")
+    model = Turned()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=said):
+        load_weights(model, tmp_path / "old.pt")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
 def shards(folder, trained):
     state = trained.state_dict()
     names = list(state)
