@@ -112,12 +112,12 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
 
 def _same_dense(name: str, runs: Path, epochs: int, setting: dict[str, Any]) -> str | None:
     """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
-    alike = ("images", "augment", "lr", "precision", "torch", "device")
+    alike = ("images", "augment", "recovery", "precision", "torch", "device")
     results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in PEERS.items() if pruner is nothing)
     for sister, case in CASES.items():
         same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
         found = results.get(sister, {})
-        same = same and all(found.get("setting", {}).get(key) == setting[key] for key in alike)
+        same = same and all(found.get("setting", {}).get(key) == setting.get(key) for key in alike)
         if same and found.get("nets", {}).get(peer, {}).get("epochs") == epochs:
             return sister if (runs / f"{sister}-dense-trained-as-long.done.pt").is_file() else None
     return None
@@ -150,6 +150,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "distill": recipe.recover.distill.weight,
         "augment": recipe.data.augment,
         "lr": recipe.train.lr,
+        "recovery": {key: getattr(recipe.recover, key) for key in ("optimizer", "lr", "weight_decay")},
         "levels": len(results["search"]["path"]),
         "images": len(opened.data.train),
         "threads": torch.get_num_threads(),

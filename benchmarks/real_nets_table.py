@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import torch
+from real_table import optimizers
 
 from svdcompress.uncertainty import paired_means
 
@@ -67,7 +68,7 @@ def table(results: dict[str, Any]) -> str:
             f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
         ]
         precision = made["precision"].replace("no", "float32")
-        lines += [f"- {one['epochs']} epochs from there for each row but the starts; Adam at {made['lr']:g}, {precision}"]
+        lines += [f"- {one['epochs']} epochs from there for each row but the starts; {optimizers(made)}, {precision}"]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
         lines += [f"- distillation {made['distill']:g}{'' if 'loss' not in made else ', loss ' + made['loss']}"]
         lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]

@@ -146,6 +146,14 @@ PEERS: dict[str, Peer] = {
 }
 
 
+def optimizer_of(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
+    """The optimizer that the recipe's recovery names."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
+    return kind(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
+
+
 def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, slot: Slice) -> tuple[nn.Module, float]:
     """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one, and
     the seconds that its epochs took.
@@ -164,7 +172,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
         prune = peer(model, opened, way, loss)
     half = resolved_precision(settings.precision, device) == "bf16"
     model.to(memory_format=layout)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+    optimizer = optimizer_of(model, settings)
     if state is not None:
         optimizer.load_state_dict(state)
     factor, batches = LrFactor(settings.schedule, way.epochs), math.ceil(len(data) / settings.batch_size)
@@ -175,7 +183,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             now = epoch + index / batches
             if index % PRUNE_EVERY == 0 and prune(now):
                 model.to(memory_format=layout)
-                optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+                optimizer = optimizer_of(model, settings)
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * factor(now)
             optimizer.zero_grad(set_to_none=True)

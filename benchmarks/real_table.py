@@ -6,6 +6,15 @@ import json
 from typing import Any
 
 
+def optimizers(made: dict[str, Any]) -> str:
+    """What trained: our fine-tuning, and our recovery with all others."""
+    rest = made.get("recovery")
+    if rest is None:  # of rows from before it was stored: Adam throughout
+        return f"Adam at {made['lr']:g}"
+    decay = f", weight decay {rest['weight_decay']:g}" if rest["weight_decay"] else ""
+    return f"fine-tuning by Adam at {made['lr']:g}; recovery, and all others, by {rest['optimizer']} at {rest['lr']:g}{decay}"
+
+
 def table(results: dict[str, Any]) -> str:
     """Markdown: a part for each network."""
     lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
@@ -23,7 +32,7 @@ def table(results: dict[str, Any]) -> str:
             f"`--goal {one['goal']}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
             *([f"{made['images']:,} training images"] if "images" in made else []),
-            f"Adam at {made['lr']:g}",
+            optimizers(made),
             f"precision {made['precision'].replace('no', 'float32')}",
             f"distillation {made['distill']:g} (ours alone)",
             f"augmentation {json.dumps(made['augment'])}",

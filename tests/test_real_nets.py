@@ -284,7 +284,7 @@ def test_a_cache_of_fewer_images_is_no_cache_of_more(module, tmp_path):
 
 def test_a_dense_network_trained_on_other_images_is_not_taken(module, tmp_path, monkeypatch):
     real = module("real")
-    setting = {"images": 10, "augment": [], "lr": 0.1, "precision": "no", "torch": "2", "device": "cpu"}
+    setting = {"images": 10, "augment": [], "recovery": {"lr": 0.1}, "precision": "no", "torch": "2", "device": "cpu"}
     stored = {"setting": setting, "nets": {"dense, trained as long": {"epochs": 4}}}
     monkeypatch.setattr(real, "read", lambda path: {"resnet56-macs4x": stored})
     (tmp_path / "resnet56-macs4x-dense-trained-as-long.done.pt").touch()
