@@ -6,8 +6,9 @@
 FOLDER of --resnet holds the .th files of akamaster/pytorch_resnet_cifar10, that of --cifar train.tar.gz and test.tar.gz. The
 weights have seen all training images, so one fixed half of the test images chooses, and the other one is reported; all 10,000
 are reported apart. Ours is the command alone with the recipe of benchmarks/models/. Every peer starts from the same weights and
-has the training images, the augmentation, the optimizer, the precision and as many epochs as the way to our network (levels of
-the path, cooling, recovery; other trials of the search are not counted), in one fall of the learning rate:
+has the training images, the augmentation, the precision, the optimizer and distillation of our recovery, and as many epochs as
+the way to our network (levels of the path, cooling, recovery; other trials of the search are not counted), in one fall of the
+learning rate:
 
 - dense, trained as long
 - torch-pruning (magnitude; Taylor): gradual, globally, over the first half of the epochs, to no more MACs than ours

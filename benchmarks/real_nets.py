@@ -10,9 +10,10 @@ and denoise.py say where each is had). A case whose folders are not named is lef
 a GPU: the recipes train in bfloat16 where the device is fast at it.
 
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
-dense network and has its training data, its precision, the optimizer of its recovery and as many epochs as the way to our network,
-with one fall of the learning rate; peers of CREPE learn from the same answers of the full network. `benchmarks/real_peers.py` holds them. MC
-dropout is that of the dense network, which was trained with dropout; its noise is fitted on validation data as ours is.
+dense network and has its training data, its precision, the optimizer and the distillation of its recovery, and as many epochs
+as the way to our network, with one fall of the learning rate; peers of CREPE learn from the same answers of the full network.
+`benchmarks/real_peers.py` holds them. MC dropout is that of the dense network, which was trained with dropout; its noise is
+fitted on validation data as ours is.
 
 A run that is finished is not repeated, one that was stopped goes on, a peer too at its last epoch; with --minutes a slice ends
 after so many. Results are written after each network to benchmarks/results/real_nets.json and real_nets.md.

@@ -47,25 +47,37 @@ class Way:
 
 
 class Loss:
-    """The loss of a batch as the run has it: cross-entropy (of labels, or of the dense network's answers), squared error, or
-    the Gaussian likelihood of a mean and a log variance."""
+    """The loss of a batch as the run's recovery has it: cross-entropy (of labels, or of the dense network's answers), squared
+    error, or the Gaussian likelihood of a mean and a log variance; mixed with the dense network's answers where it distils."""
 
     def __init__(self, opened: OpenRun, device: torch.device) -> None:
-        self.teacher = opened.dense.to(device).eval() if opened.recipe.data.unlabelled else None
-        self.task = opened.recipe.task
+        recipe = opened.recipe
+        self.task, self.unlabelled, self.distill = recipe.task, recipe.data.unlabelled, recipe.recover.distill
+        wanted = self.unlabelled or self.distill.weight > 0
+        self.teacher = opened.dense.to(device).eval() if wanted else None
 
     def __call__(self, model: nn.Module, x: Any, y: Tensor) -> Tensor:
-        output = main_output(call(model, x))
-        if self.teacher is None and self.task == "classification":
-            return nn.functional.cross_entropy(output.float(), y)
-        if self.teacher is None and self.task == "gaussian":
-            mean, log_variance = output.float().chunk(2, 1)
-            return nn.functional.gaussian_nll_loss(mean, y.view(mean.shape).float(), log_variance.exp())
+        output = main_output(call(model, x)).float()
         if self.teacher is None:
-            return nn.functional.mse_loss(output.float(), y.view(output.shape).float())
+            return self._of_targets(output, y)
         with torch.no_grad():
-            wanted = main_output(call(self.teacher, x)).float().softmax(1)
-        return nn.functional.cross_entropy(output.float(), wanted)
+            answer = main_output(call(self.teacher, x)).float()
+        if self.unlabelled:
+            return nn.functional.cross_entropy(output, answer.softmax(1))
+        weight, temperature = self.distill.weight, self.distill.temperature
+        if self.task == "classification":
+            soft = temperature**2 * nn.functional.cross_entropy(output / temperature, (answer / temperature).softmax(1))
+        else:
+            soft = self._of_targets(output, answer.chunk(2, 1)[0] if self.task == "gaussian" else answer)
+        return (1 - weight) * self._of_targets(output, y) + weight * soft
+
+    def _of_targets(self, output: Tensor, y: Tensor) -> Tensor:
+        if self.task == "classification":
+            return nn.functional.cross_entropy(output, y)
+        if self.task == "gaussian":
+            mean, log_variance = output.chunk(2, 1)
+            return nn.functional.gaussian_nll_loss(mean, y.view(mean.shape).float(), log_variance.exp())
+        return nn.functional.mse_loss(output, y.view(output.shape).float())
 
 
 Prune = Callable[[float], bool | None]

@@ -34,7 +34,7 @@ def table(results: dict[str, Any]) -> str:
             *([f"{made['images']:,} training images"] if "images" in made else []),
             optimizers(made),
             f"precision {made['precision'].replace('no', 'float32')}",
-            f"distillation {made['distill']:g} (ours alone)",
+            f"distillation {made['distill']:g} ({'every row' if 'recovery' in made else 'ours alone'})",
             f"augmentation {json.dumps(made['augment'])}",
             f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
         ]

@@ -91,7 +91,7 @@ def row(net: nn.Module, examples: InMemory, held: InMemory, training: dict[str, 
     settings = Training(**training)
     final = min(1.0, 10 * len(examples) / sum(layer.weight.numel() for layer in layers))
     schedule = svdc.LinearWarmup(0.05 * settings.epochs, 0.3 * settings.epochs, final)
-    up = factors(settings, steps_of(settings, len(examples)), schedule, len(examples))[0]
+    up = factors(settings, steps_of(settings, len(examples)), schedule)[0]
     rate = None if travel is None else travel / up
     fit(model, examples, loss(), settings, schedule=schedule, lr_log_sigma2=rate, device="cpu")
     x = examples.inputs[:2]

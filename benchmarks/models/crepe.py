@@ -40,7 +40,8 @@ class Crepe(nn.Module):
     """Six convolutions over time; frames (N, 1024) of mean 0 and deviation 1 at 16 kHz -> logits (N, 360).
 
     Its authors read a sigmoid of the logits; the largest one, and so the pitch, is the same. Time is the last axis here, where
-    theirs is the last but one: a training step takes less than half as long on a CPU. Their weights are turned as they are loaded.
+    theirs is the last but one: a training step takes less than half as long on a CPU. Their weights are turned as they are
+    loaded.
     """
 
     def __init__(self, size: str = "full") -> None:

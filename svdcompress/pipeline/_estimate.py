@@ -13,7 +13,7 @@ from torch import nn
 
 from svdcompress.batch import call
 from svdcompress.convert import PlanEntry
-from svdcompress.layers import variational_layers
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice, slow_precision
@@ -138,5 +138,8 @@ def _stage_seconds(model: nn.Module, examples: Any, loss: Any, settings: Trainin
 
 def _state_bytes(model: nn.Module, settings: Training) -> int:
     """Each trained number with its gradient and what the optimizer keeps of it."""
+    variances = {id(own) for own in variance_parameters(model)}
     copies = {"adam": 4, "adamw": 4, "sgd": 3}[settings.optimizer]
-    return copies * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return sum(
+        (4 if id(p) in variances else copies) * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad
+    )

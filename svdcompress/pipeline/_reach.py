@@ -9,7 +9,7 @@ from torch import nn
 from svdcompress.layers import Threshold
 from svdcompress.pipeline._convert import make_schedule
 from svdcompress.recipe import Recipe
-from svdcompress.train import Reach, distances, factors, reach, steps_of
+from svdcompress.train import Reach, distances, factors, rate_of_log_sigma2, reach, steps_of
 
 MOST = 0.1
 """The largest learning rate of log sigma2 that is taken by itself: a step of it is a tenth of a variance."""
@@ -24,11 +24,11 @@ def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: fl
     if wanted != "auto":
         return wanted
     schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
-    up = factors(recipe.train, steps_of(recipe.train, examples, world), schedule, examples)[0]
+    up = factors(recipe.train, steps_of(recipe.train, examples, world), schedule)[0]
     ways = [found[-1] for found in distances(model, harshest(recipe)).values()]
     if not (ways and up > 0):
         return None
-    return max(recipe.train.lr, min(float(f"{max(ways) / up:.2g}"), MOST))
+    return max(rate_of_log_sigma2(recipe.train, None), min(float(f"{max(ways) / up:.2g}"), MOST))
 
 
 def reach_of(recipe: Recipe, model: nn.Module, examples: int, final: float, rate: float | None, world: int = 1) -> Reach:

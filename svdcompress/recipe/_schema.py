@@ -146,7 +146,7 @@ class Training(Section):
 
     epochs: int = Field(default=20, ge=0)
     batch_size: int = Field(default=100, ge=1)
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: of the means; log sigma2 has Adam
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)  # sgd
@@ -172,7 +172,8 @@ class DenseSection(Training):
 class TrainSection(Training):
     """Fine-tuning of the variational model with the annealed ELBO."""
 
-    # None: as the means. auto: at least so much that log sigma2 alone can bring log alpha to the threshold in this many steps.
+    # None: as the means (sgd: 0.001). auto: at least so much that log sigma2 alone can bring log alpha to the threshold in
+    # this many steps.
     lr_log_sigma2: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None
     beta: Annotated[BetaSchedule, short("name")] = BetaSchedule()
     distill: Distillation = Distillation()

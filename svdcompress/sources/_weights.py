@@ -225,7 +225,9 @@ def _migrated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     own = model.state_dict()
     if state.keys() == own.keys() and all(state[name].shape == own[name].shape for name in own):
         return state
-    if any(tensor.dtype not in FLOATS and tensor.dtype not in {each.dtype for each in own.values()} for tensor in state.values()):
+    if any(
+        tensor.dtype not in FLOATS and tensor.dtype not in {each.dtype for each in own.values()} for tensor in state.values()
+    ):
         return state  # copying would cast it without a word
     try:
         copied = copy.deepcopy(model)

@@ -67,7 +67,8 @@ def fit(
     stage: names the noise, the order and the epochs; section: the settings in what errors say to change (None: the stage).
     schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
     num_examples: N (None: the number of examples).
-    lr_log_sigma2: learning rate of the log variances (None: as the others).
+    lr_log_sigma2: learning rate of the log variances (None: as the others; sgd, which trains the
+        means alone, beside Adam: 0.001).
     noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
     teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
     dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +13,20 @@ from svdcompress.errors import ModelError
 from svdcompress.layers import variance_parameters
 from svdcompress.recipe import LrSchedule, Training, in_epochs
 
+VARIANCE_LR = 1e-3
+"""Learning rate of log variances beside means that SGD trains, where none is set: theirs would be far too large for Adam."""
+
+
+def rate_of_log_sigma2(settings: Training, wanted: float | None) -> float:
+    """The learning rate of log sigma2 where `wanted` is asked for; None: that of the means, or VARIANCE_LR under SGD."""
+    return wanted or (min(settings.lr, VARIANCE_LR) if settings.optimizer == "sgd" else settings.lr)
+
 
 def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | None = None) -> torch.optim.Optimizer:
-    """The optimizer that a recipe names, fused where torch can; log_sigma2 has its own learning rate and no weight decay."""
+    """The optimizer that a recipe names, fused where torch can; log_sigma2 has its own learning rate and no weight decay.
+
+    sgd: of the means; log_sigma2 has Adam, as its gradients (beta / 2N from the KL) would hardly move it otherwise.
+    """
     noise = {id(own): own for own in variance_parameters(model)}
     means = [p for p in model.parameters() if p.requires_grad and id(p) not in noise]
     spreads = [p for p in noise.values() if p.requires_grad]
@@ -22,14 +35,47 @@ def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | 
             "model: all its parameters are frozen (requires_grad is False): nothing can be trained; leave some free, "
             "in the factory that makes it"
         )
+    rate = rate_of_log_sigma2(settings, lr_log_sigma2)
     groups = [{"params": means, "weight_decay": settings.weight_decay}] if means else []
-    if spreads:
-        groups.append({"params": spreads, "lr": lr_log_sigma2 or settings.lr, "weight_decay": 0.0})
+    variances = [{"params": spreads, "lr": rate, "weight_decay": 0.0}] if spreads else []
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in means + spreads)
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
+        parts: list[torch.optim.Optimizer] = []
+        if groups:
+            parts.append(torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused))
+        if variances:
+            parts.append(torch.optim.Adam(variances, fused=fused))
+        return parts[0] if len(parts) == 1 else _Together(parts)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=settings.lr, fused=fused)
+    return kind(groups + variances, lr=settings.lr, fused=fused)
+
+
+class _Together(torch.optim.Optimizer):
+    """Several optimizers that step as one; the groups are theirs, one after another."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        self._link()
+
+    def _link(self) -> None:
+        """Show the groups that the parts have now, so that a learning rate that is set in them counts."""
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """A step of each."""
+        for part in self._parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of each."""
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Step on from a saved state."""
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._link()
 
 
 class LrFactor:

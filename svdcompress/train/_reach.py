@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, set_posterior, variational_layers
 from svdcompress.recipe import Training
-from svdcompress.train._optim import LrFactor
+from svdcompress.train._optim import LrFactor, rate_of_log_sigma2
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Of the distances of weights and groups to their thresholds."""
@@ -86,20 +86,19 @@ def steps_of(settings: Training, examples: int, world: int = 1) -> int:
     return settings.epochs * math.ceil(batches / settings.accumulate)
 
 
-def factors(settings: Training, steps: int, beta: Callable[[float], float], examples: int) -> tuple[float, float]:
+def factors(settings: Training, steps: int, beta: Callable[[float], float]) -> tuple[float, float]:
     """Sums over the steps, in learning rates, of how far log sigma2 and how far a mean can go.
 
-    log sigma2 rises only where beta is above 0. Under Adam a number moves by the learning rate in a step at most, whatever
-    its gradient; under SGD by the gradient, which for log sigma2 is beta / 2N at most, through the momentum.
+    log sigma2 rises only where beta is above 0. Under Adam, which log sigma2 always has, a number moves by the learning rate in
+    a step at most, whatever its gradient. Means under SGD move by theirs, which nobody knows beforehand: they count as 0.
     """
     factor, count = LrFactor(settings.schedule, settings.epochs), max(1, min(steps, POINTS))
-    sgd = settings.optimizer == "sgd"
     up = means = 0.0
     for index in range(count if steps else 0):
         where = settings.epochs * index / count
-        rate, weight = factor(where), beta(where)
-        up += rate * (weight / (2 * examples * (1 - settings.momentum)) if sgd else float(weight > 0))
-        means += rate
+        rate = factor(where)
+        up += rate * (beta(where) > 0)
+        means += rate * (settings.optimizer != "sgd")
     return up * steps / count, means * steps / count
 
 
@@ -141,10 +140,11 @@ def reach(
 ) -> Reach:
     """How far a converted model's weights are from the threshold, against how far a fit with these settings can take them.
 
-    beta: its schedule. lr_log_sigma2: None: as the others. threshold: as `relevance` takes it (None: each layer's own).
+    beta: its schedule. lr_log_sigma2: None: as the others (sgd: 0.001). threshold: as `relevance` takes it (None: each
+        layer's own).
     """
-    rate, steps = lr_log_sigma2 or settings.lr, steps_of(settings, examples, world)
-    up, along = factors(settings, steps, beta, examples)
+    rate, steps = rate_of_log_sigma2(settings, lr_log_sigma2), steps_of(settings, examples, world)
+    up, along = factors(settings, steps, beta)
     travel, means = rate * up, settings.lr * along
     past, within = (_gone(model, threshold, times * travel, times * DRIFT * means) for times in (0, 1))
     times = _times(lambda factor: _gone(model, threshold, factor * travel, factor * DRIFT * means), within)
