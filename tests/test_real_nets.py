@@ -250,13 +250,48 @@ def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
     assert same == pytest.approx(of_both, abs=5) and torch.equal(next(again.parameters()), next(whole.parameters()))
 
 
+def opened_for(dense, task, weight, unlabelled=False):
+    recover = SimpleNamespace(distill=SimpleNamespace(weight=weight, temperature=3.0))
+    return SimpleNamespace(
+        dense=dense, recipe=SimpleNamespace(task=task, data=SimpleNamespace(unlabelled=unlabelled), recover=recover)
+    )
+
+
 def test_peers_learn_by_the_loss_of_the_run(module):
     peers = module("real_peers")
     x, y = torch.tensor([[0.5], [-1.0]]), torch.tensor([[1.0], [2.0]])
-    opened = SimpleNamespace(dense=Named(), recipe=SimpleNamespace(task="gaussian", data=SimpleNamespace(unlabelled=False)))
-    found = peers.Loss(opened, torch.device("cpu"))(Named(), x, y)
+    found = peers.Loss(opened_for(Named(), "gaussian", 0.0), torch.device("cpu"))(Named(), x, y)
     wanted = -stats.norm(0, np.exp(0.5 * x.numpy())).logpdf(y.numpy()).mean() - 0.5 * math.log(2 * math.pi)
     assert float(found) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_peers_are_distilled_as_our_recovery_is(module):
+    """Gradients by the outputs against the rule by hand; what the loss adds to them is a constant."""
+    peers = module("real_peers")
+    rng = np.random.default_rng(0)
+    own, others, labels = rng.standard_normal((4, 5)), rng.standard_normal((4, 5)), np.array([0, 3, 1, 4])
+    student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
+    for net, values in ((student, own), (teacher, others)):
+        net.weight.data = torch.from_numpy(values).float()
+    x, y = torch.arange(4), torch.from_numpy(labels)
+
+    def gradient(weight, task, target, unlabelled=False):
+        student.zero_grad()
+        peers.Loss(opened_for(teacher, task, weight, unlabelled), torch.device("cpu"))(student, x, target).backward()
+        return student.weight.grad.numpy()
+
+    def share(values, temperature=1.0):
+        powers = np.exp(values / temperature)
+        return powers / powers.sum(1, keepdims=True)
+
+    hard = (share(own) - np.eye(5)[labels]) / 4
+    soft = 3.0 * (share(own, 3.0) - share(others, 3.0)) / 4  # the square of the temperature, over it once
+    assert gradient(0.0, "classification", y) == pytest.approx(hard, abs=1e-6)
+    assert gradient(0.9, "classification", y) == pytest.approx(0.1 * hard + 0.9 * soft, abs=1e-6)
+    assert gradient(0.0, "classification", y, unlabelled=True) == pytest.approx((share(own) - share(others)) / 4, abs=1e-6)
+    target = torch.ones(4, 5)
+    mixed = (0.1 * (own - 1) + 0.9 * (own - others)) * 2 / 20
+    assert gradient(0.9, "regression", target) == pytest.approx(mixed, abs=1e-6)
 
 
 def test_a_cache_of_fewer_images_is_no_cache_of_more(module, tmp_path):

@@ -15,6 +15,16 @@ from svdcompress.train import resolved_precision
 STAGES = ("dense", "train", "recover")
 """Sections of a recipe that train."""
 
+RECOVER_BY_SGD = (
+    "optimizer=sgd",
+    "lr=0.05",
+    "weight_decay=0.0005",
+    "schedule.warmup=5%",
+    "distill.weight=0.9",
+    "distill.temperature=3",
+)
+"""Settings of a recovery that lost least of a pruned ResNet-20 (benchmarks/recovery.py)."""
+
 HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
 
@@ -66,6 +76,19 @@ def precision_taken(recipe: Recipe, device: torch.device) -> str | None:
         return None
     taken = {"bf16": "bfloat16 (bf16)", "no": "float32 (no)"}[resolved_precision("auto", device)]
     return f"precision auto: {taken} on {device.type}"
+
+
+def better_recovery(recipe: Recipe, model: nn.Module) -> str | None:
+    """What to set where a classifier with batch normalisation is left to Adam, the default, after pruning; None elsewhere."""
+    given = {"optimizer", "lr", "distill"} & recipe.recover.model_fields_set
+    if given or not recipe.recover.epochs or recipe.task != "classification" or recipe.data.unlabelled:
+        return None
+    if not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
+        return None
+    return (
+        "convolutions with batch normalisation often recover further by SGD, and from the dense model's answers: "
+        + " ".join(f"--set recover.{setting}" for setting in RECOVER_BY_SGD)
+    )
 
 
 def _pretrained(recipe: Recipe, model: nn.Module) -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _figures
-from svdcompress.pipeline._advice import advice, precision_taken, slow_precision
+from svdcompress.pipeline._advice import advice, better_recovery, precision_taken, slow_precision
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking, while_training
 from svdcompress.pipeline._dense import check_model, dense_model
@@ -85,8 +85,9 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     warned = [*advice(recipe, model, len(data.train), context.place.world, inputs), *slow_precision(recipe, device)]
     for line in [*data.warnings, *warned]:
         context.warn(line)
-    if line := precision_taken(recipe, device):
-        context.note(line)
+    for line in (precision_taken(recipe, device), better_recovery(recipe, model)):
+        if line:
+            context.note(line)
     _tell_phases(context, trained)
     trainer = Trainer(context, data, model, class_weights(recipe.loss, data, model, inputs))
     if not trained:

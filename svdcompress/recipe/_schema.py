@@ -111,6 +111,12 @@ class LrSchedule(Section):
     warmup: Moment = 0.0  # it rises from 0 in a line for so long
 
 
+class RecoverLrSchedule(LrSchedule):
+    """That of recovery, which falls from the start on where no other start is set."""
+
+    start: Moment = "0%"
+
+
 Beta = Annotated[float, Field(ge=0)] | Literal["auto"]
 
 
@@ -186,7 +192,7 @@ class RecoverSection(Training):
 
     epochs: int = Field(default=5, ge=0)
     lr: float = Field(default=5e-4, gt=0)
-    schedule: Annotated[LrSchedule, short("name")] = LrSchedule(start="0%")
+    schedule: Annotated[RecoverLrSchedule, short("name")] = RecoverLrSchedule()
     noise: bool = True  # False: train the mean alone, without noise and KL
     beta: Beta = "auto"  # constant; auto: a twentieth of where the training's ended
     lr_log_sigma2: float | None = Field(default=None, gt=0)

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from svdcompress import convert, relevance
 from svdcompress.errors import PruneError
 from svdcompress.pipeline import advice, converted, dense_model, final_beta, make_schedule, run
-from svdcompress.pipeline._advice import precision_taken, slow_precision
+from svdcompress.pipeline._advice import RECOVER_BY_SGD, better_recovery, precision_taken, slow_precision
 from svdcompress.recipe import BetaSchedule, load_recipe
 from svdcompress.relevance import as_masks
 from svdcompress.selection import check_some_left
@@ -85,6 +86,46 @@ def test_emulated_bfloat16_is_told(monkeypatch, fast):
         "precision auto: bfloat16 (bf16) on cpu" if fast else "precision auto: float32 (no) on cpu"
     )
     assert precision_taken(settings("train.precision=bf16"), cpu) is None
+
+
+def test_a_better_recovery_is_told_to_convolutions_with_batch_normalisation():
+    def net():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+    line = better_recovery(settings(), net())
+    assert line is not None and line.endswith("--set recover.distill.weight=0.9 --set recover.distill.temperature=3")
+    sets = line.partition("answers: ")[2].replace("--set ", "").split()
+    assert len(sets) == len(RECOVER_BY_SGD)
+    recover = settings(*sets).recover  # what is said can be set
+    assert (recover.optimizer, recover.lr, recover.weight_decay) == ("sgd", 0.05, 5e-4)
+    assert (recover.distill.weight, recover.distill.temperature) == (0.9, 3)
+    assert (recover.schedule.warmup, recover.schedule.start) == ("5%", settings().recover.schedule.start)
+    for other in (sets[:1], ["recover.optimizer=adam"], ["recover.lr=0.01"], ["recover.epochs=0"], ["loss=mse"]):
+        assert better_recovery(settings(*other), net()) is None, other
+    assert better_recovery(settings(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))) is None
+
+
+def test_a_recovery_by_sgd_trains_variances_too(tmp_path):
+    """Means by SGD, log variances beside them by Adam, in a run whose recovery keeps its noise."""
+    sets = [
+        "data=digits",
+        "model=mlp",
+        "dense.epochs=1",
+        "train.epochs=1",
+        "data.limit=300",
+        "recover.optimizer=sgd",
+        "recover.lr=0.05",
+    ]
+    sets += ["uncertainty.samples=0", "report.html=false", "report.latency=false", "export.onnx=false"]
+    results = {}
+    for epochs in (0, 2):
+        run(load_recipe(None, [*sets, f"recover.epochs={epochs}"]), tmp_path / str(epochs))
+        with safe_open(tmp_path / str(epochs) / "model.safetensors", "pt") as file:
+            results[epochs] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    names = [name for name in results[0] if name.endswith(("log_sigma2", "weight"))]
+    assert any("log_sigma2" in name for name in names)
+    for name in names:
+        assert not torch.equal(results[0][name], results[2][name]), name
 
 
 def test_a_run_in_the_precision_of_the_chip_is_one_in_that_precision(monkeypatch, tmp_path):

@@ -143,6 +143,15 @@ def test_moments_are_epochs_or_shares_of_them():
     assert [in_epochs(moment, 40) for moment in (5.0, "25%", "0%")] == [5, 10, 0]
 
 
+@pytest.mark.parametrize("asked", ["recover.schedule=cosine", "recover.schedule.warmup=5%", "recover.schedule={end: 0.1}"])
+def test_recovery_falls_from_its_start_on_whatever_else_is_set_of_its_schedule(asked):
+    plain = load_recipe(None, [])
+    assert (plain.recover.schedule.start, plain.train.schedule.start) == ("0%", "50%")
+    assert load_recipe(None, [asked]).recover.schedule.start == "0%"
+    assert load_recipe(None, [asked.replace("recover", "train")]).train.schedule.start == "50%"
+    assert load_recipe(None, [asked, "recover.schedule.start=20%"]).recover.schedule.start == "20%"
+
+
 def test_no_field_shares_its_default_between_recipes():
     first, second = Recipe(), Recipe()
     first.train.beta.final = 0.5
