@@ -1,12 +1,15 @@
-"""Which optimizer recovers a convolutional network with batch normalisation: ResNet-20, pruned at once to half its MACs.
+"""What recovers a pruned convolutional network with batch normalisation: optimizers, learning rates, distillation.
 
     python benchmarks/recovery.py --cifar FOLDER --resnet FOLDER [--images 25000] [--epochs 3] [--only sgd-0.05 ...]
+    python benchmarks/recovery.py ... --pruned RUN/state/search/trial-1/pruned.safetensors --epochs 2
 
-The public ResNet-20 loses half of its multiply-accumulates by torch-pruning's magnitudes, all at once, and is trained on by
-each way, in one fall of the learning rate after 50 steps in which it rises: batches of 128, crops and flips, no noise and no
-KL. It is plain PyTorch, one seed. distilled: 0.9 of the loss is that of the dense network's answers at temperature 3. Errors
-are those of the half of the test images that chooses; the other half is not read. What is known is not made again; results go
-to benchmarks/results/recovery.json and recovery.md, a way at a time.
+The public ResNet-20 loses half of its multiply-accumulates by torch-pruning's magnitudes, all at once; or, with --pruned, the
+public ResNet-56 is as a search of `svdc sparsify` has cut it in steps, before it recovers (the checkpoint of a trial that was
+stopped then). It is trained on by each way, in one fall of the learning rate after 50 steps in which it rises: batches of 128,
+crops and flips, no noise and no KL, weights that are 0 at the start held there. It is plain PyTorch, one seed. distilled: 0.9
+of the loss is that of the dense network's answers at temperature 3. Errors are those of the half of the test images that
+chooses; the other half is not read. What is known is not made again; results go to benchmarks/results/recovery.json and
+recovery.md, a way at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from models import cifar10, resnet_cifar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import svdcompress as svdc
 from svdcompress.sources import load_weights
 from svdcompress.uncertainty import wilson
 
@@ -50,11 +54,14 @@ class Way:
 
 
 WAYS = {
+    "sgd-0.01-distilled": Way(True, 0.01, 5e-4, True),
+    "adam-0.001-distilled": Way(False, 1e-3, 0.0, True),
     "adam-0.001": Way(False, 1e-3),
     "sgd-0.05": Way(True, 0.05, 5e-4),
     "sgd-0.05-distilled": Way(True, 0.05, 5e-4, True),
     "adam-0.003": Way(False, 3e-3),
     "adam-0.003-distilled": Way(False, 3e-3, 0.0, True),
+    "sgd-0.01": Way(True, 0.01, 5e-4),
     "sgd-0.1": Way(True, 0.1, 5e-4),
     "sgd-0.02": Way(True, 0.02, 5e-4),
     "sgd-0.05-no-decay": Way(True, 0.05),
@@ -62,16 +69,16 @@ WAYS = {
 }
 
 
-def dense(folder: Path) -> nn.Module:
+def dense(folder: Path, name: str) -> nn.Module:
     """The public network."""
-    return load_weights(resnet_cifar.resnet20(), next(folder.glob("resnet20-*.th")), "module.").eval()
+    return load_weights(getattr(resnet_cifar, name)(), next(folder.glob(f"{name}-*.th")), "module.").eval()
 
 
-def pruned(folder: Path) -> nn.Module:
-    """With half of its multiply-accumulates, by magnitudes."""
+def halved(folder: Path) -> nn.Module:
+    """ResNet-20 with half of its multiply-accumulates, by magnitudes."""
     import torch_pruning as tp
 
-    model, example = dense(folder), torch.zeros(1, 3, 32, 32)
+    model, example = dense(folder, "resnet20"), torch.zeros(1, 3, 32, 32)
     head: list[Any] = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     pruner = tp.pruner.BasePruner(
         model,
@@ -115,6 +122,7 @@ def recover(model: nn.Module, teacher: nn.Module | None, train: Split, way: Way,
     """Train in place."""
     optimizer, generator = way.optimizer(model), torch.Generator().manual_seed(SEED)
     steps, step = epochs * math.ceil(len(train[1]) / BATCH), 0
+    held = [(p, p.detach() != 0) for p in model.parameters() if p.dim() > 1 and not p.detach().all()]
     for _ in range(epochs):
         model.train()
         for rows in torch.randperm(len(train[1]), generator=generator).split(BATCH):
@@ -131,26 +139,43 @@ def recover(model: nn.Module, teacher: nn.Module | None, train: Split, way: Way,
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
+            with torch.no_grad():
+                for weight, kept in held:
+                    weight.mul_(kept)
             step += 1
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
-    made = results["setting"]
-    lines = ["# What recovers a pruned ResNet-20", "", "Written by `benchmarks/recovery.py`, which says how.", ""]
-    lines += [
-        f"Half of the multiply-accumulates; {made['epochs']} epochs of {made['images']:,} images; accuracy on the half of the",
-        f"test images that chooses, with Wilson's 95% interval: {made['dense']:.2f}% dense, {made['pruned']:.2f}% as pruned.",
-        f"{made['machine']['cpu']}, one thread, torch {made['torch']}, seed {SEED}.",
+    """Markdown: a part for each network."""
+    lines = [
+        "# What recovers a pruned network",
         "",
-        "| optimizer | learning rate | weight decay | distilled | accuracy % |",
-        "|---|---|---|---|---|",
+        "Written by `benchmarks/recovery.py`, which says how. Accuracy is that on the",
     ]
-    for name, found in sorted(results["ways"].items(), key=lambda each: each[1]["accuracy"]):
-        way, (low, high) = WAYS[name], found["interval"]
-        cells = ["SGD, momentum 0.9" if way.sgd else "Adam", f"{way.lr:g}", f"{way.decay:g}", "yes" if way.distilled else "no"]
-        lines.append(f"| {' | '.join(cells)} | {found['accuracy']:.2f} ({low:.2f} to {high:.2f}) |")
-    return "\n".join([*lines, ""])
+    lines += ["half of the test images that chooses, with Wilson's 95% interval.", ""]
+    for title, one in results.items():
+        made = one["setting"]
+        length = f"{made['epochs']} epochs of {made['images']:,} images"
+        lines += [
+            f"## {title}",
+            "",
+            f"{made['dense']:.2f}% dense, {made['pruned']:.2f}% as pruned; {length}.",
+            f"{made['machine']['cpu']}, one thread, torch {made['torch']}, seed {SEED}.",
+            "",
+            "| optimizer | learning rate | weight decay | distilled | accuracy % |",
+            "|---|---|---|---|---|",
+        ]
+        for name, found in sorted(one["ways"].items(), key=lambda each: each[1]["accuracy"]):
+            way, (low, high) = WAYS[name], found["interval"]
+            cells = [
+                "SGD, momentum 0.9" if way.sgd else "Adam",
+                f"{way.lr:g}",
+                f"{way.decay:g}",
+                "yes" if way.distilled else "no",
+            ]
+            lines.append(f"| {' | '.join(cells)} | {found['accuracy']:.2f} ({low:.2f} to {high:.2f}) |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -158,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--resnet", type=Path, required=True)
+    parser.add_argument("--pruned", type=Path, help="a checkpoint of ResNet-56")
     parser.add_argument("--images", type=int, default=25_000)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
@@ -165,27 +191,33 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     train, chosen, _ = cifar10.data(str(options.cifar), options.images, options.cache)
+    net, title = "resnet56", "ResNet-56, cut in steps by a search"
+    if options.pruned is None:
+        net, title = "resnet20", "ResNet-20, cut at once to half its multiply-accumulates"
+
+    def start() -> nn.Module:
+        if options.pruned is None:
+            return halved(options.resnet)
+        return svdc.to_dense(svdc.load(options.pruned, resnet_cifar.resnet56()))
 
     def accuracy(missed: int) -> float:
         return 100 - 100 * missed / len(chosen[1])
 
+    teacher = dense(options.resnet, net)
     setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}
-    setting |= {
-        "dense": accuracy(wrong(dense(options.resnet), chosen)),
-        "pruned": accuracy(wrong(pruned(options.resnet), chosen)),
-    }
+    setting |= {"dense": accuracy(wrong(teacher, chosen)), "pruned": accuracy(wrong(start(), chosen))}
     for name in options.only:
         results = read(RESULTS)
-        if results.get("setting") != setting:  # of other images, epochs or another machine
-            results = {"setting": setting, "ways": {}}
-        if name in results["ways"]:
+        if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
+            results[title] = {"setting": setting, "ways": {}}
+        if name in results[title]["ways"]:
             continue
-        way, begun, model = WAYS[name], time.monotonic(), pruned(options.resnet)
-        recover(model, dense(options.resnet) if way.distilled else None, train, way, options.epochs)
+        way, begun, model = WAYS[name], time.monotonic(), start()
+        recover(model, teacher if way.distilled else None, train, way, options.epochs)
         missed = wrong(model, chosen)
         interval = [100 - 100 * bound for bound in reversed(wilson(missed, len(chosen[1])))]
         found = {"accuracy": accuracy(missed), "interval": interval, "seconds": time.monotonic() - begun}
-        results["ways"][name] = found
+        results[title]["ways"][name] = found
         write(RESULTS, results)
         RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")
         print(f"{name}: {found['accuracy']:.2f}%, {found['seconds']:.0f} s", flush=True)

@@ -97,7 +97,7 @@ def test_a_better_recovery_is_told_to_convolutions_with_batch_normalisation():
     sets = line.partition("answers: ")[2].replace("--set ", "").split()
     assert len(sets) == len(RECOVER_BY_SGD)
     recover = settings(*sets).recover  # what is said can be set
-    assert (recover.optimizer, recover.lr, recover.weight_decay) == ("sgd", 0.05, 5e-4)
+    assert (recover.optimizer, recover.lr, recover.weight_decay) == ("sgd", 0.01, 5e-4)
     assert (recover.distill.weight, recover.distill.temperature) == (0.9, 3)
     assert (recover.schedule.warmup, recover.schedule.start) == ("5%", settings().recover.schedule.start)
     for other in (sets[:1], ["recover.optimizer=adam"], ["recover.lr=0.01"], ["recover.epochs=0"], ["loss=mse"]):
