@@ -217,6 +217,9 @@ def main() -> None:
         missed = wrong(model, chosen)
         interval = [100 - 100 * bound for bound in reversed(wilson(missed, len(chosen[1])))]
         found = {"accuracy": accuracy(missed), "interval": interval, "seconds": time.monotonic() - begun}
+        others = read(RESULTS).get(title, {})  # another process may have added to it
+        if others.get("setting") == setting:
+            results[title] = others
         results[title]["ways"][name] = found
         write(RESULTS, results)
         RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")

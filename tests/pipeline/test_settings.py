@@ -94,7 +94,7 @@ def test_a_better_recovery_is_told_to_convolutions_with_batch_normalisation():
 
     line = better_recovery(settings(), net())
     assert line is not None and line.endswith("--set recover.distill.weight=0.9 --set recover.distill.temperature=3")
-    sets = line.partition("answers: ")[2].replace("--set ", "").split()
+    sets = line.partition("try ")[2].replace("--set ", "").split()
     assert len(sets) == len(RECOVER_BY_SGD)
     recover = settings(*sets).recover  # what is said can be set
     assert (recover.optimizer, recover.lr, recover.weight_decay) == ("sgd", 0.01, 5e-4)
