@@ -11,9 +11,9 @@ from svdcompress import ELBO, Constant, LinearWarmup, convert, hold, relevance
 from svdcompress.errors import DataError, Interrupted, TrainingError, UsageError
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import make_loss
-from svdcompress.recipe import Distillation, LossSection, LrSchedule, Training
+from svdcompress.recipe import Distillation, LossSection, Training
 from svdcompress.sources import InMemory
-from svdcompress.train import LrFactor, _loop, evaluate, fit, make_optimizer, mix, seed_everything
+from svdcompress.train import _loop, evaluate, fit, mix, seed_everything
 
 LOSS = make_loss(LossSection())
 
@@ -284,67 +284,6 @@ def test_distillation_pulls_towards_the_teacher():
             return float((model(data.inputs).softmax(1) - teacher(data.inputs).softmax(1)).abs().mean())
 
     assert distance(near) < 0.7 * distance(far)
-
-
-def test_optimizer_groups_and_the_learning_rates_path():
-    model = convert(net())
-    groups = make_optimizer(model, Training(lr=1e-2, weight_decay=0.1), 5e-2).param_groups
-    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups] == [(1e-2, 0.1, 4), (5e-2, 0.0, 2)]
-    factor = LrFactor(LrSchedule(name="linear", start="50%", end=0.1, warmup=2.0), 10)
-    assert [round(factor(e), 6) for e in (0, 1, 2, 5, 7.5, 10)] == [0, 0.5, 1, 1, 0.55, 0.1]
-    cosine = LrFactor(LrSchedule(name="cosine", start=0.0), 10)
-    assert cosine(5) == pytest.approx(0.5)
-    assert LrFactor(LrSchedule(name="constant"), 10)(9.9) == 1
-
-
-def test_sgd_steps_the_means_and_adam_the_log_variances():
-    """Against both rules by hand, over learning rates that change, in two goes by the saved state."""
-    torch.manual_seed(0)
-    model = convert(net())
-    made = Training(optimizer="sgd", lr=0.1, momentum=0.8, weight_decay=0.01)
-    optimizer = make_optimizer(model, made, 0.02)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.02]
-    spread = {name for name, _ in model.named_parameters() if "log_sigma2" in name}
-    assert 0 < len(spread) < len(list(model.parameters()))
-    values = {name: p.detach().clone().double() for name, p in model.named_parameters()}
-    first = {name: torch.zeros_like(value) for name, value in values.items()}
-    second = {name: torch.zeros_like(value) for name, value in values.items()}
-    for step in range(1, 7):
-        if step == 4:
-            saved = copy.deepcopy(optimizer.state_dict())
-            optimizer = make_optimizer(model, made, 0.02)
-            optimizer.load_state_dict(saved)
-        for group, rate in zip(optimizer.param_groups, (0.1, 0.02), strict=True):
-            group["lr"] = rate / step
-        optimizer.zero_grad()
-        for name, p in model.named_parameters():
-            p.grad = torch.randn(p.shape)
-            g = p.grad.double()
-            if name in spread:
-                first[name] = 0.9 * first[name] + 0.1 * g
-                second[name] = 0.999 * second[name] + 0.001 * g**2
-                up, down = first[name] / (1 - 0.9**step), (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
-                values[name] -= 0.02 / step * up / down
-            else:
-                g = g + 0.01 * values[name]
-                first[name] = g if step == 1 else 0.8 * first[name] + g
-                values[name] -= 0.1 / step * first[name]
-        optimizer.step()
-    for name, p in model.named_parameters():
-        assert torch.allclose(p.detach().double(), values[name], atol=1e-5), name
-
-
-def test_sgd_goes_on_from_a_stop_in_the_same_bytes(tmp_path):
-    def model():
-        return convert(net())
-
-    whole, halved = model(), model()
-    made = settings(optimizer="sgd", lr=0.05, epochs=4)
-    fit(whole, examples(64), LOSS, made, schedule=Constant(1.0), device="cpu")
-    fit(halved, examples(64), LOSS, made, schedule=Constant(1.0), device="cpu", state=tmp_path / "fit.pt", last_epoch=2)
-    fit(halved, examples(64), LOSS, made, schedule=Constant(1.0), device="cpu", state=tmp_path / "fit.pt")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), halved.parameters(), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(whole.parameters(), model().parameters(), strict=True))
 
 
 def test_metrics_against_their_definitions():
