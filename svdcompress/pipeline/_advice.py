@@ -61,18 +61,23 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
     return lines + _pretrained(recipe, model)
 
 
-def slow_precision(recipe: Recipe, device: torch.device) -> list[str]:
-    """A warning where a stage asks for bfloat16 on a CPU that emulates it."""
-    stages = [name for name in STAGES if getattr(recipe, name).precision == "bf16"]
+def _training(recipe: Recipe, trained: bool) -> list[str]:
+    """The sections that train anything. trained: whether the dense model is, already."""
+    return [name for name in STAGES if getattr(recipe, name).epochs and not (trained and name == "dense")]
+
+
+def slow_precision(recipe: Recipe, device: torch.device, trained: bool) -> list[str]:
+    """A warning where a stage that trains asks for bfloat16 on a CPU that emulates it."""
+    stages = [name for name in _training(recipe, trained) if getattr(recipe, name).precision == "bf16"]
     if not stages or device.type != "cpu" or resolved_precision("auto", device) == "bf16":
         return []
     which = " ".join(f"--set {name}.precision=auto" for name in stages)
     return [f"precision bf16: this CPU has no bfloat16 instructions and takes less time in float32: {which}"]
 
 
-def precision_taken(recipe: Recipe, device: torch.device) -> str | None:
-    """What precision auto is here; None where no stage has it."""
-    if all(getattr(recipe, name).precision != "auto" for name in STAGES):
+def precision_taken(recipe: Recipe, device: torch.device, trained: bool) -> str | None:
+    """What precision auto is here; None where no stage that trains has it."""
+    if all(getattr(recipe, name).precision != "auto" for name in _training(recipe, trained)):
         return None
     taken = {"bf16": "bfloat16 (bf16)", "no": "float32 (no)"}[resolved_precision("auto", device)]
     return f"precision auto: {taken} on {device.type}"

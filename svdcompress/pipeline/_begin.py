@@ -82,10 +82,10 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     for line in data.notes:
         context.note(line)
     device = context.place.device
-    warned = [*advice(recipe, model, len(data.train), context.place.world, inputs), *slow_precision(recipe, device)]
+    warned = [*advice(recipe, model, len(data.train), context.place.world, inputs), *slow_precision(recipe, device, trained)]
     for line in [*data.warnings, *warned]:
         context.warn(line)
-    for line in (precision_taken(recipe, device), better_recovery(recipe, model)):
+    for line in (precision_taken(recipe, device, trained), better_recovery(recipe, model)):
         if line:
             context.note(line)
     _tell_phases(context, trained)

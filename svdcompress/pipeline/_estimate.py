@@ -71,7 +71,7 @@ def estimate(recipe: Recipe) -> Estimate:
         *data.notes,
         *data.warnings,
         *advice(recipe, dense, len(data.train), inputs=inputs),
-        *slow_precision(recipe, place.device),
+        *slow_precision(recipe, place.device, trained),
     ]
     model = converted(copy.deepcopy(dense), recipe, inputs)
     final = final_beta(recipe, dense, len(data.train), inputs)

@@ -78,10 +78,10 @@ class Measure:
                 found[key] |= {"bytes": float(sizes[key])} | ({"latency": times[key]} if times else {})
         return found
 
-    def of_small(self, small: nn.Module, dense: nn.Module, *, alone: bool = False) -> dict[str, float]:
-        """The costs of a small model. Its latency is measured in turns with the dense one's, and told as that share of `first`:
-        whatever the machine is busy with, or is. alone: do not ask a latency command for the dense model too."""
-        if self.name != "latency" or (alone and self.recipe.search.latency_command is not None):
+    def of_small(self, small: nn.Module, dense: nn.Module) -> dict[str, float]:
+        """The costs of a small model. Its latency is measured beside the dense one's, and told as that share of `first`:
+        whatever the machine is busy with, or is."""
+        if self.name != "latency":
             return self.of(small=small)["small"]
         found = self.of(dense=dense, small=small)
         now = found["dense"]["latency"]

@@ -18,16 +18,17 @@ from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, ExportError, PruneError, VerifyError
 from svdcompress.files import write_atomically
 from svdcompress.pipeline._begin import Dense, Opened, Variational
+from svdcompress.pipeline._busy import watched
 from svdcompress.pipeline._choose_masks import masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
-from svdcompress.pipeline._measure import Measure
+from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_cost import cuts_of, left_for, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import judged, objective_of
-from svdcompress.pipeline._search_words import below_least, no_least, other_machine, told_trial
+from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
@@ -69,8 +70,10 @@ class Trials:
         """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
         how = self.measure.how()
         if self.kept.dense is None or not {self.measure.name, FOLLOWS[self.measure.name]} <= set(self.kept.dense["costs"]):
-            with self._working("measuring"):
+            with self._working("measuring"), watched() as load:
                 self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
+            if how and self.goal is not None and self.goal.size is not None and load.crowded(THREADS):
+                self.context.warn(busy_machine(self.goal, self.kept.dense["costs"]["latency"], load, how))
         costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
         if before != how:
             self.context.warn(other_machine(before, how, costs["latency"]))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from svdcompress.pipeline._busy import Load
 from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, SearchSection
 from svdcompress.search import Losses, Trial
@@ -171,6 +172,16 @@ def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: floa
     return (
         f"the search began where latencies may be others: here {what}. Models are measured beside the dense one, so factors "
         f"such as 2x hold; milliseconds are told as if the dense model still took {first:.4g}, as at the beginning"
+    )
+
+
+def busy_machine(goal: Goal, first: float, load: Load, how: Mapping[str, Any]) -> str:
+    """A goal in milliseconds where the dense model's were measured beside other work. first: these milliseconds."""
+    where = f" (unless {how['command']} measures elsewhere)" if "command" in how else ""
+    return (
+        f"while the dense model's latency was measured ({first:.4g} ms), other programs used {load.others or 0.0:.1f} of "
+        f"{load.cores} cores: such times are too long{where}, and for {goal.text} the model is then cut further than it has to "
+        "be. Search on an idle machine, or ask for a factor, as in --goal latency=2x"
     )
 
 

@@ -174,7 +174,8 @@ class Ways:
         raise NotImplementedError
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
-        """A way as large as the usual one, give or take `CLOSE`, with its size measured; None where it doesn't get there."""
+        """A way as large as the usual one, give or take `CLOSE`, with its size measured, or the largest below that was found;
+        None where it doesn't get there."""
         return way
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
@@ -301,16 +302,21 @@ class Units(Ways):
                 yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
-        count = way.count
+        count, best = way.count, None
         if way.size is not None or count is None or usual.size is None:
             return way
+        left: set[float] = set()
         for _ in range(CORRECTIONS):
-            size = self._costs(way.masks)[self.measure.name]
-            if size <= usual.size * (1 + CLOSE):
-                return replace(way, size=size)
-            count = max(count * usual.size / size, 1.5)
+            now = self._costs(way.masks)
+            size = now[self.measure.name]
+            if size <= usual.size * (1 + CLOSE) and (best is None or size > (best.size or 0.0)):
+                best = replace(way, size=size)
+            if usual.size / SURE <= size <= usual.size * (1 + CLOSE) or now[self.follows] in left:
+                break
+            left.add(now[self.follows])
+            count = max(count * usual.size / size, 1.5)  # down to the size, or up to it: room that is left helps nobody
             way = self._ranked(way.name, count, counted=False)
-        return None
+        return best
 
     def _ranked(self, name: str, count: float, counted: bool) -> Way:
         found = self.ranking.at({self.follows: count}, evenness=EVENNESS[name])
@@ -328,4 +334,4 @@ class Units(Ways):
 
     def _costs(self, chosen: Masks) -> dict[str, float]:
         small: Any = prune(self.model, self.opened.inputs, masks=chosen, time_budget=self.time_budget, **self.pruning)
-        return self.measure.of_small(whole(small, small.pruning.to_dict()).eval(), self.dense.model, alone=True)
+        return self.measure.of_small(whole(small, small.pruning.to_dict()).eval(), self.dense.model)

@@ -77,15 +77,22 @@ def test_advice_is_given_where_settings_do_not_suit():
 def test_emulated_bfloat16_is_told(monkeypatch, fast):
     monkeypatch.setattr("svdcompress.layers._precision._FAST_CPU", fast)
     cpu = torch.device("cpu")
-    lines = slow_precision(settings("train.precision=bf16", "recover.precision=bf16"), cpu)
+    lines = slow_precision(settings("train.precision=bf16", "recover.precision=bf16"), cpu, True)
     assert bool(lines) != fast
     if not fast:
         assert lines[0].endswith("--set train.precision=auto --set recover.precision=auto")
-    assert not slow_precision(settings(), cpu) and not slow_precision(settings("train.precision=auto"), cpu)
-    assert precision_taken(settings("recover.precision=auto"), cpu) == (
+    every = ("dense.precision=bf16", "train.precision=bf16", "recover.precision=bf16")
+    assert not slow_precision(settings("dense.precision=bf16", "recover.precision=bf16", "recover.epochs=0"), cpu, True)
+    for trained, count in ((True, 2), (False, 3)):  # a dense model that is trained already costs nothing
+        assert sum(line.count(".precision=auto") for line in slow_precision(settings(*every), cpu, trained)) == count * (
+            not fast
+        )
+    assert not slow_precision(settings(), cpu, False) and not slow_precision(settings("train.precision=auto"), cpu, False)
+    assert precision_taken(settings("dense.precision=auto"), cpu, True) is None
+    assert precision_taken(settings("recover.precision=auto"), cpu, True) == (
         "precision auto: bfloat16 (bf16) on cpu" if fast else "precision auto: float32 (no) on cpu"
     )
-    assert precision_taken(settings("train.precision=bf16"), cpu) is None
+    assert precision_taken(settings("train.precision=bf16"), cpu, True) is None
 
 
 def test_a_better_recovery_is_told_to_convolutions_with_batch_normalisation():

@@ -237,12 +237,12 @@ class Bytes:
 
     name = "bytes"
 
-    def __init__(self, more: float) -> None:
-        self.more, self.asked = more, 0
+    def __init__(self, more: float, inputs: int = 4) -> None:
+        self.more, self.inputs, self.asked = more, torch.zeros(2, inputs), 0
 
-    def of_small(self, small: Any, dense: Any, alone: bool) -> dict[str, float]:
+    def of_small(self, small: Any, dense: Any) -> dict[str, float]:
         self.asked += 1
-        counts = cost.measure(small, torch.zeros(2, 4))
+        counts = cost.measure(small, self.inputs)
         size = 4.0 * counts.parameters + self.more * small[0].out_features
         return {"parameters": counts.parameters, "bytes": size}
 
@@ -271,9 +271,9 @@ def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
 class Cubic(Bytes):
     """Files whose size goes with the third power of the parameters: nothing like a line."""
 
-    def of_small(self, small: Any, dense: Any, alone: bool) -> dict[str, float]:
+    def of_small(self, small: Any, dense: Any) -> dict[str, float]:
         self.asked += 1
-        parameters = cost.measure(small, torch.zeros(2, 12)).parameters
+        parameters = cost.measure(small, self.inputs).parameters
         return {"parameters": parameters, "bytes": 1000 * (parameters / self.more) ** 3}
 
 
@@ -285,9 +285,29 @@ def test_a_size_that_is_no_line_is_come_near_to() -> None:
         {"0": torch.rand(60, 12) * torch.rand(60, 1), "2": torch.rand(60, 60) * torch.rand(60, 1), "4": torch.rand(3, 60)},
     )
     to_size = ways_of(model, torch.randn(30, 12), "bytes", 1.0)
-    to_size.measure, to_size.target = Cubic(to_size.natural), 300.0  # type: ignore
+    to_size.measure, to_size.target = Cubic(to_size.natural, 12), 300.0  # type: ignore
     way = to_size.usual()
     assert 0.8 * 300 <= way.size <= 300 and to_size.measure.asked <= 7  # type: ignore
+
+
+@pytest.mark.parametrize("share", [0.4, 1.6])
+def test_a_way_is_fitted_from_below_as_well_as_from_above(share: float) -> None:
+    """One that was 45% smaller than asked for won by its loss, and what it left of the size helped nobody."""
+    torch.manual_seed(1)
+    model = known(
+        mlp(torch.randn(60, 12).tolist(), torch.randn(60, 60).tolist(), torch.randn(3, 60).tolist()),
+        {"0": torch.rand(60, 12) * torch.rand(60, 1), "2": torch.rand(60, 60) * torch.rand(60, 1), "4": torch.rand(3, 60)},
+    )
+    to_size = ways_of(model, torch.randn(30, 12), "bytes", 1.0)
+    to_size.measure, to_size.target = Bytes(0.0, 12), 2 * to_size.natural  # type: ignore
+    usual = to_size.usual()
+    assert usual.size is not None and usual.count is not None
+    count = share * usual.count
+    ranked = to_size.ranking.at({"parameters": count}, evenness=1.0)
+    way = to_size.fitted(Way("even", ranked.masks, None, to_size.asked, count), usual)
+    assert way is not None and 0.95 * usual.size <= way.size <= 1.02 * usual.size  # type: ignore
+    small = prune(model, torch.randn(20, 12), masks=to_size.again(way.stored()))
+    assert 4 * cost.measure(small, torch.zeros(2, 12)).parameters == way.size
 
 
 def test_a_way_that_does_not_get_there_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
