@@ -52,7 +52,10 @@ def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
     if found.times is not None:
         longer = math.ceil(found.times)
         cures += [f"{longer} times the steps (--epochs {longer * recipe.train.epochs}, or smaller batches)"]
-        cures += [f"--set train.lr={recipe.train.lr * found.times:.2g}"]
+        if recipe.train.optimizer == "sgd":  # its rate is not that of log sigma2
+            cures += [f"--set train.lr_log_sigma2={found.lr_log_sigma2 * found.times:.2g}"]
+        else:
+            cures += [f"--set train.lr={recipe.train.lr * found.times:.2g}"]
     limit = harshest(recipe)
     cures += ["a lower threshold, as --threshold 1"] if limit is None or (isinstance(limit, int | float) and limit > 1) else []
     cures += ["--set train.lr_log_sigma2=auto"] if recipe.train.lr_log_sigma2 is None else []

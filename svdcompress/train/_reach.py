@@ -44,9 +44,10 @@ class Reach:
 
     distance: {share: quantiles (10, 50, 90%) of threshold - log alpha} over the weights, or the groups, of all layers.
     steps: of training, and lr_log_sigma2 its learning rate. travel: the most by which log sigma2 can rise in them. means: the
-        most that a mean can move. past: the share of the weights that is beyond a threshold at the start. within: the share
-        that can get there: log sigma2 by `travel`, and means by a third (`DRIFT`) of `means` towards zero. times: how much
-        longer training (or larger its learning rates) would have to be for half of the weights; None: that helps little.
+        most that a mean can move (0: by SGD, not known). past: the share of the weights that is beyond a threshold at the
+        start. within: the share that can get there: log sigma2 by `travel`, and means by a third (`DRIFT`) of `means` towards
+        zero. times: how much longer training (or larger its learning rates) would have to be for half of the weights; None:
+        that helps little.
     """
 
     distance: dict[str, list[float]]
@@ -69,9 +70,14 @@ class Reach:
             f"{'weights' if share == 'weight' else f'groups by {share}'} {', '.join(f'{way:.1f}' for way in quantiles)}"
             for share, quantiles in self.distance.items()
         )
+        means = (
+            f"and a mean can move by {self.means:.2g}, at most"
+            if self.means
+            else "at most; what SGD does to means isn't counted"
+        )
         return (
             f"log alpha starts below it by (10, 50, 90%) {ways}; in {self.steps:,} steps log sigma2 can rise by "
-            f"{self.travel:.2g} (lr {self.lr_log_sigma2:.2g}) and a mean can move by {self.means:.2g}, at most. "
+            f"{self.travel:.2g} (lr {self.lr_log_sigma2:.2g}) {means}. "
             f"About {100 * self.within:.0f}% of the weights are within reach, {100 * self.past:.0f}% past it already"
         )
 

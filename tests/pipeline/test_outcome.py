@@ -56,6 +56,16 @@ def test_a_learning_rate_of_fine_tuning_takes_no_weight_to_the_threshold():
     assert out_of_reach(*reached(f"train.lr={float(faster) * 1.1}", "train.epochs=3")) == []
 
 
+def test_under_sgd_the_rate_of_the_variances_is_what_to_set():
+    """It doesn't follow that of the means, which move by their gradients: nobody knows how far."""
+    setting = ("train.optimizer=sgd", "train.lr=0.01", "train.epochs=3")
+    recipe, found = reached(*setting)
+    (line,) = out_of_reach(recipe, found)
+    assert "--set train.lr=" not in line and "a mean can move" not in line and "what SGD does to means isn't counted" in line
+    faster = line.partition("--set train.lr_log_sigma2=")[2].partition(";")[0]
+    assert out_of_reach(*reached(*setting, f"train.lr_log_sigma2={float(faster) * 1.1}")) == []
+
+
 def test_a_learning_rate_that_is_nearly_enough_is_not_advised_again():
     recipe, found = reached("train.lr=1e-3", "train.epochs=3")
     nearly = dataclasses.replace(found, within=0.45, times=1.3)
