@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._adapted import adapted
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Cooled
@@ -30,6 +31,13 @@ EXAMPLES = 5000
 FEW, SHARE = 1000, 0.1
 """Where a trial cools for a few epochs only: this share of the examples of those epochs, but no fewer than so many. Each way is
 judged on them, in float32, which would take a large model as long as the cooling does."""
+
+
+MANY, FIRST, BEST = 4, 0.25, 3
+"""More candidates than that are compared on this share of the examples first, and the best few and the usual way on all."""
+
+ADAPTED = 1000
+"""Training examples that normalisation statistics are taken anew of, for each candidate."""
 
 
 def compared_on(examples: int, epochs: int) -> int:
@@ -58,14 +66,19 @@ def masks_for(
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")
     else:
-        count = compared_on(len(opened.data.train), epochs_of(context.recipe.train, COOLING_EPOCHS))
-        taken, mixture = chosen(to_size, opened.data, context.recipe.search.mixture, context.place.device, count)
+        taken, mixture = chosen_for(context, opened.data, to_size)
         asked, masks, way = taken.asked, taken.masks, taken.stored()
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []
     natural = to_size.natural if cooled.natural is None else cooled.natural
     found = Selection(masks, asked, limits_of(model, asked), curve, target, natural)
     return replace(found, way={**way, "mixture": mixture})
+
+
+def chosen_for(context: Context, data: Data, to_size: Ways) -> tuple[Way, dict[str, Any] | None]:
+    """As `chosen`, with the settings and on the examples of a search's trial."""
+    count = compared_on(len(data.train), epochs_of(context.recipe.train, COOLING_EPOCHS))
+    return chosen(to_size, data, context.recipe.search.mixture, context.place.device, count)
 
 
 def chosen(to_size: Ways, data: Data, setting: str, device: Any, count: int = EXAMPLES) -> tuple[Way, dict[str, Any] | None]:
@@ -81,6 +94,11 @@ def chosen(to_size: Ways, data: Data, setting: str, device: Any, count: int = EX
         return usual, None
     examples = some(data.train, count)
     with there(device, to_size.model):
+        if len(found) > MANY:
+            few = some(data.train, round(FIRST * count))
+            first = {name: option(to_size.model, way, few, data, device).nll for name, way in found.items()}
+            best = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
+            found = {name: way for name, way in found.items() if name in best}
         options = {name: option(to_size.model, way, examples, data, device) for name, way in found.items()}
         while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
             if (fitted := to_size.fitted(found[name], usual)) is None:
@@ -92,11 +110,12 @@ def chosen(to_size: Ways, data: Data, setting: str, device: Any, count: int = EX
 
 @torch.no_grad()
 def option(model: nn.Module, way: Way, examples: Any, data: Data, device: Any) -> Option:
-    """What a way loses on examples, untrained. model: where `device` is."""
+    """What a way loses on examples, untrained, but for its normalisation statistics. model: where `device` is."""
     likelihood = likelihood_for(data.task, data.dim)
     hold(model, as_masks(model, way.masks))
     try:
-        first, second, numbers = losses(model, examples, likelihood, device=device)
+        with adapted(model, some(data.train, ADAPTED), device):
+            first, second, numbers = losses(model, examples, likelihood, device=device)
     finally:
         hold(model, None)
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1]

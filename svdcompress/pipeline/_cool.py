@@ -73,7 +73,7 @@ def begin(ask: Ask, search: Path) -> Path:
     return folder
 
 
-def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways]) -> Cooled:
+def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways], choose: Callable[[Ways], str]) -> Cooled:
     """The posterior of a trial, made once.
 
     The epochs of cooling fall into as many parts as there are cuts, of one epoch at least each; the learning rate falls in the
@@ -81,11 +81,12 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
     from what it is by itself; it is held at that from then on, and the next part learns without it. What is left to go after
     the last part is chosen by `masks_for`. Where nothing has to go after the first part, all others are one.
 
-    ways: the ways to the size, of a model and of the masks of what is left of it.
+    ways: the ways to the size, of a model and of the masks of what is left of it. choose: which of them all steps go, by its
+    name; asked after the first part.
     """
     file = kept_file(climb.folder, ask.number)
     if not file.exists():
-        _cool(climb, ask, ways, file)
+        _cool(climb, ask, ways, choose, file)
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
     stored = checkpoint.read_manifest(file)["extra"]["cooled"]
     layers = dict(variational_layers(model))
@@ -96,7 +97,13 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
     return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed)
 
 
-def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways], file: Path) -> None:
+def _cool(
+    climb: Climb,
+    ask: Ask,
+    ways: Callable[[nn.Module, Masks | None], Ways],
+    choose: Callable[[Ways], str],
+    file: Path,
+) -> None:
     recipe, folder = climb.context.recipe, ask.folder(climb.folder)
     model = climb.begin(ask.pressure)
     epochs = epochs_of(recipe.train, COOLING_EPOCHS)
@@ -121,18 +128,20 @@ def _cool(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways
         hold(model, None)
         with climb.context.bars.working("choosing", stays=False):
             way = ways(model, masks)
-            natural, aim = _way_to(way, folder / "cooling.json")
-            if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts))) is not None:
+            natural, aim, name = _way_to(way, choose, folder / "cooling.json")
+            if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts), name)) is not None:
                 masks = found
         hold(model, masks)
     extra = {"cooled": {"natural": None if masks is None else natural, "history": history}}
     checkpoint.save(model, file, extra=json.loads(json.dumps(report.plain(extra))))
 
 
-def _way_to(way: Ways, file: Path) -> tuple[float, float | None]:
-    """What a model is by itself and where it has to get to (None: no further), as found after the first part and kept."""
-    names = ("natural", "aim")
+def _way_to(way: Ways, choose: Callable[[Ways], str], file: Path) -> tuple[float, float | None, str]:
+    """What a model is by itself, where it has to get to (None: no further), and in which way, as found after the first part and
+    kept."""
+    names = ("natural", "aim", "way")
     if (found := known(file, names)) is None:
-        keep(file, {"natural": way.natural, "aim": way.aim()})
+        aim = way.aim()
+        keep(file, {"natural": way.natural, "aim": aim, "way": "" if aim is None else choose(way)})
         found = known(file, names) or {}
-    return found["natural"], found["aim"]
+    return found["natural"], found["aim"], found["way"]

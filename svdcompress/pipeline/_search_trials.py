@@ -19,7 +19,7 @@ from svdcompress.errors import CheckpointError, ExportError, PruneError, VerifyE
 from svdcompress.files import write_atomically
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._busy import watched
-from svdcompress.pipeline._choose_masks import masks_for
+from svdcompress.pipeline._choose_masks import chosen_for, masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
@@ -207,7 +207,11 @@ class Trials:
         def to_size(model: nn.Module, masks: Masks | None) -> Ways:
             return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks, by_outputs=ask.unpressed)
 
-        return cooled(self.path, ask, to_size)
+        return cooled(self.path, ask, to_size, self._way)
+
+    def _way(self, to_size: Ways) -> str:
+        """Which way a trial goes in steps."""
+        return chosen_for(self.context, self.opened.data, to_size)[0].name
 
     def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
         """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""

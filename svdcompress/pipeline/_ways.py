@@ -17,7 +17,7 @@ from svdcompress.pipeline._some import some
 from svdcompress.prune import count_means, prune
 from svdcompress.relevance import Masks, as_masks
 from svdcompress.search import CLOSE
-from svdcompress.selection import Ranking, Rule, count_nonzero, rule, whole_units
+from svdcompress.selection import Ranked, Ranking, Rule, count_nonzero, rule, whole_units
 
 STEPS = 24
 """Bisections of a threshold: beyond them, two thresholds differ by less than any two weights."""
@@ -27,8 +27,11 @@ LOWEST, HIGHEST = -12.0, 30.0
 FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
 """By what a size is known without a file."""
 
-EVENNESS = {"global": 0.0, "half-even": 0.5, "even": 1.0}
+EVENNESS = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}
 """How units are ranked where a size follows the shapes, as `Ranking.at` has it; the first is the usual way."""
+
+BY_OUTPUTS = "-by-outputs"
+"""Behind the name of such a way: units are ranked by how far outputs move with them, too, where the usual way is without."""
 
 SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0}
 """How much of what has to go goes as whole units where single weights count; the first is the usual way."""
@@ -55,9 +58,9 @@ CORRECTIONS = 3
 
 @dataclass(frozen=True)
 class Way:
-    """name: of `EVENNESS` or `SHARES`. size: what is left, in the measure of the search; None: not measured yet. asked: the
-    threshold of the single weights. count: what the units' rank was asked to leave (weights that are kept, parameters or
-    multiply-accumulates); None: no unit was asked to go. free: whether nothing that lives had to go."""
+    """name: of `EVENNESS` (and `BY_OUTPUTS`) or `SHARES`. size: what is left, in the measure of the search; None: not measured
+    yet. asked: the threshold of the single weights. count: what the units' rank was asked to leave (weights that are kept,
+    parameters or multiply-accumulates); None: no unit was asked to go. free: whether nothing that lives had to go."""
 
     name: str
     masks: Masks
@@ -135,14 +138,18 @@ class Ways:
         self.others = count_means(model) - self.found.total
         self.time_budget = recipe.prune.time_budget
         self.pruning: dict[str, Any] = {n: getattr(recipe.prune, n) for n in ("remove_inputs", "protect", "round_to")}
-        self._ranking: Ranking | None = None
+        self._rankings: dict[bool, Ranking] = {}
 
     @property
     def ranking(self) -> Ranking:
-        """Of the units that live; made where it is asked for first."""
-        if self._ranking is None:
-            self._ranking = self._by_outputs() if self.by_outputs else self._made()
-        return self._ranking
+        """Of the units that live, in the usual way."""
+        return self._ranked_by(self.by_outputs)
+
+    def _ranked_by(self, outputs: bool) -> Ranking:
+        """Made where it is asked for first."""
+        if outputs not in self._rankings:
+            self._rankings[outputs] = self._by_outputs() if outputs else self._made()
+        return self._rankings[outputs]
 
     def _made(self, **more: Any) -> Ranking:
         return Ranking(self.model, self.opened.inputs, self.found, **more, **self.pruning)
@@ -165,8 +172,9 @@ class Ways:
         """The size that no masks can go below, in the measure of the search; 0 where that is not known ahead."""
         return 0.0
 
-    def part(self, size: float) -> Masks | None:
-        """Masks of a size, in what the measure follows, on the way to the target; None where no unit that lives goes for it."""
+    def part(self, size: float, name: str) -> Masks | None:
+        """Masks of a size, in what the measure follows, on the way to the target; name: of the way. None where no unit that
+        lives goes for it."""
         return None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
@@ -291,15 +299,16 @@ class Units(Ways):
             return float(getattr(found, self.follows))
         return self._costs(found.masks)[self.measure.name]
 
-    def part(self, size: float) -> Masks | None:
-        found = self.ranking.at({self.follows: max(size, 1.5)})
+    def part(self, size: float, name: str) -> Masks | None:
+        found = self._at(name, max(size, 1.5))
         return whole_units(self.model, found.masks) if found.units else None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         counted = self.measure.name == self.follows
-        for name, evenness in EVENNESS.items():
-            if evenness and usual.count is not None:
-                yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
+        for end in ("",) if self.by_outputs else ("", BY_OUTPUTS):
+            for name in (f"{name}{end}" for name in EVENNESS):
+                if name != usual.name and usual.count is not None:
+                    yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None
@@ -319,9 +328,13 @@ class Units(Ways):
         return best
 
     def _ranked(self, name: str, count: float, counted: bool) -> Way:
-        found = self.ranking.at({self.follows: count}, evenness=EVENNESS[name])
+        found = self._at(name, count)
         size = float(getattr(found, self.follows)) if counted else None
         return Way(name, self._finished(found.masks), size, self.asked, count)
+
+    def _at(self, name: str, count: float) -> Ranked:
+        ranking = self._ranked_by(self.by_outputs or name.endswith(BY_OUTPUTS))
+        return ranking.at({self.follows: count}, evenness=EVENNESS[name.removesuffix(BY_OUTPUTS)])
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
         if stored["count"] is None:

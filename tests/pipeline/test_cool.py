@@ -27,12 +27,13 @@ class Seen:
     """What a search asked of each step, and what training left of the model."""
 
     def __init__(self, patch):
-        self.sizes, self.stages, self.masks, self.before, self.after = [], [], [], [], []
+        self.sizes, self.names, self.stages, self.masks, self.before, self.after = [], [], [], [], [], []
         part, fit = Units.part, Climb.fit
 
-        def noting_part(ways, size):
+        def noting_part(ways, size, name):
             self.sizes.append(size)
-            return part(ways, size)
+            self.names.append(name)
+            return part(ways, size, name)
 
         def noting_fit(climb, model, stage, *given):
             self.stages.append(stage)
