@@ -111,6 +111,11 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
     return found, reported
 
 
+def trained_by(settings: Any) -> dict[str, Any]:
+    """What steps the weights in a section of a recipe."""
+    return {key: getattr(settings, key) for key in ("optimizer", "lr", "weight_decay")}
+
+
 def _same_dense(name: str, runs: Path, epochs: int, setting: dict[str, Any]) -> str | None:
     """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
     alike = ("images", "augment", "recovery", "precision", "torch", "device")
@@ -151,7 +156,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "distill": recipe.recover.distill.weight,
         "augment": recipe.data.augment,
         "lr": recipe.train.lr,
-        "recovery": {key: getattr(recipe.recover, key) for key in ("optimizer", "lr", "weight_decay")},
+        "training": trained_by(recipe.train) | {"distill": recipe.train.distill.weight},
+        "recovery": trained_by(recipe.recover),
         "levels": len(results["search"]["path"]),
         "images": len(opened.data.train),
         "threads": torch.get_num_threads(),

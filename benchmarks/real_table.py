@@ -8,11 +8,16 @@ from typing import Any
 
 def optimizers(made: dict[str, Any]) -> str:
     """What trained: our fine-tuning, and our recovery with all others."""
-    rest = made.get("recovery")
+    rest, first = made.get("recovery"), made.get("training", {"optimizer": "adam", "lr": made["lr"], "weight_decay": 0.0})
     if rest is None:  # of rows from before it was stored: Adam throughout
         return f"Adam at {made['lr']:g}"
-    decay = f", weight decay {rest['weight_decay']:g}" if rest["weight_decay"] else ""
-    return f"fine-tuning by Adam at {made['lr']:g}; recovery, and all others, by {rest['optimizer']} at {rest['lr']:g}{decay}"
+    taught = f", distillation {first['distill']:g}" if "distill" in first else ""
+    return f"fine-tuning by {_stepped(first)}{taught}; recovery, and all others, by {_stepped(rest)}"
+
+
+def _stepped(by: dict[str, Any]) -> str:
+    decay = f", weight decay {by['weight_decay']:g}" if by["weight_decay"] else ""
+    return f"{by['optimizer']} at {by['lr']:g}{decay}"
 
 
 def table(results: dict[str, Any]) -> str:

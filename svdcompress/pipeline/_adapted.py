@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from svdcompress.batch import call
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, batch_length
 
 BATCH = 128
 """Examples that one estimate is of; the mean over all of them is taken."""
@@ -33,7 +33,7 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
     model: where `device` is. Without such layers nothing is computed.
     """
     layers = normalisations(model)
-    if not layers:
+    if not layers or len(examples) < 2:
         yield
         return
     model.eval()
@@ -44,8 +44,9 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
             layer.momentum = None  # a plain mean over the batches
             layer.train()
         with torch.no_grad():
-            for inputs, _ in examples.batches(min(BATCH, max(len(examples), 1)), device=device):
-                call(model, inputs)
+            for inputs, _ in examples.batches(BATCH, device=device):
+                if batch_length(inputs) > 1:  # one has no variance
+                    call(model, inputs)
         model.eval()
         yield
     finally:

@@ -69,8 +69,8 @@ def data_of(model: nn.Module, size: int, count: int = 600) -> tuple[Any, Tensor,
 
 def ways_of(model: nn.Module, x: Tensor, measure: str, target: float) -> Ways:
     recipe = load_recipe(None, [f"search.goal='{measure}={target:g}'"])
-    context: Any = SimpleNamespace(recipe=recipe)
-    opened: Any = SimpleNamespace(inputs=x[:20])
+    context: Any = SimpleNamespace(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")))
+    opened: Any = SimpleNamespace(inputs=x[:20], data=SimpleNamespace(train=InMemory(x, torch.zeros(len(x)))))
     return ways(context, opened, SimpleNamespace(model=None), model, Measure(measure, recipe, None, x[:2]), target)  # type: ignore
 
 
@@ -259,12 +259,12 @@ def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
     assert usual.size is not None and usual.size <= to_size.target and not usual.free
     usually = measure.asked
     way, record = chosen(to_size, data, "auto", "cpu")
-    assert way.name == "even" and nll(model, way.masks, x, y) < nll(model, usual.masks, x, y)
+    assert way.name.startswith(("even", "mostly-even")) and nll(model, way.masks, x, y) < nll(model, usual.masks, x, y)
     small = prune(model, x[:20], masks=way.masks)
     assert way.size == 4 * cost.measure(small, x[:2]).parameters + more * small[0].out_features <= 1.02 * usual.size
     told = {one["name"]: one for one in record["candidates"]}
-    assert told["even"]["size"] == way.size and told["even"]["nll"] == pytest.approx(nll(model, way.masks, x, y), rel=1e-5)
-    assert 2 <= measure.asked - 2 * usually <= 3  # the usual way was made twice, and half-even is the same
+    assert told[way.name]["size"] == way.size and told[way.name]["nll"] == pytest.approx(nll(model, way.masks, x, y), rel=1e-5)
+    assert 1 <= measure.asked - 2 * usually <= 3 * 3  # the usual way was made twice; the best of the others, in some sizes each
     assert all(torch.equal(mask, to_size.again(way.stored())[name]) for name, mask in way.masks.items())
 
 
@@ -317,7 +317,9 @@ def test_a_way_that_does_not_get_there_is_out(monkeypatch: pytest.MonkeyPatch) -
     to_size.measure, to_size.target = Bytes(0.0), 4 * 53.0  # type: ignore
     monkeypatch.setattr(to_size, "fitted", lambda way, usual: None)
     way, record = chosen(to_size, data, "auto", "cpu")
-    assert way.name == "global" and [one["name"] for one in record["candidates"]] == ["global"]
+    assert way.name == record["chosen"] == "global"
+    known_ways = {one["name"] for one in record["candidates"]}
+    assert "even" not in known_ways  # which would be taken, could it be made as small
 
 
 def test_a_number_of_non_zeros_counts_what_pruning_takes_along():
