@@ -10,6 +10,7 @@ from svdcompress.errors import CheckpointError, Interrupted
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, levels_and_trials, run
 from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._ways import Units
 
 SHAPES = (
@@ -86,6 +87,31 @@ def test_what_went_stays_away_and_is_whole_units(cut):
         assert all(not (later[name] & ~earlier[name]).any() for name in later)
     last = {row["name"]: row["weights"] for row in results["layers"]}
     assert all(last[name] <= int(mask.sum()) for name, mask in seen.masks[-1].items())
+
+
+def test_all_steps_go_the_way_that_is_chosen_once(cut, tiny_recipe, tmp_path, monkeypatch):
+    """Ranks that are even leave other units in each step than the usual rank; a stop between them doesn't choose again."""
+    asked = []
+
+    def choose(trials, to_size):
+        asked.append(to_size.usual().name)
+        return "even-by-outputs"
+
+    def stop(self, row):
+        if row["stage"].endswith(", part 2"):
+            self.context.stop.signal = "SIGTERM"
+
+    monkeypatch.setattr(Trials, "_way", choose)
+    seen, recipe = Seen(monkeypatch), searching(tiny_recipe, *SHAPES)
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run")
+    run(recipe, tmp_path / "run", resume=True)
+    assert asked == ["global"] and set(seen.names) == {"even-by-outputs"} and len(seen.names) >= 3
+    assert cut[0].names == ["global"] * 3  # without a choice
+    usual, even = ([int(mask.any(1).sum()) for mask in found.masks[1].values()] for found in (cut[0], seen))
+    assert usual != even
 
 
 @pytest.mark.parametrize("part", [1, 2, 4])

@@ -1,0 +1,160 @@
+"""What tells, before any training, which of several cuts of a network with batch normalisation will recover best.
+
+    python benchmarks/cut_choice.py --cifar FOLDER --resnet FOLDER [--factor 4] [--images 10000] [--epochs 1] [--cache FILE]
+
+The public ResNet-20 loses three quarters of its multiply-accumulates at once (or others, by --factor) in each of eight ways
+that a search of `svdc sparsify` knows: units ranked by information (of converted, untrained weights: magnitude) or by outputs,
+more or less evenly over the layers. Of each small network is told the NLL on 2,000 training images as it was cut, the same with
+normalisation statistics of 1,000 training images taken anew, and the accuracy after it was trained on by SGD at 0.05,
+distilled, with crops and flips (the loop of benchmarks/recovery.py), on the half of the test images that chooses. Statistics
+and NLLs are computed here, without the package's. One seed. What is known is not made again; results go to
+benchmarks/results/cut_choice.json and cut_choice.md, a way at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mnist import HERE, machine, read, write
+from models import cifar10
+from recovery import SEED, WAYS, dense, images, recover, wrong
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import svdcompress as svdc
+from svdcompress.selection import Ranking, whole_units
+from svdcompress.uncertainty import wilson
+
+RESULTS = HERE / "results" / "cut_choice.json"
+EVENNESS = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}
+JUDGED, FRESH, BATCH = 2000, 1000, 250
+PROJECTIONS, EACH = 128, 4
+
+
+@torch.no_grad()
+def nll(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Mean, in nats."""
+    model.eval()
+    parts = (F.cross_entropy(model(images(a)), b, reduction="sum") for a, b in zip(x.split(BATCH), y.split(BATCH), strict=True))
+    return float(sum(parts)) / len(y)
+
+
+@torch.no_grad()
+def renewed(model: nn.Module, x: Tensor) -> nn.Module:
+    """A copy whose normalisation has the statistics of these images."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.momentum = None
+    model.train()
+    for part in x.split(BATCH):
+        model(images(part))
+    return model
+
+
+def cuts(model: nn.Module, x: Tensor, factor: float) -> dict[str, nn.Module]:
+    """Small dense networks by name of the way."""
+    example = images(x[:2])
+    converted = svdc.convert(copy.deepcopy(model)).eval()
+    batches = [images(part) for part in x[: PROJECTIONS * EACH].split(EACH)]
+    found = {}
+    for end, ranking in (("", Ranking(converted, example)), ("-by-outputs", Ranking(converted, example, examples=batches))):
+        for name, evenness in EVENNESS.items():
+            masks = ranking.at({"macs": ranking.total["macs"] / factor}, evenness=evenness).masks
+            small = svdc.prune(converted, example, masks=whole_units(converted, masks), verify=False)
+            found[name + end] = svdc.to_dense(small)
+    return found
+
+
+def rank_correlation(one: list[float], other: list[float]) -> float:
+    """Spearman's, without ties."""
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a part for each factor."""
+    lines = [
+        "# Which cut will recover best, seen before any training",
+        "",
+        "Written by `benchmarks/cut_choice.py`, which says how. Accuracy is that on the half of the test images that chooses,",
+        "with Wilson's 95% interval.",
+        "",
+    ]
+    for title, one in results.items():
+        made, ways = one["setting"], one["ways"]
+        lines += [
+            f"## {title}",
+            "",
+            f"{made['epochs']} epoch(s) of {made['images']:,} images, distilled. {made['machine']['cpu']}, one thread, torch "
+            f"{made['torch']}, seed {SEED}.",
+            "",
+            "| way | parameters | NLL as cut | NLL, statistics taken anew | accuracy after training on, % |",
+            "|---|---|---|---|---|",
+        ]
+        for name, found in sorted(ways.items(), key=lambda each: each[1]["accuracy"]):
+            low, high = found["interval"]
+            lines.append(
+                f"| {name} | {found['parameters']:,} | {found['cut']:.2f} | {found['renewed']:.2f} | "
+                f"{found['accuracy']:.2f} ({low:.2f} to {high:.2f}) |"
+            )
+        if len(ways) > 2:
+            last = [found["accuracy"] for found in ways.values()]
+            told = {key: -rank_correlation([found[key] for found in ways.values()], last) for key in ("cut", "renewed")}
+            lines += [
+                "",
+                f"Rank correlation of a low NLL and a high accuracy over {len(ways)} ways: {told['cut']:.2f} as cut, "
+                f"{told['renewed']:.2f} with statistics taken anew.",
+            ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The ways that are not known, one by one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar", type=Path, required=True)
+    parser.add_argument("--resnet", type=Path, required=True)
+    parser.add_argument("--factor", type=float, default=4.0)
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    train, chosen, _ = cifar10.data(str(options.cifar), options.images, options.cache)
+    teacher = dense(options.resnet, "resnet20")
+    title = f"ResNet-20, multiply-accumulates cut to {options.factor:g}x fewer at once"
+    setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}
+    torch.manual_seed(SEED)
+    for name, small in cuts(teacher, train[0], options.factor).items():
+        results = read(RESULTS)
+        if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
+            results[title] = {"setting": setting, "ways": {}}
+        if name in results[title]["ways"]:
+            continue
+        begun, judged = time.monotonic(), (train[0][:JUDGED], train[1][:JUDGED])
+        found: dict[str, Any] = {
+            "parameters": sum(p.numel() for p in small.parameters()),
+            "cut": nll(small, *judged),
+            "renewed": nll(renewed(small, train[0][:FRESH]), *judged),
+        }
+        recover(small, teacher, train, WAYS["sgd-0.05-distilled"], options.epochs)
+        missed = wrong(small, chosen)
+        found["accuracy"] = 100 - 100 * missed / len(chosen[1])
+        found["interval"] = [100 - 100 * bound for bound in reversed(wilson(missed, len(chosen[1])))]
+        found["seconds"] = time.monotonic() - begun
+        results[title]["ways"][name] = found
+        write(RESULTS, results)
+        RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")
+        print(f"{name}: {found['cut']:.2f}, {found['renewed']:.2f}, {found['accuracy']:.2f}%", flush=True)
+
+
+if __name__ == "__main__":
+    main()
