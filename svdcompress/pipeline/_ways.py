@@ -31,7 +31,8 @@ EVENNESS = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}
 """How units are ranked where a size follows the shapes, as `Ranking.at` has it; the first is the usual way."""
 
 BY_OUTPUTS = "-by-outputs"
-"""Behind the name of such a way: units are ranked by how far outputs move with them, too, where the usual way is without."""
+"""Behind the name of such a way: units are ranked by how far outputs move with them, too, where the usual way is without. Only
+where training is too short for the variances: of those that learnt, it is the better rank untrained, and not afterwards."""
 
 SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0}
 """How much of what has to go goes as whole units where single weights count; the first is the usual way."""
@@ -131,6 +132,8 @@ class Ways:
         recipe, self.opened, self.dense = context.recipe, opened, dense
         self.model, self.measure, self.target = model, measure, target
         self.context, self.by_outputs = context, by_outputs
+        reach = context.results.reach
+        self.untold = reach is not None and not reach.enough  # variances that could not learn tell little of units
         judged: Rule = rule(model, recipe.relevance, opened.inputs)
         self.own: Rule = lambda threshold: self._both(masks, judged(threshold))
         self.asked = recipe.relevance.threshold
@@ -305,7 +308,7 @@ class Units(Ways):
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         counted = self.measure.name == self.follows
-        for end in ("",) if self.by_outputs else ("", BY_OUTPUTS):
+        for end in ("", BY_OUTPUTS) if self.untold and not self.by_outputs else ("",):
             for name in (f"{name}{end}" for name in EVENNESS):
                 if name != usual.name and usual.count is not None:
                     yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)

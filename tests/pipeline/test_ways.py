@@ -19,6 +19,7 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._ways import Way, Ways, ways
 from svdcompress.prune import prune
 from svdcompress.recipe import load_recipe
+from svdcompress.selection import Ranking, whole_units
 from svdcompress.sources import InMemory
 
 
@@ -67,9 +68,10 @@ def data_of(model: nn.Module, size: int, count: int = 600) -> tuple[Any, Tensor,
     return SimpleNamespace(train=InMemory(x, y), task="classification", dim=1, target_scale=None), x, y
 
 
-def ways_of(model: nn.Module, x: Tensor, measure: str, target: float) -> Ways:
+def ways_of(model: nn.Module, x: Tensor, measure: str, target: float, enough: bool = True) -> Ways:
     recipe = load_recipe(None, [f"search.goal='{measure}={target:g}'"])
-    context: Any = SimpleNamespace(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")))
+    results = SimpleNamespace(reach=SimpleNamespace(enough=enough))
+    context: Any = SimpleNamespace(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")), results=results)
     opened: Any = SimpleNamespace(inputs=x[:20], data=SimpleNamespace(train=InMemory(x, torch.zeros(len(x)))))
     return ways(context, opened, SimpleNamespace(model=None), model, Measure(measure, recipe, None, x[:2]), target)  # type: ignore
 
@@ -163,6 +165,25 @@ def test_a_narrow_layer_survives_by_an_even_rank(measure: str) -> None:
     assert int(found["global"].masks["0"].any(1).sum()) < 3 == int(way.masks["0"].any(1).sum())
     assert way.name != "global" and way.name == min(by_hand, key=lambda name: by_hand[name])
     assert by_hand[way.name] < by_hand["global"] - 0.05 and record["usual"] == "global"
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_variances_that_could_not_learn_are_not_asked_alone(enough: bool) -> None:
+    model = narrow()
+    _, x, _ = data_of(model, 4)
+    to_size = ways_of(model, x, "macs", 42.0, enough)
+    others = {way.name: way for way in to_size.others_than(to_size.usual())}
+    plain = {"half-even", "mostly-even", "even"}
+    assert set(others) == plain | (set() if enough else {f"{name}-by-outputs" for name in {*plain, "global"}})
+    for name, way in others.items():
+        if name.endswith("-by-outputs"):
+            drawn = x[torch.randperm(600, generator=torch.Generator().manual_seed(0))[:256].sort().values]
+            by_hand = Ranking(model, x[:20], to_size.found, examples=drawn.split(2))
+            evenness = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}[name.removesuffix("-by-outputs")]
+            wanted = whole_units(model, by_hand.at({"macs": 42.0}, evenness=evenness).masks)
+            assert all(torch.equal(mask, wanted[name]) for name, mask in way.masks.items())
+            again = to_size.again(json.loads(json.dumps(way.stored())))
+            assert all(torch.equal(mask, again[name]) for name, mask in way.masks.items())
 
 
 CASES = [(half_useful, "nonzero", 40), (cancelling, "nonzero", 20), (narrow, "parameters", 53), (narrow, "macs", 42)]
