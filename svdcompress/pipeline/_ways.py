@@ -267,10 +267,16 @@ class Units(Ways):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self._usual: Way | None = None  # files are measured for it
         self.follows = FOLLOWS[self.measure.name]
         self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
 
     def usual(self) -> Way:
+        if self._usual is None:
+            self._usual = self._to_target()
+        return self._usual
+
+    def _to_target(self) -> Way:
         if self.measure.name == self.follows:
             count = max(self.target, 1.5)  # up to 1 it would be a share
             found = self.ranking.at({self.follows: count})
