@@ -16,7 +16,8 @@ learning rate:
   where they are the goal); MACs stay
 
 --epochs: of training and of recovery, where the recipe's are too many for the machine. A run that is finished is not repeated,
-one that was stopped goes on, and so does a peer at its last epoch; with --minutes a slice ends after so many. Results are
+one that was stopped goes on, and so does a peer at its last epoch; with --minutes a slice ends after so many. Peers of another
+setting are not kept beside ours; --label keeps what is stored and stores this one under a name of its own. Results are
 written after each network to benchmarks/results/real.json and real.md.
 """
 
@@ -69,6 +70,11 @@ CASES = {
 }
 
 
+def row(name: str, label: str) -> str:
+    """Under which name a case is stored."""
+    return f"{name}-{label}" if label else name
+
+
 def arguments(name: str, options: argparse.Namespace) -> list[str]:
     """Of `svdc sparsify` for a case."""
     case = CASES[name]
@@ -116,13 +122,13 @@ def trained_by(settings: Any) -> dict[str, Any]:
     return {key: getattr(settings, key) for key in ("optimizer", "lr", "weight_decay")}
 
 
-def _same_dense(name: str, runs: Path, epochs: int, setting: dict[str, Any]) -> str | None:
+def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[str, Any]) -> str | None:
     """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
     alike = ("images", "augment", "recovery", "precision", "torch", "device")
     results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in PEERS.items() if pruner is nothing)
     for sister, case in CASES.items():
         same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
-        found = results.get(sister, {})
+        found = results.get(row(sister, label), {})
         same = same and all(found.get("setting", {}).get(key) == setting.get(key) for key in alike)
         if same and found.get("nets", {}).get(peer, {}).get("epochs") == epochs:
             return sister if (runs / f"{sister}-dense-trained-as-long.done.pt").is_file() else None
@@ -133,8 +139,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     """Our network's figures, then the peers that are not known; stored after each."""
     opened = open_run(options.runs / name, trust_code=True)
     results, device = opened.results, "cuda" if torch.cuda.is_available() else "cpu"
-    known = read(HERE / "results" / "real.json").get(name, {})
-    before, nets = known.get("nets", {}), {}
+    known = read(HERE / "results" / "real.json").get(row(name, options.label), {})
+    before, nets, earlier, epochs_before = known.get("nets", {}), {}, known.get("setting", {}), known.get("epochs")
     small, missed = figures(opened.model.to(device), opened)
     small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero")}  # of the means alone
     way = Way(
@@ -167,6 +173,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
         key: small[key] for key in ("macs", "accuracy")
     }
+    if any(earlier.get(key) != value for key, value in known["setting"].items()) or epochs_before != way.epochs:
+        before = {}  # of another setting: not to be told beside this one
     for peer in (peer for peer in before if peer in PEERS):  # a difference from another network of ours is none from this
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
     store(known)
@@ -177,10 +185,11 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         if (
             pruner is nothing
             and not done.is_file()
-            and (sister := _same_dense(name, options.runs, way.epochs, known["setting"]))
+            and (sister := _same_dense(name, options.runs, options.label, way.epochs, known["setting"]))
         ):
             shutil.copy(options.runs / f"{sister}-{done.name.removeprefix(f'{name}-')}", done)
-            seconds, epochs = read(HERE / "results" / "real.json")[sister]["nets"][peer]["seconds"], way.epochs
+            others = read(HERE / "results" / "real.json")[row(sister, options.label)]["nets"]
+            seconds, epochs = others[peer]["seconds"], way.epochs
         if "change" in nets.get(peer, {}):
             continue
         if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
@@ -210,6 +219,7 @@ def main() -> None:
     parser.add_argument("--peer", nargs="+", choices=PEERS)
     parser.add_argument("--epochs", type=int, nargs=2, metavar=("TRAIN", "RECOVER"))
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
+    parser.add_argument("--label", default="", help="stored as NAME-LABEL, beside rows of another setting")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real")
     options = parser.parse_args()
@@ -223,7 +233,7 @@ def main() -> None:
                 continue
 
             def store(found: dict[str, Any], name: str = name) -> None:
-                results = read(path) | {name: found}  # another process may have added to it
+                results = read(path) | {row(name, options.label): found}  # another process may have added to it
                 write(path, results)
                 path.with_suffix(".md").write_text(table(results), encoding="utf-8")
 
