@@ -129,6 +129,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     train, chosen, _ = cifar10.data(str(options.cifar), options.images, options.cache)
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))  # they lie class by class
+    train = train[0][order], train[1][order]
     teacher = dense(options.resnet, "resnet20")
     title = f"ResNet-20, multiply-accumulates cut to {options.factor:g}x fewer at once"
     setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from svdcompress.batch import call
@@ -22,6 +22,11 @@ NAMES = ("running_mean", "running_var", "num_batches_tracked")
 def normalisations(model: nn.Module) -> list[_BatchNorm]:
     """Layers whose running statistics are those of the model that they were trained in."""
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
+
+
+def mixed(count: int) -> Tensor:
+    """An order by chance, always the same: of data that lie class by class a batch tells the variance within a class."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
             layer.momentum = None  # a plain mean over the batches
             layer.train()
         with torch.no_grad():
-            for inputs, _ in examples.batches(BATCH, device=device):
+            for inputs, _ in examples.subset(mixed(len(examples))).batches(BATCH, device=device):
                 if batch_length(inputs) > 1:  # one has no variance
                     call(model, inputs)
         model.eval()

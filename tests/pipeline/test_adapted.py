@@ -39,6 +39,7 @@ def by_hand(model: Any, masks: dict[str, torch.Tensor], fresh: np.ndarray, x: np
         weight = model[0].weight.detach().double().numpy() * masks["0"].numpy()
         return rows @ weight.T + model[0].bias.detach().double().numpy()
 
+    fresh = fresh[torch.randperm(len(fresh), generator=torch.Generator().manual_seed(0)).numpy()]
     batches = [first(fresh[i : i + BATCH]) for i in range(0, len(fresh) - 1, BATCH)]  # one alone has none
     mean = np.mean([batch.mean(0) for batch in batches], 0)
     variance = np.mean([batch.var(0, ddof=1) for batch in batches], 0)
@@ -75,6 +76,18 @@ def test_statistics_are_those_of_what_is_left_and_are_put_back(count: int) -> No
     assert not torch.allclose(found, former, atol=0.1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model[1].momentum == 0.1 and not model[1].training
+
+
+def test_data_that_lie_class_by_class_are_mixed() -> None:
+    """Of batches of one class each the variance would be that within a class, a hundredth of the whole here."""
+    torch.manual_seed(1)
+    model, classes = net(), torch.arange(8).repeat_interleave(BATCH)
+    x = 3.0 * classes[:, None] + torch.randn(len(classes), 4)
+    with torch.no_grad():
+        whole = model[0](x)
+        with adapted(model, InMemory(x, classes), "cpu"):
+            found = model[1].running_var.clone()
+    assert torch.allclose(found, whole.var(0), rtol=0.05)
 
 
 def test_an_option_loses_what_it_loses_with_statistics_of_its_own() -> None:
