@@ -122,6 +122,13 @@ def trained_by(settings: Any) -> dict[str, Any]:
     return {key: getattr(settings, key) for key in ("optimizer", "lr", "weight_decay")}
 
 
+def beside(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The networks of what is stored of a case, if it was made in the setting of now; {} otherwise."""
+    same = earlier.get("epochs") == now["epochs"]
+    same = same and all(earlier["setting"].get(key) == value for key, value in now["setting"].items())
+    return earlier["nets"] if same else {}
+
+
 def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[str, Any]) -> str | None:
     """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
     alike = ("images", "augment", "recovery", "precision", "torch", "device")
@@ -140,7 +147,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     opened = open_run(options.runs / name, trust_code=True)
     results, device = opened.results, "cuda" if torch.cuda.is_available() else "cpu"
     known = read(HERE / "results" / "real.json").get(row(name, options.label), {})
-    before, nets, earlier, epochs_before = known.get("nets", {}), {}, known.get("setting", {}), known.get("epochs")
+    earlier, nets = copy.deepcopy(known), {}
     small, missed = figures(opened.model.to(device), opened)
     small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero")}  # of the means alone
     way = Way(
@@ -170,11 +177,10 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }
+    before = beside(earlier, known)
     same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
         key: small[key] for key in ("macs", "accuracy")
     }
-    if any(earlier.get(key) != value for key, value in known["setting"].items()) or epochs_before != way.epochs:
-        before = {}  # of another setting: not to be told beside this one
     for peer in (peer for peer in before if peer in PEERS):  # a difference from another network of ours is none from this
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
     store(known)

@@ -323,7 +323,21 @@ def test_a_dense_network_trained_on_other_images_is_not_taken(module, tmp_path, 
     stored = {"setting": setting, "nets": {"dense, trained as long": {"epochs": 4}}}
     monkeypatch.setattr(real, "read", lambda path: {"resnet56-macs4x": stored})
     (tmp_path / "resnet56-macs4x-dense-trained-as-long.done.pt").touch()
-    assert real._same_dense("resnet56-macs2.6x", tmp_path, 4, setting) == "resnet56-macs4x"
-    assert real._same_dense("resnet56-macs2.6x", tmp_path, 5, setting) is None
-    assert real._same_dense("resnet56-macs2.6x", tmp_path, 4, setting | {"images": 20}) is None
-    assert real._same_dense("resnet20-macs2x", tmp_path, 4, setting) is None
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "", 4, setting) == "resnet56-macs4x"
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "", 5, setting) is None
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "", 4, setting | {"images": 20}) is None
+    assert real._same_dense("resnet20-macs2x", tmp_path, "", 4, setting) is None
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) is None  # stored under another name
+    monkeypatch.setattr(real, "read", lambda path: {"resnet56-macs4x-short": stored})
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) == "resnet56-macs4x"
+
+
+def test_peers_of_another_setting_are_not_told_beside_ours(module):
+    real = module("real")
+    stored = {"epochs": 6, "setting": {"images": 10, "lr": 0.1, "old": 1}, "nets": {"torch-pruning, Taylor": {"epochs": 6}}}
+    now = {"epochs": 6, "setting": {"images": 10, "lr": 0.1}}
+    assert real.beside(stored, now) == stored["nets"]
+    assert real.beside(stored, now | {"epochs": 8}) == {} == real.beside({}, now)
+    assert real.beside(stored, {"epochs": 6, "setting": {"images": 10, "lr": 0.05}}) == {}
+    assert real.beside(stored, {"epochs": 6, "setting": {"images": 10, "lr": 0.1, "recovery": "sgd"}}) == {}
+    assert (real.row("a", ""), real.row("a", "short")) == ("a", "a-short")
