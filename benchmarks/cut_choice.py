@@ -76,7 +76,7 @@ def cuts(model: nn.Module, x: Tensor, factor: float) -> dict[str, nn.Module]:
 def rank_correlation(one: list[float], other: list[float]) -> float:
     """Spearman's, without ties."""
     ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def table(results: dict[str, Any]) -> str:
