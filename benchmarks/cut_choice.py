@@ -19,22 +19,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mnist import HERE, machine, read, write
 from models import cifar10
-from recovery import SEED, WAYS, dense, images, recover, wrong
+from real_nets_figures import spearman
+from recovery import SEED, WAYS, dense, images, judged, recover
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
+from svdcompress.pipeline._ways import BY_OUTPUTS, EVENNESS, PROJECTIONS
 from svdcompress.selection import Ranking, whole_units
-from svdcompress.uncertainty import wilson
 
 RESULTS = HERE / "results" / "cut_choice.json"
-EVENNESS = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}
 JUDGED, FRESH, BATCH = 2000, 1000, 250
-PROJECTIONS, EACH = 128, 4
+EACH = 4
 
 
 @torch.no_grad()
@@ -65,18 +64,12 @@ def cuts(model: nn.Module, x: Tensor, factor: float) -> dict[str, nn.Module]:
     converted = svdc.convert(copy.deepcopy(model)).eval()
     batches = [images(part) for part in x[: PROJECTIONS * EACH].split(EACH)]
     found = {}
-    for end, ranking in (("", Ranking(converted, example)), ("-by-outputs", Ranking(converted, example, examples=batches))):
+    for end, ranking in (("", Ranking(converted, example)), (BY_OUTPUTS, Ranking(converted, example, examples=batches))):
         for name, evenness in EVENNESS.items():
             masks = ranking.at({"macs": ranking.total["macs"] / factor}, evenness=evenness).masks
             small = svdc.prune(converted, example, masks=whole_units(converted, masks), verify=False)
             found[name + end] = svdc.to_dense(small)
     return found
-
-
-def rank_correlation(one: list[float], other: list[float]) -> float:
-    """Spearman's, without ties."""
-    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def table(results: dict[str, Any]) -> str:
@@ -106,8 +99,8 @@ def table(results: dict[str, Any]) -> str:
                 f"{found['accuracy']:.2f} ({low:.2f} to {high:.2f}) |"
             )
         if len(ways) > 2:
-            last = [found["accuracy"] for found in ways.values()]
-            told = {key: -rank_correlation([found[key] for found in ways.values()], last) for key in ("cut", "renewed")}
+            each = {key: torch.tensor([found[key] for found in ways.values()]) for key in ("cut", "renewed", "accuracy")}
+            told = {key: spearman(-each[key], each["accuracy"]) for key in ("cut", "renewed")}
             lines += [
                 "",
                 f"Rank correlation of a low NLL and a high accuracy over {len(ways)} ways: {told['cut']:.2f} as cut, "
@@ -141,17 +134,14 @@ def main() -> None:
             results[title] = {"setting": setting, "ways": {}}
         if name in results[title]["ways"]:
             continue
-        begun, judged = time.monotonic(), (train[0][:JUDGED], train[1][:JUDGED])
+        begun, few = time.monotonic(), (train[0][:JUDGED], train[1][:JUDGED])
         found: dict[str, Any] = {
             "parameters": sum(p.numel() for p in small.parameters()),
-            "cut": nll(small, *judged),
-            "renewed": nll(renewed(small, train[0][:FRESH]), *judged),
+            "cut": nll(small, *few),
+            "renewed": nll(renewed(small, train[0][:FRESH]), *few),
         }
         recover(small, teacher, train, WAYS["sgd-0.05-distilled"], options.epochs)
-        missed = wrong(small, chosen)
-        found["accuracy"] = 100 - 100 * missed / len(chosen[1])
-        found["interval"] = [100 - 100 * bound for bound in reversed(wilson(missed, len(chosen[1])))]
-        found["seconds"] = time.monotonic() - begun
+        found |= judged(small, chosen) | {"seconds": time.monotonic() - begun}
         results[title]["ways"][name] = found
         write(RESULTS, results)
         RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")

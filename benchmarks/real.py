@@ -147,7 +147,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     opened = open_run(options.runs / name, trust_code=True)
     results, device = opened.results, "cuda" if torch.cuda.is_available() else "cpu"
     known = read(HERE / "results" / "real.json").get(row(name, options.label), {})
-    earlier, nets = copy.deepcopy(known), {}
+    earlier, nets = dict(known), {}
     small, missed = figures(opened.model.to(device), opened)
     small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero")}  # of the means alone
     way = Way(

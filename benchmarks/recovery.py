@@ -118,6 +118,13 @@ def wrong(model: nn.Module, examples: Split) -> int:
     )
 
 
+def judged(model: nn.Module, examples: Split) -> dict[str, Any]:
+    """Accuracy in %, and Wilson's 95% interval of it."""
+    missed, count = wrong(model, examples), len(examples[1])
+    interval = [100 - 100 * bound for bound in reversed(wilson(missed, count))]
+    return {"accuracy": 100 - 100 * missed / count, "interval": interval}
+
+
 def recover(model: nn.Module, teacher: nn.Module | None, train: Split, way: Way, epochs: int) -> None:
     """Train in place."""
     optimizer, generator = way.optimizer(model), torch.Generator().manual_seed(SEED)
@@ -200,12 +207,9 @@ def main() -> None:
             return halved(options.resnet)
         return svdc.to_dense(svdc.load(options.pruned, resnet_cifar.resnet56()))
 
-    def accuracy(missed: int) -> float:
-        return 100 - 100 * missed / len(chosen[1])
-
     teacher = dense(options.resnet, net)
     setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}
-    setting |= {"dense": accuracy(wrong(teacher, chosen)), "pruned": accuracy(wrong(start(), chosen))}
+    setting |= {"dense": judged(teacher, chosen)["accuracy"], "pruned": judged(start(), chosen)["accuracy"]}
     for name in options.only:
         results = read(RESULTS)
         if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
@@ -214,9 +218,7 @@ def main() -> None:
             continue
         way, begun, model = WAYS[name], time.monotonic(), start()
         recover(model, teacher if way.distilled else None, train, way, options.epochs)
-        missed = wrong(model, chosen)
-        interval = [100 - 100 * bound for bound in reversed(wilson(missed, len(chosen[1])))]
-        found = {"accuracy": accuracy(missed), "interval": interval, "seconds": time.monotonic() - begun}
+        found = judged(model, chosen) | {"seconds": time.monotonic() - begun}
         others = read(RESULTS).get(title, {})  # another process may have added to it
         if others.get("setting") == setting:
             results[title] = others
