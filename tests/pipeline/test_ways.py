@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from svdcompress import cost
 from svdcompress.convert import convert
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline._choose_masks import chosen, compared_on
+from svdcompress.pipeline import _choose_masks
+from svdcompress.pipeline._choose_masks import chosen, compared_on, option
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._ways import Way, Ways, ways
 from svdcompress.prune import prune
@@ -186,6 +187,22 @@ def test_variances_that_could_not_learn_are_not_asked_alone(enough: bool) -> Non
             assert all(torch.equal(mask, again[name]) for name, mask in way.masks.items())
 
 
+def test_of_many_ways_the_best_few_are_looked_at_on_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, judged = narrow(), []
+    data, x, _ = data_of(model, 4)
+
+    def noting(model: Any, way: Way, examples: Any, *given: Any) -> Any:
+        judged.append((way.name, len(examples), (found := option(model, way, examples, *given)).nll))
+        return found
+
+    monkeypatch.setattr(_choose_masks, "option", noting)
+    _, record = chosen(ways_of(model, x, "macs", 42.0, enough=False), data, "auto", "cpu", 400)
+    first, last = ({name: loss for name, count, loss in judged if count == each} for each in (100, 400))
+    assert len(first) > 4 and len(last) == 4 and "global" in last and record["examples"] == 400
+    assert max(first[name] for name in last if name != "global") <= min(first[name] for name in set(first) - set(last))
+    assert {one["name"] for one in record["candidates"]} == set(last)
+
+
 CASES = [(half_useful, "nonzero", 40), (cancelling, "nonzero", 20), (narrow, "parameters", 53), (narrow, "macs", 42)]
 
 
@@ -279,6 +296,7 @@ def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
     usual = to_size.usual()
     assert usual.size is not None and usual.size <= to_size.target and not usual.free
     usually = measure.asked
+    assert to_size.usual() is usual and measure.asked == usually  # files take their time
     way, record = chosen(to_size, data, "auto", "cpu")
     assert way.name.startswith(("even", "mostly-even")) and nll(model, way.masks, x, y) < nll(model, usual.masks, x, y)
     small = prune(model, x[:20], masks=way.masks)
