@@ -20,7 +20,7 @@ PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
     "cli", "predict", "experiments", "evaluation", "pipeline", "report", "search", "interop", "train", "calibrate", "export",
-    "uncertainty", "selection", "execution", "prune", "cost", "relevance", "objective", "checkpoint", "convert", "layers",
+    "uncertainty", "selection", "execution", "prune", "cost", "reconstruction", "relevance", "objective", "checkpoint", "convert", "layers",
     "likelihoods", "sources", "recipe", "files", "batch", "errors", "renamed", "lazy", "version",
 ]
 # fmt: on

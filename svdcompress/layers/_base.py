@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.layers._cache import Cache
-from svdcompress.layers._maps import Map, apply
+from svdcompress.layers._maps import Map, apply, outputs, windows
 from svdcompress.layers._moments import Moments, Weights, moments
 from svdcompress.layers._positions import Shapes
 from svdcompress.layers._precision import check_variance_dtype, variance_dtype
@@ -241,6 +241,20 @@ class VariationalLayer(Weighted):
             return self._transform(x, weight, bias, *args, **kwargs)
 
         return moments(linear, x, self._weights(torch.promote_types(self.weight.dtype, torch.float32)), variance)
+
+    def rows(self, y: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """An output as rows (rows, outputs): one for each position of each example. y: of `forward`, x: what it was given."""
+        batch, map = self._as_map(x, *args, **kwargs)
+        return outputs(map, y if batch.dim() == x.dim() else y.unsqueeze(0))
+
+    def windows(self, x: Tensor, at: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What some of these rows are made of, (rows, groups, inputs per group, kernel positions): times the `canonical` view of
+        the weight, summed over the last two dimensions, and plus the bias it is the row.
+
+        x: as for `forward`. at: (rows,) which. A transposed convolution has none.
+        """
+        batch, map = self._as_map(x, *args, **kwargs)
+        return windows(map, batch, getattr(self, "kernel_size", ()), at)
 
     def _train(self, x: Tensor, map: Map, dtype: torch.dtype, noise: Noise | None) -> Tensor:
         """A draw with gradients."""

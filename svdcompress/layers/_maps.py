@@ -6,6 +6,7 @@ Both maps of a draw (mean and variance) and their gradients go through here, wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,6 +67,35 @@ def bias_gradient(map: Map, grad: Tensor) -> Tensor:
     if isinstance(map, Convolution):
         return grad.sum((0, *range(2, grad.dim())))
     return grad.reshape(-1, grad.shape[-1]).sum(0)
+
+
+def outputs(map: Map, y: Tensor) -> Tensor:
+    """What a map gave as the rows of a matrix product: (rows, outputs)."""
+    return (y.movedim(1, -1) if isinstance(map, Convolution) else y).reshape(
+        -1, y.shape[1 if isinstance(map, Convolution) else -1]
+    )
+
+
+def windows(map: Map, x: Tensor, kernel: Sequence[int], at: Tensor) -> Tensor:
+    """What some of these rows are made of: (rows, groups, inputs per group, kernel positions), in the order of a weight's view.
+
+    x: as for `apply`. kernel: lengths of the weight behind its first two dimensions. at: numbers of the rows. Transposed
+    convolutions have none.
+    """
+    if not isinstance(map, Convolution):
+        return x.reshape(-1, x.shape[-1])[at][:, None, :, None]
+    assert not map.transposed
+    x = F.pad(x, [pad for one in reversed(map.padding) for pad in (one, one)])
+    steps = x.stride()[2:]
+    space = [
+        (length - reach * (size - 1) - 1) // stride + 1
+        for length, size, stride, reach in zip(x.shape[2:], kernel, map.stride, map.dilation, strict=True)
+    ]
+    strides = [step * stride for step, stride in zip(steps, map.stride, strict=True)]
+    inside = [step * reach for step, reach in zip(steps, map.dilation, strict=True)]
+    seen = x.as_strided((*x.shape[:1], *space, x.shape[1], *kernel), (x.stride(0), *strides, x.stride(1), *inside))
+    places = torch.unravel_index(at, seen.shape[: len(space) + 1])
+    return seen[places].reshape(len(at), map.groups, x.shape[1] // map.groups, -1)
 
 
 def rows(map: Map, x: Tensor, weight: Tensor) -> tuple[int, int, int]:

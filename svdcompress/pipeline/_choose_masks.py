@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from svdcompress.pipeline._cool import Cooled
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import COOLING_EPOCHS, epochs_of
+from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._ways import Way, Ways, ways
 from svdcompress.relevance import Masks, as_masks, hold
@@ -53,12 +55,14 @@ def masks_for(
     measure: Measure,
     target: float,
     stored: Mapping[str, Any] | None = None,
+    reconstructor: Reconstructor | None = None,
 ) -> Selection:
     """Masks of a cooled posterior of which a size comes: single weights go by one threshold on all shares, units by their rank.
 
     Where the size follows the shapes alone, no single weight of a unit that stays is masked. With `search.mixture: auto`,
     mixtures (see `ways`) are compared with that without training, and one is taken that is surely better. target: the size that
-    `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again.
+    `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again. reconstructor: as
+    of `chosen`.
     """
     model = cooled.model
     to_size = ways(context, opened, dense, model, measure, target, cooled.masks, by_outputs=cooled.unpressed)
@@ -66,7 +70,7 @@ def masks_for(
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")
     else:
-        taken, mixture = chosen_for(context, opened.data, to_size)
+        taken, mixture = chosen_for(context, opened.data, to_size, reconstructor)
         asked, masks, way = taken.asked, taken.masks, taken.stored()
     metrics = look_at(model, masks, dense.trainer.validate)
     curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []
@@ -75,14 +79,24 @@ def masks_for(
     return replace(found, way={**way, "mixture": mixture})
 
 
-def chosen_for(context: Context, data: Data, to_size: Ways) -> tuple[Way, dict[str, Any] | None]:
+def chosen_for(
+    context: Context, data: Data, to_size: Ways, reconstructor: Reconstructor | None = None
+) -> tuple[Way, dict[str, Any] | None]:
     """As `chosen`, with the settings and on the examples of a search's trial."""
     count = compared_on(len(data.train), epochs_of(context.recipe.train, COOLING_EPOCHS))
-    return chosen(to_size, data, context.recipe.search.mixture, context.place.device, count)
+    return chosen(to_size, data, context.recipe.search.mixture, context.place.device, count, reconstructor)
 
 
-def chosen(to_size: Ways, data: Data, setting: str, device: Any, count: int = EXAMPLES) -> tuple[Way, dict[str, Any] | None]:
-    """The way that is taken, and the record of the choice; None where there was none. count: examples to compare ways on."""
+def chosen(
+    to_size: Ways,
+    data: Data,
+    setting: str,
+    device: Any,
+    count: int = EXAMPLES,
+    reconstructor: Reconstructor | None = None,
+) -> tuple[Way, dict[str, Any] | None]:
+    """The way that is taken, and the record of the choice; None where there was none. count: examples to compare ways on.
+    reconstructor: by which what stays makes up for what goes; None: nothing does."""
     usual = to_size.usual()
     if setting == "off" or usual.free:
         return usual, None
@@ -93,34 +107,59 @@ def chosen(to_size: Ways, data: Data, setting: str, device: Any, count: int = EX
     if len(found) == 1:
         return usual, None
     examples = some(data.train, count)
+
+    def judged(way: Way, examples: Any) -> Option:
+        return option(to_size.model, way, examples, data, device, to_size.left, reconstructor)
+
     with there(device, to_size.model):
         if len(found) > MANY:
             few = some(data.train, round(FIRST * count))
-            first = {name: option(to_size.model, way, few, data, device).nll for name, way in found.items()}
+            first = {name: judged(way, few).nll for name, way in found.items()}
             best = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
             found = {name: way for name, way in found.items() if name in best}
-        options = {name: option(to_size.model, way, examples, data, device) for name, way in found.items()}
+        options = {name: judged(way, examples) for name, way in found.items()}
         while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
             if (fitted := to_size.fitted(found[name], usual)) is None:
                 del options[name]
                 continue
-            found[name], options[name] = fitted, option(to_size.model, fitted, examples, data, device)
+            found[name], options[name] = fitted, judged(fitted, examples)
     return found[name], record([*options.values()], len(examples))
 
 
 @torch.no_grad()
-def option(model: nn.Module, way: Way, examples: Any, data: Data, device: Any) -> Option:
-    """What a way loses on examples, untrained, but for its normalisation statistics. model: where `device` is."""
+def option(
+    model: nn.Module,
+    way: Way,
+    examples: Any,
+    data: Data,
+    device: Any,
+    left: Masks | None = None,
+    reconstructor: Reconstructor | None = None,
+) -> Option:
+    """What a way loses on examples, untrained: as it is reconstructed, else but for its normalisation statistics, which fit
+    outputs that are as before. model: where `device` is. left: what is left of it before."""
     likelihood = likelihood_for(data.task, data.dim)
-    hold(model, as_masks(model, way.masks))
-    try:
-        with adapted(model, some(data.train, ADAPTED), device):
-            first, second, numbers = losses(model, examples, likelihood, device=device)
-    finally:
-        hold(model, None)
+    with _cut(model, way.masks, data, device, left, reconstructor):
+        first, second, numbers = losses(model, examples, likelihood, device=device)
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1]
     metrics = likelihood.metrics(float(first.sum()), float(second.sum()), float(numbers.sum()), scale)
     return Option(way.name, way.size, float(metrics["nll"]), second / numbers.mean())
+
+
+@contextmanager
+def _cut(
+    model: nn.Module, masks: Masks, data: Data, device: Any, left: Masks | None, reconstructor: Reconstructor | None
+) -> Iterator[None]:
+    if reconstructor is not None:
+        with reconstructor.trying(model, masks, left):
+            yield
+        return
+    hold(model, as_masks(model, masks))
+    try:
+        with adapted(model, some(data.train, ADAPTED), device):
+            yield
+    finally:
+        hold(model, None)
 
 
 def _alike(one: Masks, other: Masks) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from svdcompress import checkpoint, report
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._path import COOLING_EPOCHS, UNPRESSED, Climb, epochs_of
+from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._search_kept import keep, known
 from svdcompress.pipeline._ways import Ways
 from svdcompress.recipe import LrSchedule
@@ -73,7 +74,13 @@ def begin(ask: Ask, search: Path) -> Path:
     return folder
 
 
-def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Ways], choose: Callable[[Ways], str]) -> Cooled:
+def cooled(
+    climb: Climb,
+    ask: Ask,
+    ways: Callable[[nn.Module, Masks | None], Ways],
+    choose: Callable[[Ways], str],
+    reconstructor: Reconstructor | None = None,
+) -> Cooled:
     """The posterior of a trial, made once.
 
     The epochs of cooling fall into as many parts as there are cuts, of one epoch at least each; the learning rate falls in the
@@ -82,11 +89,12 @@ def cooled(climb: Climb, ask: Ask, ways: Callable[[nn.Module, Masks | None], Way
     the last part is chosen by `masks_for`. Where nothing has to go after the first part, all others are one.
 
     ways: the ways to the size, of a model and of the masks of what is left of it. choose: which of them all steps go, by its
-    name; asked after the first part.
+    name; asked after the first part. reconstructor: by which what stays makes up for what goes in a step; None: the next part
+    has to.
     """
     file = kept_file(climb.folder, ask.number)
     if not file.exists():
-        _cool(climb, ask, ways, choose, file)
+        _cool(climb, ask, ways, choose, reconstructor, file)
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
     stored = checkpoint.read_manifest(file)["extra"]["cooled"]
     layers = dict(variational_layers(model))
@@ -102,6 +110,7 @@ def _cool(
     ask: Ask,
     ways: Callable[[nn.Module, Masks | None], Ways],
     choose: Callable[[Ways], str],
+    reconstructor: Reconstructor | None,
     file: Path,
 ) -> None:
     recipe, folder = climb.context.recipe, ask.folder(climb.folder)
@@ -130,6 +139,8 @@ def _cool(
             way = ways(model, masks)
             natural, aim, name = _way_to(way, choose, folder / "cooling.json")
             if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts), name)) is not None:
+                if reconstructor is not None:
+                    reconstructor.cut(model, found, masks)
                 masks = found
         hold(model, masks)
     extra = {"cooled": {"natural": None if masks is None else natural, "history": history}}

@@ -7,6 +7,7 @@ import shutil
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._reconstruct import Reconstructor, reconstructs
 from svdcompress.pipeline._search_cost import cuts_of, left_for, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import judged, objective_of
@@ -33,6 +35,7 @@ from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
 from svdcompress.recipe import MEASURES, Goal, parse_goal
+from svdcompress.reconstruction import Reconstruction
 from svdcompress.relevance import Masks
 from svdcompress.search import CLOSE, Budget, Losses, Trial
 from svdcompress.selection import Selection, check_some_left
@@ -118,6 +121,8 @@ class Trials:
             shutil.rmtree(folder)
             self._nothing_left(number, pressure, target, started, model.history)
             return
+        with self._working("reconstructing"):
+            rebuilt = self._reconstruct(model, selection)
         small = prune_stage(self.context, self.opened, model.model, selection.masks, folder / "pruned.safetensors")
         fit = recover_stage(
             self.context,
@@ -152,6 +157,7 @@ class Trials:
             estimate=verdict.estimate,
             at_most=verdict.at_most,
             mixture=(selection.way or {}).get("mixture"),
+            reconstruction=None if rebuilt is None else rebuilt.to_dict(),
             seconds=time.monotonic() - started,
         )
         self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder)
@@ -207,16 +213,29 @@ class Trials:
         def to_size(model: nn.Module, masks: Masks | None) -> Ways:
             return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks, by_outputs=ask.unpressed)
 
-        return cooled(self.path, ask, to_size, self._way)
+        return cooled(self.path, ask, to_size, self._way, self._reconstructor)
 
     def _way(self, to_size: Ways) -> str:
         """Which way a trial goes in steps."""
-        return chosen_for(self.context, self.opened.data, to_size)[0].name
+        return chosen_for(self.context, self.opened.data, to_size, self._reconstructor)[0].name
+
+    @cached_property
+    def _reconstructor(self) -> Reconstructor | None:
+        if not reconstructs(self.context.recipe, self.measure.name):
+            return None
+        return Reconstructor(self.opened, self.variational.model, self.context.place.device)
+
+    def _reconstruct(self, model: Cooled, selection: Selection) -> Reconstruction | None:
+        """What stays of a posterior makes up for what goes, where a unit was asked to go that lives."""
+        if self._reconstructor is None or (selection.way or {}).get("count") is None:
+            return None
+        return self._reconstructor.cut(model.model, selection.masks, model.masks)
 
     def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
         """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
         known = known_way(file)
-        selection = masks_for(self.context, self.opened, self.dense, model, self.measure, target, known)
+        given = self.context, self.opened, self.dense, model, self.measure, target, known
+        selection = masks_for(*given, self._reconstructor)
         if known is None:
             keep(file, selection.way)
         return selection

@@ -114,7 +114,8 @@ def next_count(seen: list[tuple[float, float]], target: float) -> float:
 
 
 class Ways:
-    """natural: the size without anything gone that lives, in what the measure follows."""
+    """natural: the size without anything gone that lives, in what the measure follows. left: the masks of what is left of the
+    model so far; None: all of it."""
 
     natural: float
 
@@ -131,7 +132,7 @@ class Ways:
     ) -> None:
         recipe, self.opened, self.dense = context.recipe, opened, dense
         self.model, self.measure, self.target = model, measure, target
-        self.context, self.by_outputs = context, by_outputs
+        self.context, self.by_outputs, self.left = context, by_outputs, masks
         reach = context.results.reach
         self.untold = reach is not None and not reach.enough  # variances that could not learn tell little of units
         judged: Rule = rule(model, recipe.relevance, opened.inputs)

@@ -174,6 +174,15 @@ class Mixture(_Part):
     candidates: list[Candidate]
 
 
+class Reconstructed(_Part):
+    """`reconstruction` of one of `search.trials`: of how many layers, and the mean error of their outputs."""
+
+    layers: Count
+    before: float
+    after: float
+    left: dict[str, str]
+
+
 class Tried(_Part):
     """One of `search.trials`."""
 
@@ -189,6 +198,7 @@ class Tried(_Part):
     estimate: Number = None
     at_most: Number = None
     mixture: Mixture | None = None
+    reconstruction: Reconstructed | None = None
     continues: Count | None = None
 
 

@@ -1,0 +1,292 @@
+"""The passes over a model: what each layer gave before the cut, and the weights that come nearest to it after."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import call
+from svdcompress.errors import UsageError
+from svdcompress.layers import VariationalLayer, variational_layers
+from svdcompress.reconstruction._solve import solve
+from svdcompress.relevance import as_masks, hold
+
+PER_INPUT, FEWEST, WIDEST = 32, 16_384, 4096
+"""Rows for each input of a layer's matrix product, but no fewer than so many; and at most so many where there are more inputs
+than `WIDEST`, as the system of the rows is solved there."""
+
+NUMBERS = 2**26
+"""Of the rows of one layer, and of the outputs that are kept of all layers: more are not held at a time."""
+
+HELD = 0.2
+"""Share of the rows that choose the ridge: those of the last examples."""
+
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far the outputs of a layer are from those before the cut, on held-out rows: squared error over their variance.
+
+    before: with the weights as they were, after: with those that were fitted, both behind layers that are refitted already.
+    """
+
+    name: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, repr=False)
+class Reconstruction:
+    """What `reconstruct` did. layers: in the order in which they run. left: why the weights of others stay, by name."""
+
+    layers: list[LayerError] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def before(self) -> float:
+        """Mean over the layers."""
+        return sum(layer.before for layer in self.layers) / max(len(self.layers), 1)
+
+    @property
+    def after(self) -> float:
+        """Mean over the layers."""
+        return sum(layer.after for layer in self.layers) / max(len(self.layers), 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"layers": len(self.layers), "before": self.before, "after": self.after, "left": dict(self.left)}
+
+    def __repr__(self) -> str:
+        left = f", {len(self.left)} left as they were" if self.left else ""
+        return f"Reconstruction({len(self.layers)} layers, error of their outputs {self.before:.3g} -> {self.after:.3g}{left})"
+
+
+@torch.no_grad()
+def reconstruct(
+    model: nn.Module,
+    inputs: Any,
+    masks: Mapping[str, Tensor],
+    *,
+    before: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> Reconstruction:
+    """Change the means that stay so that, under `masks`, each layer gives what it gave before, as nearly as it can; in place.
+
+    Layer by layer in the order in which they run, `min |Y - X W'|^2 + ridge |W' - W|^2` over positions of the examples: Y are
+    the layer's outputs in the model before the cut, X what reaches it after the cut, through layers that are refitted already
+    (He et al. 2017, arXiv 1707.06168, eq. 5 and 6, for given channels). For a Gaussian posterior with the curvature of that
+    error it is the mean under the condition that the weights that go are 0, the "optimal brain surgeon" (Hassibi & Stork 1992,
+    eq. 5), here of whole units and with the ridge in place of a prior about W. The ridge, and whether a layer changes at all,
+    is chosen on a fifth of the positions. Biases are fitted too; variances and masks stay as they are.
+
+    Two forward passes. Left alone, and named in the result: layers whose masks are not of whole units, that are frozen, run
+    several times or not at all, share their weight, or are transposed convolutions.
+
+    model: converted; put into `eval()` meanwhile, and left as it was but for weights and biases. inputs: one batch of examples,
+    a few hundred or more, without targets. masks: which weights stay from now on. before: the same until now (None: what the
+    model computes with in `eval()`).
+
+    Raises UsageError where the outputs of a layer are not finite, PruneError for masks of another model.
+
+    Example:
+        >>> masks = ranked(model, x, goal={"macs": 0.5})
+        >>> svdc.reconstruct(model, x, masks)
+        >>> small = svdc.prune(model, x, masks=masks)
+    """
+    masks = as_masks(model, masks)
+    layers = dict(variational_layers(model))
+    shared, left = _shared(model), {}
+    for name, layer in layers.items():
+        if why := "it shares its weight" if shared & {id(layer.weight), id(layer.bias)} else _unfit(layer, masks[name]):
+            left[name] = why
+    able = {name: layer for name, layer in layers.items() if name not in left}
+    counts = _rows_of(able)
+    with _as_it_was(model):
+        if before is not None:
+            hold(model, before)
+        targets = _Targets(counts, seed)
+        with _hooked((layer.register_forward_hook, targets.note(name)) for name, layer in able.items()):
+            call(model, inputs)
+        for name in able:
+            if (runs := targets.runs.get(name, 0)) != 1:
+                left[name] = "it runs several times" if runs else "it doesn't run itself"
+        hold(model, masks)
+        found: list[LayerError] = []
+
+        def refit(name: str) -> Any:
+            def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+                found.append(_refit(name, layer, targets.rows.pop(name), (given, named)))
+
+            return hook
+
+        ready = [name for name in targets.rows if name not in left]
+        with _hooked((able[name].register_forward_pre_hook, refit(name)) for name in ready):
+            call(model, inputs)
+    return Reconstruction(found, left)
+
+
+@contextmanager
+def reconstructed(
+    model: nn.Module, inputs: Any, masks: Mapping[str, Tensor], *, before: Mapping[str, Tensor] | None = None
+) -> Iterator[Reconstruction]:
+    """The model under `masks` with the means of `reconstruct`; as it was afterwards."""
+    layers = [layer for _, layer in variational_layers(model)]
+    kept = [
+        (tensor, tensor.detach().clone()) for layer in layers for tensor in (layer.weight, layer.bias) if tensor is not None
+    ]
+    held = [layer.mask for layer in layers]
+    try:
+        found = reconstruct(model, inputs, masks, before=before)
+        hold(model, masks)
+        yield found
+    finally:
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
+        for layer, mask in zip(layers, held, strict=True):
+            layer.mask = mask
+
+
+# What can be fitted
+
+
+def _unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
+    """Why the weight of a layer stays; None where it can be fitted."""
+    if not layer.weight.requires_grad:
+        return "it is frozen"
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+        return "it is a transposed convolution"
+    if not mask.any():
+        return "nothing of it stays"
+    view = layer.canonical(mask)
+    outputs, inputs = _alive(view)
+    if not torch.equal(view, (outputs[:, :, None] & inputs[:, None])[..., None].expand_as(view)):
+        return "its mask is not of whole units"
+    return None
+
+
+def _alive(view: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and inputs with a weight left, (groups, outputs) and (groups, inputs), of a mask's canonical view."""
+    return view.any(3).any(2), view.any(3).any(1)
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """Parameters that several modules hold."""
+    found = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
+    return {one for one, count in found.items() if count > 1}
+
+
+def _rows_of(layers: Mapping[str, VariationalLayer]) -> dict[str, int]:
+    """How many rows each layer is fitted to."""
+    counts = {}
+    for name, layer in layers.items():
+        columns = layer.canonical(layer.weight)[0, 0].numel()
+        wanted = WIDEST if columns > WIDEST else max(FEWEST, PER_INPUT * columns)
+        counts[name] = max(1, min(wanted, NUMBERS // (columns * layer._groups)))
+    kept = sum(count * _outputs(layers[name]) for name, count in counts.items())
+    share = min(1.0, NUMBERS / max(kept, 1))
+    return {name: max(1, int(share * count)) for name, count in counts.items()}
+
+
+def _outputs(layer: VariationalLayer) -> int:
+    view = layer.canonical(layer.weight)
+    return view.shape[0] * view.shape[1]
+
+
+# The two passes
+
+
+class _Targets:
+    """Some rows of what each layer gives. runs: how often each ran."""
+
+    def __init__(self, counts: Mapping[str, int], seed: int) -> None:
+        self.counts, self.generator = counts, torch.Generator().manual_seed(seed)
+        self.rows: dict[str, tuple[Tensor, Tensor]] = {}
+        self.runs: Counter[str] = Counter()
+
+    def note(self, name: str) -> Any:
+        """A hook that keeps rows of a layer, and which they are, in their order."""
+
+        def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+            self.runs[name] += 1
+            rows = layer.rows(output, *given, **named)
+            if self.runs[name] == 1 and len(rows):
+                at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values.to(rows.device)
+                self.rows[name] = at, rows[at]
+
+        return hook
+
+
+def _refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], given: Any) -> LayerError:
+    """Fit a layer, whose mask is held, to rows of what it gave before. given: what it is called with now."""
+    at, wanted = target
+    args, kwargs = given
+    exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
+    seen = layer.windows(args[0] if args else kwargs.pop("input"), at, *args[1:], **kwargs).to(exact)
+    assert layer.mask is not None
+    view, mask = layer.canonical(layer.weight.detach()), layer.canonical(layer.mask)
+    outputs, inputs = _alive(mask)
+    held = max(1, round(HELD * len(at))) if len(at) > 1 else 0
+    wanted = wanted.to(exact).reshape(len(at), *outputs.shape)
+    bias = None if layer.bias is None else layer.bias.detach().reshape(outputs.shape)
+    missed, left, spread = 0.0, 0.0, 0.0
+    weight, shifted = view.clone(), None if bias is None else bias.clone()
+    for group, (outs, ins) in enumerate(zip(outputs, inputs, strict=True)):
+        if not (outs.any() and ins.any() and held):
+            continue
+        x, y = seen[:, group, ins].flatten(1), wanted[:, group, outs]
+        now = view[group][outs][:, ins].to(exact).flatten(1)
+        residual = y - x @ now.T - (0 if bias is None else bias[group, outs].to(exact))
+        found = solve(x, residual, held, intercept=bias is not None)
+        new = (now + found.change).reshape(int(outs.sum()), int(ins.sum()), -1)
+        rows = weight[group][outs]
+        rows[:, ins] = new.to(weight.dtype)
+        weight[group, outs] = rows
+        if shifted is not None:
+            shifted[group, outs] += found.shift.to(shifted.dtype)
+        tested = y[-held:]
+        missed, left = missed + found.before, left + found.after
+        spread += float((tested - tested.mean(0)).square().sum())
+    if not math.isfinite(missed + spread):
+        raise UsageError(f"inputs: the outputs of layer {name!r} are not finite numbers; look for NaN in inputs and weights")
+    _write(layer, weight, shifted)
+    return LayerError(name, missed / max(spread, TINY), left / max(spread, TINY))
+
+
+def _write(layer: VariationalLayer, view: Tensor, bias: Tensor | None) -> None:
+    layer.weight.copy_(layer.as_weight(view))
+    if bias is not None and layer.bias is not None:
+        layer.bias.copy_(bias.reshape(-1))
+
+
+@contextmanager
+def _hooked(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    handles = [register(hook, with_kwargs=True) for register, hook in pairs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """In `eval()`; modes and masks are put back."""
+    layers = [layer for _, layer in variational_layers(model)]
+    masks, training = [layer.mask for layer in layers], {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+        for layer, mask in zip(layers, masks, strict=True):
+            layer.mask = mask
