@@ -20,8 +20,8 @@ PACKAGE = ROOT / "svdcompress"
 # fmt: off
 ORDER = [
     "cli", "predict", "experiments", "evaluation", "pipeline", "report", "search", "interop", "train", "calibrate", "export",
-    "uncertainty", "selection", "execution", "prune", "cost", "reconstruction", "relevance", "objective", "checkpoint", "convert", "layers",
-    "likelihoods", "sources", "recipe", "files", "batch", "errors", "renamed", "lazy", "version",
+    "uncertainty", "selection", "execution", "prune", "cost", "reconstruction", "relevance", "objective", "checkpoint",
+    "convert", "layers", "likelihoods", "sources", "recipe", "files", "batch", "errors", "renamed", "lazy", "version",
 ]
 # fmt: on
 """A room imports only from what stands to its right (and from its own files)."""

@@ -248,8 +248,8 @@ class VariationalLayer(Weighted):
         return outputs(map, y if batch.dim() == x.dim() else y.unsqueeze(0))
 
     def windows(self, x: Tensor, at: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What some of these rows are made of, (rows, groups, inputs per group, kernel positions): times the `canonical` view of
-        the weight, summed over the last two dimensions, and plus the bias it is the row.
+        """What some of these rows are made of, (rows, groups, inputs per group, kernel positions): times the `canonical` view
+        of the weight, summed over the last two dimensions, and plus the bias it is the row.
 
         x: as for `forward`. at: (rows,) which. A transposed convolution has none.
         """

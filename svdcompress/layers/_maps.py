@@ -6,6 +6,7 @@ Both maps of a draw (mean and variance) and their gradients go through here, wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def windows(map: Map, x: Tensor, kernel: Sequence[int], at: Tensor) -> Tensor:
     inside = [step * reach for step, reach in zip(steps, map.dilation, strict=True)]
     seen = x.as_strided((*x.shape[:1], *space, x.shape[1], *kernel), (x.stride(0), *strides, x.stride(1), *inside))
     places = torch.unravel_index(at, seen.shape[: len(space) + 1])
-    return seen[places].reshape(len(at), map.groups, x.shape[1] // map.groups, -1)
+    return seen[places].reshape(len(at), map.groups, x.shape[1] // map.groups, math.prod(kernel))
 
 
 def rows(map: Map, x: Tensor, weight: Tensor) -> tuple[int, int, int]:

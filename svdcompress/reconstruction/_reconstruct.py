@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,9 @@ NUMBERS = 2**26
 
 HELD = 0.2
 """Share of the rows that choose the ridge: those of the last examples."""
+
+EXACT = 1e-12
+"""Share of the variance of a layer's outputs below which what it misses is rounding, and it stays as it is."""
 
 TINY = 1e-30
 
@@ -109,7 +111,7 @@ def reconstruct(
             left[name] = why
     able = {name: layer for name, layer in layers.items() if name not in left}
     counts = _rows_of(able)
-    with _as_it_was(model):
+    with _as_it_was(model), _put_back(model, after_errors_alone=True):
         if before is not None:
             hold(model, before)
         targets = _Targets(counts, seed)
@@ -139,20 +141,15 @@ def reconstructed(
 ) -> Iterator[Reconstruction]:
     """The model under `masks` with the means of `reconstruct`; as it was afterwards."""
     layers = [layer for _, layer in variational_layers(model)]
-    kept = [
-        (tensor, tensor.detach().clone()) for layer in layers for tensor in (layer.weight, layer.bias) if tensor is not None
-    ]
     held = [layer.mask for layer in layers]
-    try:
-        found = reconstruct(model, inputs, masks, before=before)
-        hold(model, masks)
-        yield found
-    finally:
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)
-        for layer, mask in zip(layers, held, strict=True):
-            layer.mask = mask
+    with _put_back(model):
+        try:
+            found = reconstruct(model, inputs, masks, before=before)
+            hold(model, masks)
+            yield found
+        finally:
+            for layer, mask in zip(layers, held, strict=True):
+                layer.mask = mask
 
 
 # What can be fitted
@@ -217,7 +214,8 @@ class _Targets:
 
         def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             self.runs[name] += 1
-            rows = layer.rows(output, *given, **named)
+            x, given, named = _input(given, named)
+            rows = layer.rows(output, x, *given, **named)
             if self.runs[name] == 1 and len(rows):
                 at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values.to(rows.device)
                 self.rows[name] = at, rows[at]
@@ -228,14 +226,17 @@ class _Targets:
 def _refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], given: Any) -> LayerError:
     """Fit a layer, whose mask is held, to rows of what it gave before. given: what it is called with now."""
     at, wanted = target
-    args, kwargs = given
+    x, args, kwargs = _input(*given)
     exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
-    seen = layer.windows(args[0] if args else kwargs.pop("input"), at, *args[1:], **kwargs).to(exact)
+    seen = layer.windows(x, at, *args, **kwargs).to(exact)
+    wanted = wanted.to(exact)
+    if not (seen.isfinite().all() and wanted.isfinite().all()):
+        raise UsageError(f"inputs: what layer {name!r} reads or gives is not finite; look for NaN in inputs and weights")
     assert layer.mask is not None
     view, mask = layer.canonical(layer.weight.detach()), layer.canonical(layer.mask)
     outputs, inputs = _alive(mask)
     held = max(1, round(HELD * len(at))) if len(at) > 1 else 0
-    wanted = wanted.to(exact).reshape(len(at), *outputs.shape)
+    wanted = wanted.reshape(len(at), *outputs.shape)
     bias = None if layer.bias is None else layer.bias.detach().reshape(outputs.shape)
     missed, left, spread = 0.0, 0.0, 0.0
     weight, shifted = view.clone(), None if bias is None else bias.clone()
@@ -255,16 +256,20 @@ def _refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], gi
         tested = y[-held:]
         missed, left = missed + found.before, left + found.after
         spread += float((tested - tested.mean(0)).square().sum())
-    if not math.isfinite(missed + spread):
-        raise UsageError(f"inputs: the outputs of layer {name!r} are not finite numbers; look for NaN in inputs and weights")
-    _write(layer, weight, shifted)
+    if missed <= EXACT * spread:
+        return LayerError(name, missed / max(spread, TINY), missed / max(spread, TINY))
+    layer.weight.copy_(layer.as_weight(weight))
+    if shifted is not None and layer.bias is not None:
+        layer.bias.copy_(shifted.reshape(-1))
     return LayerError(name, missed / max(spread, TINY), left / max(spread, TINY))
 
 
-def _write(layer: VariationalLayer, view: Tensor, bias: Tensor | None) -> None:
-    layer.weight.copy_(layer.as_weight(view))
-    if bias is not None and layer.bias is not None:
-        layer.bias.copy_(bias.reshape(-1))
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """A layer's input, by whatever name, and the rest of what it is called with."""
+    if args:
+        return args[0], args[1:], kwargs
+    name = "input" if "input" in kwargs else "x"
+    return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
 
 
 @contextmanager
@@ -275,6 +280,22 @@ def _hooked(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _put_back(model: nn.Module, *, after_errors_alone: bool = False) -> Iterator[None]:
+    """Weights and biases of the layers as they were."""
+    own = {id(each): each for _, layer in variational_layers(model) for each in (layer.weight, layer.bias) if each is not None}
+    kept = {key: tensor.detach().clone() for key, tensor in own.items()}
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not (done and after_errors_alone):
+            with torch.no_grad():
+                for key, tensor in own.items():
+                    tensor.copy_(kept[key])
 
 
 @contextmanager

@@ -15,8 +15,8 @@ class Trial:
     threshold: that its masks come from (None: each layer's own). costs: by measure. metrics: on validation data. error,
     drop, upper, met: as of `Verdict`; allowed: the drop that the budget has room for (1e9 without one). seconds: what it
     took. estimate, at_most: as of `Verdict`. mixture: what was chosen of several ways to the size, as of `record`; None
-    where there was nothing to choose. reconstruction: what `reconstruct` did before the pruning, as of its `to_dict`; None where
-    it did nothing. continues: the number of the trial whose small model only recovered on in this one.
+    where there was nothing to choose. reconstruction: what `reconstruct` did before the pruning, as of its `to_dict`; None
+    where it did nothing. continues: the number of the trial whose small model only recovered on in this one.
     """
 
     number: int

@@ -1,0 +1,309 @@
+"""Cut networks whose layers are fitted to what they gave before: against normal equations by hand, layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from svdcompress.convert import convert
+from svdcompress.errors import PruneError, UsageError
+from svdcompress.layers import variational_layers
+from svdcompress.prune import prune
+from svdcompress.reconstruction import RIDGES, reconstruct, reconstructed
+from svdcompress.relevance import hold
+
+HELD = 0.2
+SURE = -40.0  # no weight is irrelevant
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    """Masks that leave all weights."""
+    return {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+
+
+def without(model: nn.Module, between: dict[tuple[str, str], list[int]]) -> dict[str, Tensor]:
+    """Masks without some units, by the layers that write and read them."""
+    masks = everything(model)
+    for (writer, reader), units in between.items():
+        masks[writer][units] = False
+        masks[reader][:, units] = False
+    return masks
+
+
+def best(x: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """(outputs, inputs) weight and bias nearest to y on x, by explicit normal equations, double precision."""
+
+    def fit(rows: slice, ridge: float) -> tuple[np.ndarray, np.ndarray | None]:
+        a, b = x[rows], y[rows] - x[rows] @ weight.T
+        mean, target = (a.mean(0), b.mean(0)) if bias is not None else (0 * a[0], 0 * b[0])
+        a, b = a - mean, b - target
+        gram = a.T @ a
+        change = np.linalg.solve(gram + ridge * np.trace(gram) / len(gram) * np.eye(len(gram)), a.T @ b).T
+        return weight + change, None if bias is None else target - change @ mean
+
+    def missed(found: tuple[np.ndarray, np.ndarray | None]) -> float:
+        rows = slice(len(x) - held, None)
+        return float(((y[rows] - x[rows] @ found[0].T - (0 if found[1] is None else found[1])) ** 2).sum())
+
+    held = round(HELD * len(x))
+    ridge = min(RIDGES, key=lambda each: missed(fit(slice(0, len(x) - held), each)))
+    if missed(fit(slice(0, len(x) - held), ridge)) >= missed((weight, bias)):
+        return weight, bias
+    return fit(slice(None), ridge)
+
+
+def mlp() -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+    return convert(net, log_sigma2=SURE).eval()
+
+
+def test_a_perceptron_by_hand() -> None:
+    model, x = mlp(), torch.randn(120, 6)
+    masks = without(model, {("0", "2"): [1, 4, 5], ("2", "4"): [0, 7]})
+    start = {name: tensor.detach().double().numpy().copy() for name, tensor in model.state_dict().items()}
+    dense, cut = x.double().numpy(), x.double().numpy()
+    wanted = {}
+    for name, gone, more in (("0", [], [1, 4, 5]), ("2", [1, 4, 5], [0, 7]), ("4", [0, 7], [])):
+        weight, bias = start[f"{name}.weight"], start[f"{name}.bias"]
+        target = dense @ weight.T + bias
+        ins = [i for i in range(weight.shape[1]) if i not in gone]
+        outs = [o for o in range(weight.shape[0]) if o not in more]
+        new, shift = weight.copy(), bias.copy()
+        new[np.ix_(outs, ins)], shift[outs] = best(cut[:, ins], target[:, outs], weight[np.ix_(outs, ins)], bias[outs])
+        wanted[name] = new, shift
+        live = np.zeros(weight.shape, bool)
+        live[np.ix_(outs, ins)] = True
+        dense, cut = np.tanh(target), np.tanh(cut @ (new * live).T + shift)
+        if more:  # what nothing reads any more may be anything
+            cut[:, more] = 0
+    found = reconstruct(model, x, masks)
+    assert [layer.name for layer in found.layers] == ["0", "2", "4"] and found.left == {}
+    for name, (weight, bias) in wanted.items():
+        layer = model.get_submodule(name)
+        assert np.allclose(layer.weight.detach().numpy(), weight, atol=1e-4), name
+        assert np.allclose(layer.bias.detach().numpy(), bias, atol=1e-4), name
+    assert found.layers[0].before == found.layers[0].after < 1e-12  # nothing of its inputs went
+    assert all(layer.after < 0.7 * layer.before for layer in found.layers[1:])
+    assert found.before > found.after > 0 and "3 layers" in repr(found)
+
+
+def test_a_convolution_without_bias_by_hand() -> None:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3, stride=2, padding=1, bias=False))
+    model: Any = convert(net, log_sigma2=SURE).eval()
+    x = torch.randn(30, 2, 8, 8)
+    masks = without(model, {("0", "2"): [0, 3]})
+    with torch.no_grad():
+        first = model[1](model[0](x)).double()
+        target = F.conv2d(first, model[2].weight.double(), None, 2, 1).movedim(1, -1).reshape(-1, 4).numpy()
+    stays = [1, 2, 4, 5]
+    seen = F.unfold(first[:, stays], 3, padding=1, stride=2).transpose(1, 2).reshape(len(target), -1).numpy()
+    weight = model[2].weight.detach().double().numpy().copy()
+    new, _ = best(seen, target, weight[:, stays].reshape(4, -1), None)
+    found = reconstruct(model, x, masks)
+    assert np.allclose(model[2].weight.detach().numpy()[:, stays], new.reshape(4, 4, 3, 3), atol=1e-4)
+    assert torch.equal(model[2].weight.detach()[:, [0, 3]].double(), torch.from_numpy(weight[:, [0, 3]]))  # what is cut stays
+    assert found.layers[1].after < found.layers[1].before
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution", "groups"])
+def test_what_others_can_say_is_not_missed(kind: str) -> None:
+    """Units that are sums of others can go without a trace: the layer behind takes the others in their place."""
+    torch.manual_seed(2)
+    net: Any
+    if kind == "linear":
+        net, x = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4)), torch.randn(300, 5)
+    elif kind == "convolution":
+        net, x = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 4, 3)), torch.randn(20, 3, 7, 7)
+    else:
+        net = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 4, 3, groups=2, padding=1))
+        x = torch.randn(20, 3, 7, 7)
+    with torch.no_grad():  # one of each three is the sum of the two others
+        for last in (2, 5):
+            net[0].weight[last] = net[0].weight[last - 2] + net[0].weight[last - 1]
+            net[0].bias[last] = net[0].bias[last - 2] + net[0].bias[last - 1]
+    model: Any = convert(net, log_sigma2=SURE).eval()
+    masks = everything(model)
+    masks["0"][[2, 5]] = False
+    if kind == "groups":
+        masks["1"][:, 2] = False  # the third of each group
+    else:
+        masks["1"][:, [2, 5]] = False
+    with torch.no_grad():
+        before = model(x)
+        hold(model, masks)
+        cut = model(x)
+        hold(model, None)
+        reconstruct(model, x, masks)
+        small: Any = prune(model, x[:2], masks=masks)
+        after = small(x)
+    assert small[1].weight.shape[1] == (2 if kind == "groups" else 4)
+    scale = float(before.square().mean())
+    assert float((cut - before).square().mean()) > 0.1 * scale  # there is something to mend
+    assert float((after - before).square().mean()) < 1e-5 * scale  # what the ridge costs
+
+
+def test_errors_upstream_are_made_up_for_downstream() -> None:
+    """The second reader sees the refitted first one: fitted to what really reaches it, the end is nearer to what it was."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    x, other = torch.randn(2000, 6), torch.randn(500, 6)
+    model: Any = convert(net, log_sigma2=SURE).eval()
+    masks = without(model, {("0", "2"): list(range(9))})
+    with torch.no_grad():
+        before = model(other)
+        with reconstructed(model, x, masks) as found:
+            whole = float((model(other) - before).square().mean())
+        first = dict(masks)  # the last layer alone stays as it is
+        model[4].weight.requires_grad_(False)
+        with reconstructed(model, x, first) as short:
+            part = float((model(other) - before).square().mean())
+    assert [layer.name for layer in found.layers] == ["0", "2", "4"] and short.left == {"4": "it is frozen"}
+    assert whole < 0.95 * part
+
+
+def test_the_model_is_left_as_it_was_but_for_its_means() -> None:
+    model = mlp().train()
+    model[2].eval()
+    masks = without(model, {("0", "2"): [2, 3]})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    earlier = everything(model)
+    earlier["4"][0] = False
+    hold(model, earlier)
+    reconstruct(model, torch.randn(400, 6), masks, before=everything(model))
+    assert [module.training for module in model] == [True, True, False, True, True]
+    assert all(layer.mask is not None and torch.equal(layer.mask, earlier[name]) for name, layer in variational_layers(model))
+    hold(model, None)
+    after = model.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        f"{layer}.{part}" for layer in (2, 4) for part in ("weight", "bias")
+    }
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_trying_it_out_puts_everything_back() -> None:
+    model, x = mlp(), torch.randn(50, 6)
+    masks = without(model, {("0", "2"): [2, 3]})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        with reconstructed(model, x, masks):
+            assert all(
+                layer.mask is not None and torch.equal(layer.mask, masks[name]) for name, layer in variational_layers(model)
+            )
+            found = model(x)
+        assert all(layer.mask is None for _, layer in variational_layers(model))
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+        reconstruct(model, x, masks)
+        assert torch.equal(hold(model, masks)(x), found)
+    with pytest.raises(RuntimeError, match="mine"), reconstructed(mlp(), x, masks):
+        raise RuntimeError("mine")
+
+
+def test_before_says_what_the_outputs_were() -> None:
+    """Without it that is what `eval()` computes: irrelevant weights are at 0."""
+    x, model, other = torch.randn(80, 6), mlp(), mlp()
+    for one in (model, other):
+        with torch.no_grad():
+            one[2].log_sigma2[:, 0] = 20.0  # noise alone
+    masks = without(model, {("0", "2"): [0]})
+    assert reconstruct(model, x, masks).before == pytest.approx(0, abs=1e-9)
+    assert reconstruct(other, x, masks, before=everything(other)).before > 1e-4
+
+
+class Odd(nn.Module):
+    """A layer that runs twice, one that never runs, one behind, and two of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.never, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+        self.wide = nn.ConvTranspose1d(4, 4, 1)
+
+    def forward(self, *, x: Tensor) -> Tensor:
+        x = self.twice(self.twice(x).tanh())
+        x = self.wide(self.other(self.one(x).tanh())[..., None])[..., 0]
+        return self.last(input=x)
+
+
+def test_what_cannot_be_fitted_is_named() -> None:
+    torch.manual_seed(0)
+    model: Any = convert(Odd(), log_sigma2=SURE).eval()
+    masks = everything(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    masks["last"][0, 1] = False
+    found = reconstruct(model, {"x": torch.randn(30, 4)}, masks)
+    assert found.layers == [] and found.left == {
+        "twice": "it runs several times",
+        "never": "it doesn't run itself",
+        "last": "its mask is not of whole units",
+        "one": "it shares its weight",
+        "other": "it shares its weight",
+        "wide": "it is a transposed convolution",
+    }
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    masks["last"][:] = True
+    masks["last"][:, 2] = False
+    found = reconstruct(model, {"x": torch.randn(30, 4)}, masks)  # inputs by keyword, down to the layer
+    assert [layer.name for layer in found.layers] == ["last"] and found.layers[0].after < found.layers[0].before
+    assert found.to_dict() == {"layers": 1, "before": found.before, "after": found.after, "left": found.left}
+    masks["last"][:] = False
+    assert reconstruct(model, {"x": torch.randn(30, 4)}, masks).left["last"] == "nothing of it stays"
+
+
+def test_few_rows_of_many_are_drawn_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from svdcompress.reconstruction import _reconstruct
+
+    monkeypatch.setattr(_reconstruct, "FEWEST", 64)
+    monkeypatch.setattr(_reconstruct, "PER_INPUT", 1)
+    sizes = []
+    solve = _reconstruct.solve
+
+    def noted(x: Tensor, *given: Any, **named: Any) -> Any:
+        sizes.append(tuple(x.shape))
+        return solve(x, *given, **named)
+
+    monkeypatch.setattr(_reconstruct, "solve", noted)
+    x, found = torch.randn(900, 6), []
+    for _ in range(2):
+        model = mlp()
+        reconstruct(model, x, without(model, {("0", "2"): [1, 4]}))
+        found.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    assert sizes[:3] == [(64, 6), (64, 8), (64, 8)]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    model, x = mlp().to(dtype), torch.randn(200, 6, dtype=dtype)
+    found = reconstruct(model, x, without(model, {("0", "2"): [1, 4, 5]}))
+    assert model[2].weight.dtype == dtype and found.layers[1].after < 0.8 * found.layers[1].before
+
+
+def test_bad_inputs_are_told() -> None:
+    model = mlp()
+    masks = without(model, {("0", "2"): [1]})
+    x = torch.randn(40, 6)
+    x[3, 2] = float("nan")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UsageError, match=r"inputs: what layer '0' reads or gives is not finite; look for NaN"):
+        reconstruct(model, x, masks)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        model[4].weight[1, 1] = float("inf")  # found when the layers before were changed already
+    before["4.weight"] = model[4].weight.detach().clone()
+    with pytest.raises(UsageError, match="layer '4'"):
+        reconstruct(model, torch.randn(40, 6), masks)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        before["4.weight"][1, 1] = model[4].weight[1, 1] = 0.5
+    with pytest.raises(PruneError, match="masks of another model"):
+        reconstruct(model, x, {"0": masks["0"]})
+    found = reconstruct(model, x[:1], masks)  # too few to choose by
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()) and len(found.layers) == 3
