@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from svdcompress.objective import ELBO, AdditiveWarmup, Constant, CosineWarmup, LinearWarmup, kl_divergence
     from svdcompress.pipeline import OpenRun, Sparsified, load_run, sparsify
     from svdcompress.prune import PruneReport, groups, prune
+    from svdcompress.reconstruction import Reconstruction, reconstruct
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.report import plot_tradeoff
     from svdcompress.selection import coupled_relevance
@@ -34,6 +35,7 @@ _HOMES = {
     "objective": ("ELBO", "AdditiveWarmup", "Constant", "CosineWarmup", "LinearWarmup", "kl_divergence"),
     "pipeline": ("OpenRun", "Sparsified", "load_run", "sparsify"),
     "prune": ("PruneReport", "groups", "prune"),
+    "reconstruction": ("Reconstruction", "reconstruct"),
     "relevance": ("Masks", "hold", "relevance"),
     "report": ("plot_tradeoff",),
     "selection": ("coupled_relevance",),
@@ -55,6 +57,7 @@ __all__ = [
     "Prediction",
     "Prior",
     "PruneReport",
+    "Reconstruction",
     "SparseEntry",
     "Sparsified",
     "SvdcError",
@@ -77,6 +80,7 @@ __all__ = [
     "plot_tradeoff",
     "prune",
     "read_manifest",
+    "reconstruct",
     "relevance",
     "sampling",
     "save",

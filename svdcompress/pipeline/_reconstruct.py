@@ -15,11 +15,14 @@ from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._some import some
 from svdcompress.recipe import Recipe
-from svdcompress.reconstruction import Reconstruction, reconstruct, reconstructed
+from svdcompress.reconstruction import ROWS, Reconstruction, reconstruct, reconstructed
 from svdcompress.relevance import Masks
 
 EXAMPLES, FEWEST = 1024, 64
 """Training examples that layers are fitted to, in one batch: as many as memory allows between these."""
+
+TRIED = 4
+"""A way that is only tried is fitted to so many times fewer examples and rows: ways are compared for it, not used."""
 
 NUMBERS = 2**25
 """Of the outputs of the widest layer, for all of the examples: each of the few that are there at a time takes 128 MB then."""
@@ -39,6 +42,8 @@ class Reconstructor:
         count = max(FEWEST, min(EXAMPLES, NUMBERS // max(_widest(model, opened.inputs), 1)))
         few = some(train, count)
         self.inputs, _ = next(iter(few.batches(len(few))))
+        part = some(few, max(1, len(few) // TRIED))
+        self.fewer, _ = next(iter(part.batches(len(part))))
 
     def cut(self, model: nn.Module, masks: Masks, before: Masks | None) -> Reconstruction:
         """Change the means of a model, which lies on the CPU, for masks; before: what was left of it."""
@@ -47,8 +52,8 @@ class Reconstructor:
 
     @contextmanager
     def trying(self, model: nn.Module, masks: Masks, before: Masks | None) -> Iterator[None]:
-        """The model, where it is to compute, as `cut` would leave it, with the masks held; as it was afterwards."""
-        with reconstructed(model, to_device(self.inputs, self.device), masks, before=before):
+        """The model, where it is to compute, much as `cut` would leave it, with the masks held; as it was afterwards."""
+        with reconstructed(model, to_device(self.fewer, self.device), masks, before=before, rows=ROWS // TRIED):
             yield
 
 

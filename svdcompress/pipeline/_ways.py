@@ -282,7 +282,8 @@ class Units(Ways):
             count = max(self.target, 1.5)  # up to 1 it would be a share
             found = self.ranking.at({self.follows: count})
             size = float(getattr(found, self.follows))
-            return Way("global", self._finished(found.masks), size, self.asked, count, free=not found.units)
+            free = not found.units
+            return Way("global", self._finished(found.masks), size, self.asked, None if free else count, free=free)
         now = self._costs(self.found)
         seen = [(now[self.follows], now[self.measure.name])]
         made = [Way("global", self._finished(self.found), seen[0][1], self.asked, free=True)]

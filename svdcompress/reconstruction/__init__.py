@@ -1,10 +1,11 @@
 """The means that stay make up for the units that go: each layer's former outputs, by least squares over examples."""
 
-from svdcompress.reconstruction._reconstruct import LayerError, Reconstruction, reconstruct, reconstructed
+from svdcompress.reconstruction._reconstruct import ROWS, LayerError, Reconstruction, reconstruct, reconstructed
 from svdcompress.reconstruction._solve import RIDGES, Solution, solve
 
 __all__ = [
     "RIDGES",
+    "ROWS",
     "LayerError",
     "Reconstruction",
     "Solution",

@@ -17,11 +17,14 @@ from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.reconstruction._solve import solve
 from svdcompress.relevance import as_masks, hold
 
-PER_INPUT, FEWEST, WIDEST = 32, 16_384, 4096
-"""Rows for each input of a layer's matrix product, but no fewer than so many; and at most so many where there are more inputs
-than `WIDEST`, as the system of the rows is solved there."""
+ROWS, WIDEST = 16_384, 4096
+"""Rows that a layer is fitted to: so many, or 32 for each input of its matrix product; but at most `WIDEST` of them where there
+are more inputs than that, as the system of the rows is solved there."""
 
-NUMBERS = 2**26
+INPUTS = 512
+"""Of a layer that `ROWS` are enough for."""
+
+NUMBERS = 2**27
 """Of the rows of one layer, and of the outputs that are kept of all layers: more are not held at a time."""
 
 HELD = 0.2
@@ -78,6 +81,7 @@ def reconstruct(
     masks: Mapping[str, Tensor],
     *,
     before: Mapping[str, Tensor] | None = None,
+    rows: int = ROWS,
     seed: int = 0,
 ) -> Reconstruction:
     """Change the means that stay so that, under `masks`, each layer gives what it gave before, as nearly as it can; in place.
@@ -94,7 +98,8 @@ def reconstruct(
 
     model: converted; put into `eval()` meanwhile, and left as it was but for weights and biases. inputs: one batch of examples,
     a few hundred or more, without targets. masks: which weights stay from now on. before: the same until now (None: what the
-    model computes with in `eval()`).
+    model computes with in `eval()`). rows: positions of the examples, drawn by `seed`, that a layer of up to 512 inputs (times
+    kernel positions) is fitted to; a wider one has more.
 
     Raises UsageError where the outputs of a layer are not finite, PruneError for masks of another model.
 
@@ -110,7 +115,7 @@ def reconstruct(
         if why := "it shares its weight" if shared & {id(layer.weight), id(layer.bias)} else _unfit(layer, masks[name]):
             left[name] = why
     able = {name: layer for name, layer in layers.items() if name not in left}
-    counts = _rows_of(able)
+    counts = _rows_of(able, rows)
     with _as_it_was(model), _put_back(model, after_errors_alone=True):
         if before is not None:
             hold(model, before)
@@ -137,14 +142,19 @@ def reconstruct(
 
 @contextmanager
 def reconstructed(
-    model: nn.Module, inputs: Any, masks: Mapping[str, Tensor], *, before: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    inputs: Any,
+    masks: Mapping[str, Tensor],
+    *,
+    before: Mapping[str, Tensor] | None = None,
+    rows: int = ROWS,
 ) -> Iterator[Reconstruction]:
     """The model under `masks` with the means of `reconstruct`; as it was afterwards."""
     layers = [layer for _, layer in variational_layers(model)]
     held = [layer.mask for layer in layers]
     with _put_back(model):
         try:
-            found = reconstruct(model, inputs, masks, before=before)
+            found = reconstruct(model, inputs, masks, before=before, rows=rows)
             hold(model, masks)
             yield found
         finally:
@@ -181,12 +191,12 @@ def _shared(model: nn.Module) -> set[int]:
     return {one for one, count in found.items() if count > 1}
 
 
-def _rows_of(layers: Mapping[str, VariationalLayer]) -> dict[str, int]:
+def _rows_of(layers: Mapping[str, VariationalLayer], rows: int) -> dict[str, int]:
     """How many rows each layer is fitted to."""
     counts = {}
     for name, layer in layers.items():
         columns = layer.canonical(layer.weight)[0, 0].numel()
-        wanted = WIDEST if columns > WIDEST else max(FEWEST, PER_INPUT * columns)
+        wanted = WIDEST if columns > WIDEST else rows * max(1, columns // INPUTS)
         counts[name] = max(1, min(wanted, NUMBERS // (columns * layer._groups)))
     kept = sum(count * _outputs(layers[name]) for name, count in counts.items())
     share = min(1.0, NUMBERS / max(kept, 1))

@@ -27,51 +27,71 @@ def solve(x: Tensor, residual: Tensor, held: int, *, intercept: bool) -> Solutio
     """The change D of a weight, and of its bias, that minimises `|residual - x D' - shift|^2 + ridge |D|^2`.
 
     x: (rows, inputs). residual: (rows, outputs), what the map misses as it is. held: so many of the last rows choose among
-    `RIDGES` and "no change"; the solution is then of all rows. intercept: whether there is a bias. All in double precision.
+    `RIDGES` and "no change"; the solution is then of all rows. intercept: whether there is a bias.
 
     With more inputs than rows the system of the rows is solved, which has the same solution (Saunders et al. 1998, eq. 11).
     """
-    rows = len(x)
-    fitted, tested = slice(0, rows - held), slice(rows - held, rows)
-    solver = _Ridge(x[fitted], residual[fitted], intercept)
-    before = float(residual[tested].square().sum())
-    zero, shift = x.new_zeros(residual.shape[1], x.shape[1]), solver.target_mean
-    best: tuple[float, float | None] = before, None
-    if intercept:
-        best = min(best, (float((residual[tested] - shift).square().sum()), None), key=lambda each: each[0])
-    for ridge in RIDGES:
-        change, shift = solver.at(ridge)
-        missed = float((residual[tested] - x[tested] @ change.T - shift).square().sum())
-        if missed < best[0]:
-            best = missed, ridge
-    after, ridge = best
-    whole = _Ridge(x, residual, intercept)
-    if ridge is None:
-        moved = intercept and after < before
-        return Solution(zero, whole.target_mean if moved else torch.zeros_like(whole.target_mean), None, before, after)
-    return Solution(*whole.at(ridge), ridge, before, after)
+    first = len(x) - held
+    tested, missing = x[first:], residual[first:]
+    sums = _Sums(x[:first], residual[:first])
+    part = _Ridge(sums, intercept)
+    before = after = float(missing.square().sum())
+    ridge, moved = None, False
+    if intercept and (missed := float((missing - part.mean_target).square().sum())) < after:
+        after, moved = missed, True
+    for each in RIDGES:
+        change, shift = part.at(each)
+        if (missed := float((missing - tested @ change.T - shift).square().sum())) < after:
+            after, ridge = missed, each
+    whole = _Ridge(sums.with_more(x, residual, held), intercept)
+    if ridge is not None:
+        return Solution(*whole.at(ridge), ridge, before, after)
+    shift = whole.mean_target if moved else torch.zeros_like(whole.mean_target)
+    return Solution(x.new_zeros(residual.shape[1], x.shape[1]), shift, None, before, after)
+
+
+class _Sums:
+    """Rows, and the products of their inputs where these are fewer than the rows."""
+
+    def __init__(self, x: Tensor, target: Tensor, products: Tensor | None = None) -> None:
+        self.x, self.target = x, target
+        self.by_rows = len(x) < x.shape[1]
+        self.products = x.T @ x if products is None and not self.by_rows else products
+
+    def with_more(self, x: Tensor, target: Tensor, more: int) -> _Sums:
+        """All rows, the last `more` of which are new."""
+        if self.products is None:
+            return _Sums(x, target)
+        added = x[len(x) - more :]
+        return _Sums(x, target, self.products + added.T @ added)
 
 
 class _Ridge:
     """Solutions for several ridges of one set of rows."""
 
-    def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
+    def __init__(self, sums: _Sums, intercept: bool) -> None:
+        x, target = sums.x, sums.target
         self.mean = x.mean(0) if intercept else x.new_zeros(x.shape[1])
-        self.target_mean = target.mean(0) if intercept else target.new_zeros(target.shape[1])
-        self.x, self.target = x - self.mean, target - self.target_mean
-        self.by_rows = len(x) < x.shape[1]
-        self.products = self.x @ self.x.T if self.by_rows else self.x.T @ self.x
+        self.mean_target = target.mean(0) if intercept else target.new_zeros(target.shape[1])
+        self.target, self.by_rows = target - self.mean_target, sums.by_rows
+        if self.by_rows:
+            self.x = x - self.mean
+            self.products = self.x @ self.x.T
+        else:
+            assert sums.products is not None
+            self.products = sums.products - len(x) * torch.outer(self.mean, self.mean)
+            self.both = x.T @ self.target  # which has mean 0, or x none to take off
         self.scale = float(self.products.diagonal().sum()) / max(x.shape[1], 1)
 
     def at(self, ridge: float) -> tuple[Tensor, Tensor]:
         """Change of the weight and of the bias."""
         if not self.scale > 0:  # nothing comes in
-            return self.x.new_zeros(self.target.shape[1], self.x.shape[1]), self.target_mean
+            return self.mean.new_zeros(self.target.shape[1], len(self.mean)), self.mean_target
         matrix = self.products.clone()
         matrix.diagonal().add_(ridge * self.scale)
         factor = torch.linalg.cholesky(matrix)
         if self.by_rows:
             change = self.x.T @ torch.cholesky_solve(self.target, factor)
         else:
-            change = torch.cholesky_solve(self.x.T @ self.target, factor)
-        return change.T, self.target_mean - change.T @ self.mean
+            change = torch.cholesky_solve(self.both, factor)
+        return change.T, self.mean_target - change.T @ self.mean

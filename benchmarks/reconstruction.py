@@ -1,0 +1,206 @@
+"""A network cut at once to a size, before and after a little training: what stays left as it is, or reconstructed.
+
+    python benchmarks/reconstruction.py --cifar FOLDER --resnet FOLDER [--net resnet20] [--factor 2 4] [--images 10000]
+                                        [--epochs 0 1] [--cache FILE]
+
+The public ResNet-20 (or ResNet-56) loses half and three quarters of its multiply-accumulates at once, without any training
+before: by torch-pruning (magnitudes; Taylor scores of 512 training images), and by the units of a search's way "half-even" with
+ranks by outputs, as they are or with `svdcompress.reconstruct` on 1,024 training images without labels. Of each is told the
+accuracy as cut, with normalisation statistics taken anew on 1,024 training images, and after so many --epochs of --images
+training images by SGD, distilled, with crops and flips (the loop of benchmarks/recovery.py): of the learning rates 0.01, 0.02
+and 0.05 that of the best accuracy on the half of the test images that chooses, told on the other half. "ahead": of what
+torch-pruning gives by Taylor scores, paired, 95%, both with their own best rate. One seed. What is known is not made again;
+results go to benchmarks/results/reconstruction.json and reconstruction.md, a network at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from controls import change
+from cut_choice import EACH, renewed
+from mnist import HERE, machine, read, write
+from models import cifar10
+from recovery import SEED, Split, Way, dense, images, recover
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import svdcompress as svdc
+from svdcompress.cost import measure
+from svdcompress.pipeline._ways import PROJECTIONS
+from svdcompress.selection import Ranking, whole_units
+from svdcompress.uncertainty import wilson
+
+RESULTS = HERE / "results" / "reconstruction.json"
+FRESH, TAYLOR, RATES = 1024, 512, (0.01, 0.02, 0.05)
+EVENNESS = 0.5
+TAYLOR_NAME = "torch-pruning, Taylor"
+Made = Callable[[float], tuple[nn.Module, float]]
+
+
+def ours(model: nn.Module, x: Tensor, reconstructed: bool) -> Made:
+    """From a factor to the small dense network, and the seconds that it took."""
+    converted = svdc.convert(copy.deepcopy(model)).eval()
+    batches = [images(part) for part in x[: PROJECTIONS * EACH].split(EACH)]
+    ranking = Ranking(converted, images(x[:2]), examples=batches)
+
+    def made(factor: float) -> tuple[nn.Module, float]:
+        begun, cut = time.monotonic(), copy.deepcopy(converted)
+        masks = whole_units(cut, ranking.at({"macs": ranking.total["macs"] / factor}, evenness=EVENNESS).masks)
+        if reconstructed:
+            svdc.reconstruct(cut, images(x[:FRESH]), masks)
+        small = svdc.to_dense(svdc.prune(cut, images(x[:2]), masks=masks))
+        return small, time.monotonic() - begun
+
+    return made
+
+
+def theirs(model: nn.Module, train: Split, taylor: bool) -> Made:
+    """The same of torch-pruning."""
+    import torch_pruning as tp
+
+    def made(factor: float) -> tuple[nn.Module, float]:
+        begun, net, example = time.monotonic(), copy.deepcopy(model).eval(), torch.zeros(1, 3, 32, 32)
+        score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
+        head: list[Any] = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+        named: dict[str, Any] = {"global_pruning": True, "pruning_ratio": 0.99, "iterative_steps": 400, "ignored_layers": head}
+        pruner = tp.pruner.BasePruner(net, example, importance=score, **named)
+        start = tp.utils.count_ops_and_params(net, example)[0]
+        while tp.utils.count_ops_and_params(net, example)[0] > start / factor:
+            if taylor:
+                net.zero_grad(set_to_none=True)
+                for a, b in zip(train[0][:TAYLOR].split(128), train[1][:TAYLOR].split(128), strict=True):
+                    F.cross_entropy(net(images(a)), b).backward()
+            pruner.step()
+        net.zero_grad(set_to_none=True)
+        return net, time.monotonic() - begun
+
+    return made
+
+
+@torch.no_grad()
+def wrong(model: nn.Module, examples: Split) -> Tensor:
+    """Which of the examples a network gets wrong (N,)."""
+    model.eval()
+    return torch.cat([model(images(x)).argmax(1) != y for x, y in zip(*(part.split(500) for part in examples), strict=True)])
+
+
+def accuracy(missed: Tensor) -> dict[str, Any]:
+    """In %, with Wilson's 95% interval."""
+    interval = [100 - 100 * bound for bound in reversed(wilson(float(missed.sum()), len(missed)))]
+    return {"accuracy": 100 - 100 * float(missed.double().mean()), "interval": interval}
+
+
+def told(found: dict[str, Any]) -> str:
+    """An accuracy as a cell."""
+    low, high = found["interval"]
+    rate = f"; {found['lr']:g}" if "lr" in found else ""
+    ahead = ""
+    if "ahead" in found:
+        at, least, most = found["ahead"]
+        ahead = f"; ahead by {-at:+.2f}, {-most:+.2f} to {-least:+.2f}"
+    return f"{found['accuracy']:.2f} ({low:.2f} to {high:.2f}{rate}{ahead})"
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a part for each network and factor."""
+    lines = ["# Networks that are cut at once, and reconstructed", ""]
+    lines += ["Written by `benchmarks/reconstruction.py`, which says how. Accuracy in % of the 5,000 test images that chose"]
+    lines += ["nothing, with its 95% interval; after training, also the learning rate that was chosen, and how far ahead of"]
+    lines += ["torch-pruning's Taylor scores it is, in points, paired.", ""]
+    for title, one in results.items():
+        made, lengths = one["setting"], one["setting"]["epochs"]
+        cpu, torch_version = made["machine"]["cpu"], made["torch"]
+        lines += [f"## {title}", "", f"Dense: {told(one['dense'])}. {cpu}, one thread, torch {torch_version}, seed {SEED}.", ""]
+        after = [f"{count} epoch(s) of {made['images']:,}" for count in lengths if count]
+        lines += [f"| network | multiply-accumulates | parameters | seconds | as cut | statistics anew | {' | '.join(after)} |"]
+        lines += ["|" + "---|" * (6 + len(after))]
+        for name, net in one["nets"].items():
+            cells = [name, f"{net['macs']:,}", f"{net['parameters']:,}", f"{net['seconds']:.0f}", told(net["cut"])]
+            cells += [told(net["renewed"]), *(told(net["trained"][str(count)]) for count in lengths if count)]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def trained(
+    small: nn.Module, teacher: nn.Module, data: tuple[Split, Split, Split], epochs: int
+) -> tuple[dict[str, Any], Tensor]:
+    """With the rate that is best on the images that choose; and which of the others are wrong."""
+    best: tuple[float, float, nn.Module] | None = None
+    rates = {}
+    for rate in RATES:
+        net = copy.deepcopy(small)
+        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs)
+        rates[str(rate)] = 100 - 100 * float(wrong(net, data[1]).double().mean())
+        if best is None or rates[str(rate)] > best[0]:
+            best = rates[str(rate)], rate, net
+    assert best is not None
+    missed = wrong(best[2], data[2])
+    return accuracy(missed) | {"lr": best[1], "chosen": rates}, missed
+
+
+def main() -> None:
+    """The networks that are not known, one by one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar", type=Path, required=True)
+    parser.add_argument("--resnet", type=Path, required=True)
+    parser.add_argument("--net", choices=["resnet20", "resnet56"], default="resnet20")
+    parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0])
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--epochs", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    train, chosen, reported = cifar10.data(str(options.cifar), options.images, options.cache)
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))  # they lie class by class
+    train = train[0][order], train[1][order]
+    teacher = dense(options.resnet, options.net)
+    setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}
+    torch.manual_seed(SEED)
+    for factor in options.factor:
+        title = f"{options.net.replace('resnet', 'ResNet-')}, {factor:g}x fewer multiply-accumulates"
+        ways = {
+            TAYLOR_NAME: lambda: theirs(teacher, train, True),
+            "torch-pruning, magnitude": lambda: theirs(teacher, train, False),
+            "ours, as cut": lambda: ours(teacher, train[0], False),
+            "ours, reconstructed": lambda: ours(teacher, train[0], True),
+        }
+        beside: dict[str, Tensor] = {}  # what Taylor's network gets wrong, by the length of training
+        for name, way in ways.items():
+            results = read(RESULTS)
+            if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
+                results[title] = {"setting": setting, "dense": accuracy(wrong(teacher, reported)), "nets": {}}
+            known = results[title]["nets"]
+            if name in known and (name != TAYLOR_NAME or len(known) == len(ways)):
+                continue
+            small, seconds = way()(factor)
+            example = images(train[0][:1])
+            found: dict[str, Any] = {
+                "macs": measure(small, example).macs,
+                "parameters": sum(p.numel() for p in small.parameters()),
+                "seconds": seconds,
+                "cut": accuracy(wrong(small, reported)),
+                "renewed": accuracy(wrong(renewed(small, train[0][:FRESH]), reported)),
+                "trained": {},
+            }
+            for epochs in (count for count in options.epochs if count):
+                one, missed = trained(small, teacher, (train, chosen, reported), epochs)
+                beside.setdefault(str(epochs), missed)
+                if name != TAYLOR_NAME:
+                    one["ahead"] = change(missed, beside[str(epochs)])
+                found["trained"][str(epochs)] = one
+            known[name] = found
+            write(RESULTS, results)
+            RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")
+            print(f"{name}: {told(found['cut'])} as cut; {[told(each) for each in found['trained'].values()]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
