@@ -46,7 +46,8 @@ class Cooled:
     """The posterior of a trial.
 
     model: holds no masks. masks: what the cuts left of it; None where there were none. natural: its size before the first cut;
-    None where that is its size now. history: the rows of its epochs. unpressed: as of what was asked.
+    None where that is its size now. history: the rows of its epochs. unpressed: as of what was asked. spared: epochs that it
+    was not cooled for.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Cooled:
     natural: float | None
     history: list[dict[str, Any]]
     unpressed: bool = False
+    spared: int = 0
 
 
 def kept_file(search: Path, number: int) -> Path:
@@ -90,10 +92,14 @@ def cooled(
 
     ways: the ways to the size, of a model and of the masks of what is left of it. choose: which of them all steps go, by its
     name; asked after the first part. reconstructor: by which what stays makes up for what goes in a step; None: the next part
-    has to.
+    has to. Where it begins without pressure and is reconstructed, all goes at once and it isn't cooled: recovery has these
+    epochs.
     """
+    at_once = ask.unpressed and reconstructor is not None
     file = kept_file(climb.folder, ask.number)
-    if not file.exists():
+    if not file.exists() and at_once:
+        _keep(climb.begin(ask.pressure), file, None, [])
+    elif not file.exists():
         _cool(climb, ask, ways, choose, reconstructor, file)
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
     stored = checkpoint.read_manifest(file)["extra"]["cooled"]
@@ -102,7 +108,8 @@ def cooled(
     if any(layer.mask is not None for layer in layers.values()):
         masks = as_masks(model, {name: layer.relevant() for name, layer in layers.items()})
         hold(model, None)
-    return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed)
+    spared = epochs_of(climb.context.recipe.train, COOLING_EPOCHS) if at_once else 0
+    return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed, spared)
 
 
 def _cool(
@@ -143,7 +150,11 @@ def _cool(
                     reconstructor.cut(model, found, masks)
                 masks = found
         hold(model, masks)
-    extra = {"cooled": {"natural": None if masks is None else natural, "history": history}}
+    _keep(model, file, None if masks is None else natural, history)
+
+
+def _keep(model: nn.Module, file: Path, natural: float | None, history: list[dict[str, Any]]) -> None:
+    extra = {"cooled": {"natural": natural, "history": history}}
     checkpoint.save(model, file, extra=json.loads(json.dumps(report.plain(extra))))
 
 

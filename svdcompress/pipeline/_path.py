@@ -67,12 +67,17 @@ class Climb:
         """The weight of the KL at a level, or between two."""
         return self.dense.beta * 2.0 ** (pressure - 1 - BELOW)
 
+    def start(self) -> None:
+        """Keep what trials without pressure begin from, if no level is climbed."""
+        if not self.known(0):
+            checkpoint.save(self.variational.model, self._file(0))
+
     def climb(self, level: int) -> dict[str, float]:
         """Train the next level, or find it done; the row of it: level, beta, sizes, and metrics before any recovery."""
         recipe = self.context.recipe
         model = self.variational.model if level == 1 else self.posterior(level - 1)
-        if self.unpressed and level == 1 and not self.known(0) and not self.known(1):
-            checkpoint.save(model, self._file(0))
+        if self.unpressed and level == 1 and not self.known(1):
+            self.start()
         epochs = epochs_of(recipe.train, LEVEL_EPOCHS)
         beta = self.beta(level)
         schedule: Schedule = LinearWarmup(0, max(1, epochs // 2), beta) if level == 1 else Constant(beta)

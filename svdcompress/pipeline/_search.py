@@ -90,9 +90,10 @@ class Search(Trials):
     def _strategy(self) -> Strategy:
         rows = self.path.rows
         if self._empties_nothing:
+            why = "training is too short for the variances" if self._too_short else f"{self.path.steps} steps a level"
             self.context.note(
-                f"pressure removes hardly a unit in {self.path.steps} steps a level, so the search begins without it, from the "
-                "dense weights; docs/search.md says when that pays"
+                f"pressure removes hardly a unit ({why}), so the search begins without it, from the dense weights; "
+                "docs/search.md says when that pays"
             )
         return Strategy(
             measure=self.measure.name,
@@ -113,15 +114,27 @@ class Search(Trials):
     def _empties_nothing(self) -> bool:
         """Whether pressure leaves nearly all units alive that the size follows, in few steps: its noise costs accuracy and has
         told little."""
+        if self._too_short:
+            return True
         ratio = max((self._natural(row) for row in self.path.rows), default=math.inf)
         wanted = 2.0 if self.goal is None else self._dense_size / self._target
         alive = wanted > 1 and math.log(ratio) < PART * math.log(wanted)
         return alive and self.cuts > 1 and self.path.known(0) and self.path.steps < FEW
 
+    @property
+    def _too_short(self) -> bool:
+        """Whether variances can't learn what is needed in the training that is asked for, and what goes can be made up for
+        without: then the path would cost epochs that recovery makes more of."""
+        reach = self.context.results.reach
+        return self.cuts > 1 and self._reconstructor is not None and reach is not None and not reach.enough
+
     def _climb(self) -> bool:
         """The path, as far as anything on it may be within the budget; False where the time was up before."""
         hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
         limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
+        if self._too_short and self.trials == 1 and self.goal is not None:  # no trial begins there
+            self.path.start()
+            return True
         for level in range(1, self.levels + 1):
             row = self.path.climb(level)
             self._say(
@@ -169,7 +182,8 @@ class Search(Trials):
         target = self._wanted * (1 + CLOSE)
         epochs, how = self.context.recipe.train.epochs, self.measure.how()
         judged, budget = self.judged, self.budget.given
-        steps = min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))
+        at_once = self._reconstructor is not None and best.pressure <= UNPRESSED
+        steps = 1 if at_once else min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))
         how_told = told_how(how)
         lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, how_told, steps)
         unit, levels = MEASURES[FOLLOWS[measure]], len(self.path.rows)

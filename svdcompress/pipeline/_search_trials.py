@@ -132,6 +132,7 @@ class Trials:
             ended=self.path.recovery(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
+            epochs=self.context.recipe.recover.epochs + model.spared,
         )
         small.model.eval()
         with self._working("measuring"):

@@ -238,8 +238,8 @@ def _refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], gi
     at, wanted = target
     x, args, kwargs = _input(*given)
     exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
-    seen = layer.windows(x, at, *args, **kwargs).to(exact)
-    wanted = wanted.to(exact)
+    seen, wanted = layer.windows(x, at, *args, **kwargs), wanted.to(exact)
+    seen = seen.to(exact if seen.shape[2:].numel() <= len(at) else torch.float32)  # few rows of many inputs need no more
     if not (seen.isfinite().all() and wanted.isfinite().all()):
         raise UsageError(f"inputs: what layer {name!r} reads or gives is not finite; look for NaN in inputs and weights")
     assert layer.mask is not None
@@ -255,7 +255,7 @@ def _refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], gi
             continue
         x, y = seen[:, group, ins].flatten(1), wanted[:, group, outs]
         now = view[group][outs][:, ins].to(exact).flatten(1)
-        residual = y - x @ now.T - (0 if bias is None else bias[group, outs].to(exact))
+        residual = y - (x @ now.T.to(x.dtype)).to(exact) - (0 if bias is None else bias[group, outs].to(exact))
         found = solve(x, residual, held, intercept=bias is not None)
         new = (now + found.change).reshape(int(outs.sum()), int(ins.sum()), -1)
         rows = weight[group][outs]

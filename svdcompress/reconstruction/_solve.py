@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
-"""Ridges that are tried, as shares of the mean square of the inputs' columns."""
+"""Ridges that are tried, as shares of the mean of the eigenvalues of the rows' or the inputs' products, whichever are fewer."""
 
 
 @dataclass(frozen=True)
@@ -26,72 +26,98 @@ class Solution:
 def solve(x: Tensor, residual: Tensor, held: int, *, intercept: bool) -> Solution:
     """The change D of a weight, and of its bias, that minimises `|residual - x D' - shift|^2 + ridge |D|^2`.
 
-    x: (rows, inputs). residual: (rows, outputs), what the map misses as it is. held: so many of the last rows choose among
-    `RIDGES` and "no change"; the solution is then of all rows. intercept: whether there is a bias.
+    x: (rows, inputs). residual: (rows, outputs), what the map misses as it is, in double precision. held: so many of the last
+    rows choose among `RIDGES` and "no change"; the solution is then of all rows. intercept: whether there is a bias.
 
-    With more inputs than rows the system of the rows is solved, which has the same solution (Saunders et al. 1998, eq. 11).
+    With more inputs than rows the system of the rows is solved, which has the same solution (Saunders et al. 1998, eq. 11); its
+    products are made in the precision of x.
     """
+    kind = _ByRows if len(x) < x.shape[1] else _ByInputs
+    rows = kind(x, residual, intercept)
     first = len(x) - held
-    tested, missing = x[first:], residual[first:]
-    sums = _Sums(x[:first], residual[:first])
-    part = _Ridge(sums, intercept)
+    missing = residual[first:]
     before = after = float(missing.square().sum())
     ridge, moved = None, False
-    if intercept and (missed := float((missing - part.mean_target).square().sum())) < after:
+    if intercept and (missed := float((missing - residual[:first].mean(0)).square().sum())) < after:
         after, moved = missed, True
     for each in RIDGES:
-        change, shift = part.at(each)
-        if (missed := float((missing - tested @ change.T - shift).square().sum())) < after:
+        if (missed := float((missing - rows.told(first, each)).square().sum())) < after:
             after, ridge = missed, each
-    whole = _Ridge(sums.with_more(x, residual, held), intercept)
     if ridge is not None:
-        return Solution(*whole.at(ridge), ridge, before, after)
-    shift = whole.mean_target if moved else torch.zeros_like(whole.mean_target)
-    return Solution(x.new_zeros(residual.shape[1], x.shape[1]), shift, None, before, after)
+        return Solution(*rows.solution(ridge), ridge, before, after)
+    shift = residual.mean(0) if moved else torch.zeros_like(residual[0])
+    return Solution(residual.new_zeros(residual.shape[1], x.shape[1]), shift, None, before, after)
 
 
-class _Sums:
-    """Rows, and the products of their inputs where these are fewer than the rows."""
+class _ByInputs:
+    """With the products of the inputs over all rows."""
 
-    def __init__(self, x: Tensor, target: Tensor, products: Tensor | None = None) -> None:
-        self.x, self.target = x, target
-        self.by_rows = len(x) < x.shape[1]
-        self.products = x.T @ x if products is None and not self.by_rows else products
+    def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
+        self.x, self.target, self.intercept = x.to(target.dtype), target, intercept
+        self.of: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
-    def with_more(self, x: Tensor, target: Tensor, more: int) -> _Sums:
-        """All rows, the last `more` of which are new."""
-        if self.products is None:
-            return _Sums(x, target)
-        added = x[len(x) - more :]
-        return _Sums(x, target, self.products + added.T @ added)
+    def told(self, first: int, ridge: float) -> Tensor:
+        """What the solution of the first rows says of the others."""
+        change, shift = self._at(first, ridge)
+        return self.x[first:] @ change.T + shift
+
+    def solution(self, ridge: float) -> tuple[Tensor, Tensor]:
+        """Of all rows: the change of the weight and of the bias."""
+        return self._at(len(self.x), ridge)
+
+    def _at(self, count: int, ridge: float) -> tuple[Tensor, Tensor]:
+        if count not in self.of:
+            self.of[count] = self._sums(count)
+        products, both, mean, mean_target = self.of[count]
+        change = _solved(products, both, ridge).T
+        return change, mean_target - change @ mean
+
+    def _sums(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Products of the inputs, and of inputs and targets, of the first rows about their means; and the means."""
+        x, target = self.x[:count], self.target[:count]
+        mean, mean_target = x.mean(0), target.mean(0)
+        if not self.intercept:
+            mean, mean_target = torch.zeros_like(mean), torch.zeros_like(mean_target)
+        products = x.T @ x - count * torch.outer(mean, mean)
+        return products, x.T @ (target - mean_target), mean, mean_target
 
 
-class _Ridge:
-    """Solutions for several ridges of one set of rows."""
+class _ByRows:
+    """With the products of the rows."""
 
-    def __init__(self, sums: _Sums, intercept: bool) -> None:
-        x, target = sums.x, sums.target
-        self.mean = x.mean(0) if intercept else x.new_zeros(x.shape[1])
-        self.mean_target = target.mean(0) if intercept else target.new_zeros(target.shape[1])
-        self.target, self.by_rows = target - self.mean_target, sums.by_rows
-        if self.by_rows:
-            self.x = x - self.mean
-            self.products = self.x @ self.x.T
-        else:
-            assert sums.products is not None
-            self.products = sums.products - len(x) * torch.outer(self.mean, self.mean)
-            self.both = x.T @ self.target  # which has mean 0, or x none to take off
-        self.scale = float(self.products.diagonal().sum()) / max(x.shape[1], 1)
+    def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
+        self.x, self.target, self.intercept = x, target, intercept
+        self.products = (x @ x.T).to(target.dtype)
 
-    def at(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """Change of the weight and of the bias."""
-        if not self.scale > 0:  # nothing comes in
-            return self.mean.new_zeros(self.target.shape[1], len(self.mean)), self.mean_target
-        matrix = self.products.clone()
-        matrix.diagonal().add_(ridge * self.scale)
-        factor = torch.linalg.cholesky(matrix)
-        if self.by_rows:
-            change = self.x.T @ torch.cholesky_solve(self.target, factor)
-        else:
-            change = torch.cholesky_solve(self.both, factor)
-        return change.T, self.mean_target - change.T @ self.mean
+    def told(self, first: int, ridge: float) -> Tensor:
+        """What the solution of the first rows says of the others."""
+        products, across = self.products[:first, :first], self.products[first:, :first]
+        target, mean = self.target[:first], self.target.new_zeros(self.target.shape[1])
+        if self.intercept:
+            means, mean = products.mean(0), target.mean(0)
+            across = across - across.mean(1, keepdim=True) - means + means.mean()
+            products = products - means - means[:, None] + means.mean()
+        return across @ _solved(products, target - mean, ridge) + mean
+
+    def solution(self, ridge: float) -> tuple[Tensor, Tensor]:
+        """Of all rows: the change of the weight and of the bias."""
+        products, target, mean = self.products, self.target, torch.zeros_like(self.target[0])
+        centre = torch.zeros_like(self.x[0])
+        if self.intercept:
+            means, mean, centre = products.mean(0), target.mean(0), self.x.mean(0)
+            products = products - means - means[:, None] + means.mean()
+        factors = _solved(products, target - mean, ridge)
+        if self.intercept:  # as the inputs' own mean is taken off
+            factors = factors - factors.mean(0)
+        change = (factors.T.to(self.x.dtype) @ self.x).to(target.dtype)
+        return change, mean - change @ centre.to(target.dtype)
+
+
+def _solved(products: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    """The solution of the system with a ridge on its diagonal; 0 where nothing comes in."""
+    scale = float(products.diagonal().mean())
+    if not scale > 0:
+        return torch.zeros_like(targets)
+    matrix = products.clone()
+    matrix.diagonal().add_(ridge * scale)
+    return torch.cholesky_solve(targets, torch.linalg.cholesky(matrix))

@@ -43,7 +43,7 @@ def best(x: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.ndarray | No
         mean, target = (a.mean(0), b.mean(0)) if bias is not None else (0 * a[0], 0 * b[0])
         a, b = a - mean, b - target
         gram = a.T @ a
-        change = np.linalg.solve(gram + ridge * np.trace(gram) / len(gram) * np.eye(len(gram)), a.T @ b).T
+        change = np.linalg.solve(gram + ridge * np.trace(gram) / min(a.shape) * np.eye(len(gram)), a.T @ b).T
         return weight + change, None if bias is None else target - change @ mean
 
     def missed(found: tuple[np.ndarray, np.ndarray | None]) -> float:

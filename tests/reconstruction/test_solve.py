@@ -12,7 +12,7 @@ from svdcompress.reconstruction import RIDGES, solve
 def by_hand(x: np.ndarray, y: np.ndarray, ridge: float, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias by `lstsq`: a row for each weight that it costs; the column of ones costs nothing."""
     centred = x - x.mean(0) if intercept else x
-    cost = np.sqrt(ridge * (centred**2).sum() / x.shape[1])
+    cost = np.sqrt(ridge * (centred**2).sum() / min(x.shape))
     rows = np.vstack([x, cost * np.eye(x.shape[1])])
     if intercept:
         rows = np.hstack([rows, np.concatenate([np.ones(len(x)), np.zeros(x.shape[1])])[:, None]])
