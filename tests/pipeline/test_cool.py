@@ -19,6 +19,7 @@ SHAPES = (
     "search.trials=1",
     "search.levels=1",
     "search.mixture=off",
+    "search.reconstruct=off",  # test_reconstruct_cuts.py has it on
     "train.epochs=13",  # four of them to cool
     "recover.epochs=2",
 )
@@ -167,7 +168,7 @@ def test_a_trial_whose_posterior_is_gone_is_said(tiny_recipe, tmp_path, monkeypa
 @pytest.mark.parametrize("stage", ["part 2", "trial 2"])
 def test_more_trials_on_resume_make_another_trial_of_the_one_that_was_under_way(tiny_recipe, tmp_path, monkeypatch, stage):
     """With a goal and a budget, half of the trials are for the goal: which the second is for depends on their number."""
-    both = ("search.max_drop=0", "search.levels=2", "search.reconstruct=off")  # with it the first keeps the budget
+    both = ("search.max_drop=0", "search.levels=2")
     stages = []
 
     def stop(self, row):

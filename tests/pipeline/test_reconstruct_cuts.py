@@ -1,24 +1,31 @@
 """What stays makes up for what goes in a search: at each step, before recovery, in the choice of ways; not where it is off."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_cool import SHAPES
+from test_cool import SHAPES, Seen
 from test_search import searching
 from torch import nn
 
 from svdcompress.convert import convert
-from svdcompress.errors import RecipeError
+from svdcompress.errors import Interrupted, RecipeError
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _reconstruct, run
+from svdcompress.pipeline import _reconstruct, _trainer, run
 from svdcompress.pipeline._choose_masks import option
+from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.pipeline._reconstruct import Reconstructor
+from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._ways import Way
 from svdcompress.recipe import load_recipe
 from svdcompress.reconstruction import reconstruct
 from svdcompress.relevance import as_masks, hold
 from svdcompress.sources import InMemory
+
+RECONSTRUCTED = (*SHAPES, "search.reconstruct=auto")
+SHORT = (*RECONSTRUCTED, "train.lr=1.0e-6")
+"""Training that is too short for the variances."""
 
 
 class Cuts:
@@ -43,7 +50,8 @@ class Cuts:
 
 def test_each_step_and_the_last_cut_are_reconstructed_and_told(tiny_recipe, tmp_path, monkeypatch):
     cuts = Cuts(monkeypatch)
-    results = run(searching(tiny_recipe, *SHAPES), tmp_path / "run")
+    monkeypatch.setattr(Search, "_empties_nothing", False)  # under pressure
+    results = run(searching(tiny_recipe, *RECONSTRUCTED), tmp_path / "run")
     (trial,) = results["search"]["trials"]
     assert len(cuts.masks) == 4 and cuts.before[0] is None
     for before, masks in zip(cuts.before[1:], cuts.masks, strict=False):  # each goes on from the last one
@@ -56,8 +64,58 @@ def test_each_step_and_the_last_cut_are_reconstructed_and_told(tiny_recipe, tmp_
 @pytest.mark.parametrize("other", [["search.reconstruct=off"], ["search.goal='nonzero=6x'"], ["search.goal='parameters=1x'"]])
 def test_not_where_it_is_off_or_no_unit_goes_that_lives(tiny_recipe, tmp_path, monkeypatch, other):
     cuts = Cuts(monkeypatch)
-    results = run(searching(tiny_recipe, *SHAPES, *other), tmp_path / "run")
+    results = run(searching(tiny_recipe, *RECONSTRUCTED, *other), tmp_path / "run")
     assert cuts.masks == [] and results["search"]["trials"][0]["reconstruction"] is None
+
+
+@pytest.fixture(scope="module")
+def short(tiny_recipe, tmp_path_factory):
+    out = tmp_path_factory.mktemp("short") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        cuts, seen = Cuts(patch), Seen(patch)
+        results = run(searching(tiny_recipe, *SHORT), out)
+    return cuts, seen, out, results
+
+
+def test_where_training_is_too_short_all_goes_at_once_and_recovery_has_the_epochs(short):
+    cuts, seen, _, results = short
+    (trial,) = results["search"]["trials"]
+    assert trial["pressure"] == UNPRESSED and seen.stages == [] and results["search"]["path"] == []
+    assert len(cuts.masks) == 1 and cuts.before == [None]
+    stages = Counter(row["stage"] for row in results["history"])
+    assert stages["trial 1"] == 4 + 2 and set(stages) == {"dense", "trial 1"}  # those of cooling, and its own
+    assert results["search"]["epochs"]["search"] == 6 and results["search"]["reached"] is True
+    (note,) = [note for note in results["notes"] if "begins without it" in note]
+    assert "pressure removes hardly a unit (training is too short for the variances)" in note
+    (line,) = [line for line in results["warnings"] if "by rank alone" in line]
+    assert "made without it: all the way to 6x was cut by rank alone. More epochs (--epochs 26)" in line
+
+
+def test_a_stop_in_its_recovery_ends_in_the_same_bytes(short, tiny_recipe, tmp_path, monkeypatch):
+    *_, whole, results = short
+
+    def stop(self, row):
+        if row["stage"] == "trial 1":
+            self.context.stop.signal = "SIGTERM"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_trainer.Trainer, "_log", stop)
+        with pytest.raises(Interrupted):
+            run(searching(tiny_recipe, *SHORT), tmp_path / "run")
+    again = run(searching(tiny_recipe, *SHORT), tmp_path / "run", resume=True)
+    for name in ("model.safetensors", "model.onnx"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+    told = [[{**trial, "seconds": 0} for trial in one["search"]["trials"]] for one in (again, results)]
+    assert told[0] == told[1]
+
+
+def test_more_trials_come_from_the_path_too(tiny_recipe, tmp_path):
+    results = run(searching(tiny_recipe, *SHORT, "search.trials=2"), tmp_path / "run")
+    pressures = [trial["pressure"] for trial in results["search"]["trials"]]
+    assert pressures[0] == UNPRESSED and pressures[1] > 0 and len(results["search"]["path"]) == 1
+    budget = [one for one in SHORT if "goal" not in one]
+    results = run(searching(tiny_recipe, *budget, "search.max_drop=20", "search.objective=parameters"), tmp_path / "budget")
+    assert results["search"]["trials"][0]["pressure"] == UNPRESSED and len(results["search"]["path"]) == 1
 
 
 def test_off_and_auto_are_all_there_is():
