@@ -108,7 +108,8 @@ def cooled(
     if any(layer.mask is not None for layer in layers.values()):
         masks = as_masks(model, {name: layer.relevant() for name, layer in layers.items()})
         hold(model, None)
-    spared = epochs_of(climb.context.recipe.train, COOLING_EPOCHS) if at_once else 0
+    train = climb.context.recipe.train
+    spared = epochs_of(train, COOLING_EPOCHS) if at_once and train.epochs else 0
     return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed, spared)
 
 

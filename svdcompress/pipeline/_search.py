@@ -13,7 +13,7 @@ from svdcompress.pipeline._path import COOLING_EPOCHS, FEW, PART, START, UNPRESS
 from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials
-from svdcompress.pipeline._search_words import at_floor, cut_by_rank, cut_short, error_of, outcome, told_how
+from svdcompress.pipeline._search_words import at_floor, cut_by_rank, cut_short, error_of, left_alone, outcome, told_how
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._ways import FOLLOWS
 from svdcompress.recipe import MEASURES
@@ -192,6 +192,8 @@ class Search(Trials):
         lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps)
         for line in lines:
             self.context.warn(line)
+        for line in left_alone(best):
+            self.context.note(line)
         results.search = {
             "objective": measure,
             **{name: getattr(settings, name) for name in ("goal", "max_drop", "max_error", "confidence")},

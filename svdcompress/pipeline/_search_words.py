@@ -154,6 +154,18 @@ def cut_by_rank(
     ]
 
 
+def left_alone(best: Trial) -> list[str]:
+    """A note on layers that could not make up for what went."""
+    found = best.reconstruction or {}
+    left: Mapping[str, str] = found.get("left") or {}
+    if not left:
+        return []
+    some = "; ".join(f"{name}: {why}" for name, why in [*left.items()][:4]) + (" ..." if len(left) > 4 else "")
+    return [
+        f"reconstruction fitted {found['layers']} layers to what they gave before the cut, and left {len(left)} alone ({some})"
+    ]
+
+
 def told_how(how: Mapping[str, Any]) -> str:
     """What a latency was measured with, ahead of the end of a sentence; "" for other measures. how: as of `Measure.how`."""
     if not how:

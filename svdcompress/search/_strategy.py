@@ -30,7 +30,7 @@ class Strategy:
 
     measure: of `Trial.costs`, what is made small; dense: how much of it the dense model has. goal: the size wanted, or None.
     budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
-    level of the path is by itself; errors: its validation error, before any recovery. error: the dense model's;
+    level of the path is by itself, [] where there is no path; errors: its validation error, before any recovery. error: the dense model's;
     allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a size; infinite
     where pressure alone should lead there. least: nothing smaller is to be tried. unpressed: the pressure to try first, where
     the path removes hardly a unit; a goal is then tried from the path, too, and so is the smallest size within a budget.
@@ -93,7 +93,7 @@ class Strategy:
         most = max(1, self.trials // 2) if self.budget else self.trials
         if self.unpressed is not None:
             yield self.unpressed, target
-        while len(seen) < most:
+        while len(seen) < most and self.ratios:
             pressed = [trial for trial in seen if trial.pressure != self.unpressed]
             pressure = better_pressure(pressed, self._pressure(seen, target), len(self.ratios))
             if pressure is None:
@@ -112,7 +112,7 @@ class Strategy:
             yield self._first(seen, size), size
         for step in (0.5, -0.5) if self.unpressed is None else (0.0,):
             best = smallest(seen, self.measure)
-            if best is None or len(seen) >= self.trials:
+            if best is None or len(seen) >= self.trials or not self.ratios:
                 break
             size = max(FURTHER * best.costs[self.measure], self.least)
             if size > (1 - CLOSE) * best.costs[self.measure]:

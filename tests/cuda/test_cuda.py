@@ -117,3 +117,15 @@ def test_a_search_that_begins_without_pressure(tmp_path):
     search = ["search.goal=parameters=4x", "search.trials=1", "search.levels=1", "train.beta={final: 1.0e-6}"]
     results = run(load_recipe("digits", [*sets, *search]), tmp_path / "run")
     assert results["search"]["trials"][0]["pressure"] == -7.0 and results["verified"]["passed"] is True
+
+
+def test_layers_are_reconstructed_as_on_the_cpu():
+    here = network().eval()
+    masks = {name: torch.ones_like(mask) for name, mask in svdc.relevance(here, 50.0).items()}
+    masks["0"][:4], masks["5"][:, :64] = False, False
+    there, x = copy.deepcopy(here).cuda(), batch(256)[0]
+    found = svdc.reconstruct(here, x, masks)
+    moved = svdc.reconstruct(there, x.cuda(), {name: mask.cuda() for name, mask in masks.items()})
+    assert next(there.parameters()).is_cuda
+    np.testing.assert_allclose([moved.before, moved.after], [found.before, found.after], rtol=1e-2)
+    torch.testing.assert_close(there[5].weight.cpu(), here[5].weight, rtol=5e-2, atol=1e-3)

@@ -118,6 +118,23 @@ def test_more_trials_come_from_the_path_too(tiny_recipe, tmp_path):
     assert results["search"]["trials"][0]["pressure"] == UNPRESSED and len(results["search"]["path"]) == 1
 
 
+def test_a_network_is_cut_without_any_training(tiny_recipe, tmp_path):
+    """No step is made after the dense model's; what stays makes up for some of what goes all the same."""
+    none = (
+        "train.epochs=0",
+        "recover.epochs=0",
+        "train.schedule=constant",
+        "search.trials=null",
+        "search.goal='parameters=2x'",
+    )
+    results = run(searching(tiny_recipe, *RECONSTRUCTED, *none), tmp_path / "run")
+    (trial,) = results["search"]["trials"]
+    assert {row["stage"] for row in results["history"]} == {"dense"} and results["search"]["epochs"]["search"] == 0
+    assert results["search"]["reached"] is True and results["verified"]["passed"] is True
+    assert trial["reconstruction"]["after"] < 0.9 * trial["reconstruction"]["before"]
+    assert (tmp_path / "run" / "model_mc.onnx").is_file()
+
+
 def test_off_and_auto_are_all_there_is():
     assert load_recipe(None, ["search.reconstruct=off"]).search.reconstruct == "off"  # which YAML reads as false
     with pytest.raises(RecipeError, match=r"search\.reconstruct"):

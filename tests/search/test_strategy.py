@@ -99,6 +99,11 @@ def test_where_pressure_removes_nothing_a_goal_is_tried_without_it_and_then_as_u
     assert len(asked_for(free)) > 3
 
 
+def test_without_a_path_there_is_one_trial_for_a_goal():
+    alone = dataclasses.replace(strategy(goal=25.0, budget=False), press=2.5, unpressed=-7.0, ratios=[], errors=[])
+    assert asked_for(alone) == asked_for(alone.unbounded()) == [(-7.0, 25.0)]
+
+
 def test_where_pressure_removes_nothing_a_budget_is_looked_for_without_it_and_the_last_trial_has_it():
     within = dataclasses.replace(strategy(), press=2.5, unpressed=-7.0)
     *first, last = asked_for(within)
