@@ -104,7 +104,7 @@ def told(found: dict[str, Any]) -> str:
     ahead = ""
     if "ahead" in found:
         at, least, most = found["ahead"]
-        ahead = f"; ahead by {-at:+.2f}, {-most:+.2f} to {-least:+.2f}"
+        ahead = f"; ahead by {at:+.2f}, {least:+.2f} to {most:+.2f}"
     return f"{found['accuracy']:.2f} ({low:.2f} to {high:.2f}{rate}{ahead})"
 
 

@@ -13,7 +13,16 @@ from svdcompress.pipeline._path import COOLING_EPOCHS, FEW, PART, START, UNPRESS
 from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials
-from svdcompress.pipeline._search_words import at_floor, cut_by_rank, cut_short, error_of, left_alone, outcome, told_how
+from svdcompress.pipeline._search_words import (
+    at_floor,
+    cut_by_rank,
+    cut_short,
+    error_of,
+    left_alone,
+    outcome,
+    told_how,
+    untaught,
+)
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._ways import FOLLOWS
 from svdcompress.recipe import MEASURES
@@ -132,7 +141,8 @@ class Search(Trials):
         """The path, as far as anything on it may be within the budget; False where the time was up before."""
         hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
         limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
-        if self._too_short and self.trials == 1 and self.goal is not None:  # no trial begins there
+        once = self.trials == 1 and self.goal is not None
+        if self._too_short and (once or not self.context.recipe.train.epochs):  # no trial begins there
             self.path.start()
             return True
         for level in range(1, self.levels + 1):
@@ -189,6 +199,7 @@ class Search(Trials):
         unit, levels = MEASURES[FOLLOWS[measure]], len(self.path.rows)
         if self.goal is None and best.met and self.kept.least and best.costs[measure] <= self._floor * (1 + CLOSE):
             lines += at_floor(best, measure, self.kept.least, self._dense_size, how_told)
+        lines += untaught(self.context.recipe) if at_once else []
         lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps)
         for line in lines:
             self.context.warn(line)

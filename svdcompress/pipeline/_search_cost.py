@@ -44,6 +44,8 @@ def trials_of(recipe: Recipe, measure: str) -> int:
     settings, once = recipe.search, recipe.recover.epochs
     if settings.trials is not None:
         return settings.trials
+    if not one_run(recipe):  # nothing is trained
+        return MOST
     trial = epochs_of(recipe.train, COOLING_EPOCHS) + once
     left = TIMES * one_run(recipe) - levels_of(recipe, measure) * epochs_of(recipe.train, LEVEL_EPOCHS)
     if settings.max_drop is None and settings.max_error is None:

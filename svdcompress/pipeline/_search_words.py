@@ -8,7 +8,7 @@ from typing import Any
 
 from svdcompress.pipeline._busy import Load
 from svdcompress.pipeline._path import UNPRESSED
-from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, SearchSection
+from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, Recipe, SearchSection
 from svdcompress.search import Losses, Trial
 
 ENOUGH = 4
@@ -135,10 +135,12 @@ def cut_by_rank(
         return []
     at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
     if best.pressure <= UNPRESSED:
+        cure = f"More epochs (--epochs {2 * epochs}) would cost less accuracy"
+        if not epochs:
+            cure = "Epochs of recovery (--set recover.epochs=10) win accuracy back"
         return [
             f"pressure removes hardly any {unit} within these epochs, so trial {best.number} was made without it: all the way "
-            f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. More epochs (--epochs {2 * epochs}) would cost less "
-            "accuracy"
+            f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. {cure}"
         ]
     if (steps == 1 and best.pressure < levels - 1) or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
@@ -151,6 +153,20 @@ def cut_by_rank(
     return [
         f"{at} the model has {fewer} fewer {unit} by itself; {way} the way to {2**best.ratio:.3g}x was "
         f"cut by rank alone{at_once}, which costs accuracy. What presses harder: {', '.join(cures)}"
+    ]
+
+
+def untaught(recipe: Recipe) -> list[str]:
+    """A warning where a model that was cut at once, from dense weights, has variances that nothing trained."""
+    recover = recipe.recover
+    spared = recipe.train.epochs > 0  # epochs that recovery has besides its own
+    learns = recover.noise and (recover.epochs > 0 or spared)
+    if learns or recipe.calibrate.posterior != "variational":
+        return []
+    why = "no epoch trains them" if not (recover.epochs or spared) else "recovery trains the mean alone (recover.noise: false)"
+    return [
+        f"the variances were never trained ({why}): deviations and mutual information say little. "
+        "--set calibrate.posterior=laplace-diagonal fits them without training"
     ]
 
 

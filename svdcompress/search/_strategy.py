@@ -30,10 +30,11 @@ class Strategy:
 
     measure: of `Trial.costs`, what is made small; dense: how much of it the dense model has. goal: the size wanted, or None.
     budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
-    level of the path is by itself, [] where there is no path; errors: its validation error, before any recovery. error: the dense model's;
-    allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a size; infinite
-    where pressure alone should lead there. least: nothing smaller is to be tried. unpressed: the pressure to try first, where
-    the path removes hardly a unit; a goal is then tried from the path, too, and so is the smallest size within a budget.
+    level of the path is by itself, [] where there is no path; errors: its validation error, before any recovery. error: the
+    dense model's; allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a
+    size; infinite where pressure alone should lead there. least: nothing smaller is to be tried. unpressed: the pressure to
+    try first, where the path removes hardly a unit; a goal is then tried from the path, too, and so is the smallest size
+    within a budget.
     """
 
     measure: str

@@ -1,5 +1,6 @@
 """What stays makes up for what goes in a search: at each step, before recovery, in the choice of ways; not where it is off."""
 
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -120,19 +121,21 @@ def test_more_trials_come_from_the_path_too(tiny_recipe, tmp_path):
 
 def test_a_network_is_cut_without_any_training(tiny_recipe, tmp_path):
     """No step is made after the dense model's; what stays makes up for some of what goes all the same."""
-    none = (
-        "train.epochs=0",
-        "recover.epochs=0",
-        "train.schedule=constant",
-        "search.trials=null",
-        "search.goal='parameters=2x'",
-    )
-    results = run(searching(tiny_recipe, *RECONSTRUCTED, *none), tmp_path / "run")
+    none = [one for one in RECONSTRUCTED if not re.match(r"search\.(goal|trials)|train\.epochs|recover\.epochs", one)]
+    none += ["train.epochs=0", "recover.epochs=0"]
+    results = run(searching(tiny_recipe, *none, "search.goal='parameters=2x'"), tmp_path / "run")
     (trial,) = results["search"]["trials"]
     assert {row["stage"] for row in results["history"]} == {"dense"} and results["search"]["epochs"]["search"] == 0
     assert results["search"]["reached"] is True and results["verified"]["passed"] is True
     assert trial["reconstruction"]["after"] < 0.9 * trial["reconstruction"]["before"]
     assert (tmp_path / "run" / "model_mc.onnx").is_file()
+    (line,) = [line for line in results["warnings"] if "variances" in line and "laplace" in line]
+    assert "never trained" in line and "--set calibrate.posterior=laplace-diagonal" in line
+    budget = ("search.max_drop=30", "search.objective=parameters", "calibrate.posterior=laplace-diagonal")
+    results = run(searching(tiny_recipe, *none, *budget), tmp_path / "budget")
+    found = results["search"]
+    assert found["epochs"] == {"search": 0, "one_run": 0} and 2 < len(found["trials"]) <= 8 and found["met"] is True
+    assert not any("never trained" in line for line in results["warnings"])
 
 
 def test_off_and_auto_are_all_there_is():
