@@ -5,13 +5,15 @@
 
 The public weights are converted (log sigma2 -10 everywhere) and units are cut at once to a share of the multiply-accumulates,
 ranked by `svdcompress.selection.ranked` with the information alone, which is magnitude then, or with 256 training patches as
-examples. PSNR on 500 patches of Set12 with noise, before any training, and at half of the multiply-accumulates after a few
-epochs of the mean on 1,600 patches (batch 32, Adam from 5e-4 falling to 0, bfloat16). Written to start_ranks.json and .md.
+examples; both also with `svdcompress.reconstruct` on 800 of these patches. PSNR on 500 patches of Set12 with noise, before any
+training, and at half of the multiply-accumulates after a few epochs of the mean on 1,600 patches (batch 32, Adam from 5e-4
+falling to 0, bfloat16). Written to start_ranks.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -23,14 +25,22 @@ from torch import Tensor, nn
 
 import svdcompress as svdc
 from svdcompress.relevance import hold
-from svdcompress.selection import Ranking
+from svdcompress.selection import Ranking, whole_units
 
 sys.path.insert(0, str(HERE / "models"))
 from denoise import dncnn, patches
 
 LEFT = (0.75, 0.5, 0.25)
 TRAINED = 0.5
-RANKS = {"information": 0, "information and examples": 256}
+RANKS = {
+    "information": (0, False),
+    "information and examples": (256, False),
+    "information, reconstructed": (0, True),
+    "information and examples, reconstructed": (256, True),
+}
+"""Training patches as examples, and whether layers are reconstructed."""
+
+FITTED = 800
 
 
 def psnr(model: nn.Module, x: Tensor, noise: Tensor) -> float:
@@ -90,11 +100,16 @@ def main() -> None:
     path = options.results / "start_ranks.json"
     results: dict[str, Any] = {"dense": psnr(dense, *held), "epochs": options.epochs, "ranks": {}}
     results |= {"machine": machine(), "versions": {one: version(one) for one in ("torch", "svdcompress")}}
-    model = svdc.convert(dense).eval()
-    for rank, count in RANKS.items():
+    converted = svdc.convert(dense).eval()
+    for rank, (count, rebuilt) in RANKS.items():
+        model = converted
         ranking, found = Ranking(model, x[:2], examples=x[:count].split(2) if count else None), {}
         for share in LEFT:
             masks = ranking.at({"macs": share}).masks
+            if rebuilt:
+                masks = whole_units(model, masks)
+                model = copy.deepcopy(converted)
+                svdc.reconstruct(model, x[:FITTED], masks)
             hold(model, masks)
             found[str(share)] = psnr(model, *held)
             hold(model, None)

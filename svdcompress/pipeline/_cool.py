@@ -14,7 +14,6 @@ from torch import nn
 from svdcompress import checkpoint, report
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._path import COOLING_EPOCHS, UNPRESSED, Climb, epochs_of
-from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._search_kept import keep, known
 from svdcompress.pipeline._ways import Ways
 from svdcompress.recipe import LrSchedule
@@ -24,12 +23,14 @@ from svdcompress.sources import make_model
 
 @dataclass(frozen=True)
 class Ask:
-    """What a trial is made of and for. target: the size, in the search's measure. cuts: steps to it, the last one included."""
+    """What a trial is made of and for. target: the size, in the search's measure. cuts: steps to it, the last one included.
+    at_once: whether it is cut once, as it is, and what stays makes up for that (see `Reconstructor`)."""
 
     number: int
     pressure: float
     target: float
     cuts: int
+    at_once: bool = False
 
     @property
     def unpressed(self) -> bool:
@@ -46,8 +47,7 @@ class Cooled:
     """The posterior of a trial.
 
     model: holds no masks. masks: what the cuts left of it; None where there were none. natural: its size before the first cut;
-    None where that is its size now. history: the rows of its epochs. unpressed: as of what was asked. spared: epochs that it
-    was not cooled for.
+    None where that is its size now. history: the rows of its epochs. unpressed, at_once: as of what was asked.
     """
 
     model: nn.Module
@@ -55,7 +55,7 @@ class Cooled:
     natural: float | None
     history: list[dict[str, Any]]
     unpressed: bool = False
-    spared: int = 0
+    at_once: bool = False
 
 
 def kept_file(search: Path, number: int) -> Path:
@@ -81,7 +81,6 @@ def cooled(
     ask: Ask,
     ways: Callable[[nn.Module, Masks | None], Ways],
     choose: Callable[[Ways], str],
-    reconstructor: Reconstructor | None = None,
 ) -> Cooled:
     """The posterior of a trial, made once.
 
@@ -91,16 +90,13 @@ def cooled(
     the last part is chosen by `masks_for`. Where nothing has to go after the first part, all others are one.
 
     ways: the ways to the size, of a model and of the masks of what is left of it. choose: which of them all steps go, by its
-    name; asked after the first part. reconstructor: by which what stays makes up for what goes in a step; None: the next part
-    has to. Where it begins without pressure and is reconstructed, all goes at once and it isn't cooled: recovery has these
-    epochs.
+    name; asked after the first part. What is cut at once isn't cooled: recovery has these epochs.
     """
-    at_once = ask.unpressed and reconstructor is not None
     file = kept_file(climb.folder, ask.number)
-    if not file.exists() and at_once:
+    if not file.exists() and ask.at_once:
         _keep(climb.begin(ask.pressure), file, None, [])
     elif not file.exists():
-        _cool(climb, ask, ways, choose, reconstructor, file)
+        _cool(climb, ask, ways, choose, file)
     model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
     stored = checkpoint.read_manifest(file)["extra"]["cooled"]
     layers = dict(variational_layers(model))
@@ -108,9 +104,7 @@ def cooled(
     if any(layer.mask is not None for layer in layers.values()):
         masks = as_masks(model, {name: layer.relevant() for name, layer in layers.items()})
         hold(model, None)
-    train = climb.context.recipe.train
-    spared = epochs_of(train, COOLING_EPOCHS) if at_once and train.epochs else 0
-    return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed, spared)
+    return Cooled(model, masks, stored["natural"], stored["history"], ask.unpressed, ask.at_once)
 
 
 def _cool(
@@ -118,7 +112,6 @@ def _cool(
     ask: Ask,
     ways: Callable[[nn.Module, Masks | None], Ways],
     choose: Callable[[Ways], str],
-    reconstructor: Reconstructor | None,
     file: Path,
 ) -> None:
     recipe, folder = climb.context.recipe, ask.folder(climb.folder)
@@ -147,8 +140,6 @@ def _cool(
             way = ways(model, masks)
             natural, aim, name = _way_to(way, choose, folder / "cooling.json")
             if aim is not None and (found := way.part(natural * (aim / natural) ** ((part + 1) / parts), name)) is not None:
-                if reconstructor is not None:
-                    reconstructor.cut(model, found, masks)
                 masks = found
         hold(model, masks)
     _keep(model, file, None if masks is None else natural, history)

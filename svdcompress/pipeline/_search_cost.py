@@ -61,6 +61,12 @@ def left_for(recipe: Recipe, spent: int) -> int:
     return max(0, int(min(TIMES * one_run(recipe) - spent, LONGEST * recipe.recover.epochs)))
 
 
+def recovery_of(recipe: Recipe, *, at_once: bool) -> int:
+    """Epochs that the small model of a trial recovers for: with those of the cooling that one which is cut at once has not."""
+    spared = epochs_of(recipe.train, COOLING_EPOCHS) if at_once and recipe.train.epochs else 0
+    return recipe.recover.epochs + spared
+
+
 def trained(path: int, trials: Iterable[list[dict[str, Any]]], *, shared: bool) -> int:
     """Epochs that a search trained. path: those of its levels; trials: the rows of each. shared: whether trials of one pressure
     have one posterior, which was cooled once."""

@@ -25,9 +25,9 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import THREADS, Measure
-from svdcompress.pipeline._path import Climb
+from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._reconstruct import Reconstructor, reconstructs
-from svdcompress.pipeline._search_cost import cuts_of, left_for, trained
+from svdcompress.pipeline._search_cost import cuts_of, left_for, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import judged, objective_of
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
@@ -121,8 +121,7 @@ class Trials:
             shutil.rmtree(folder)
             self._nothing_left(number, pressure, target, started, model.history)
             return
-        with self._working("reconstructing"):
-            rebuilt = self._reconstruct(model, selection)
+        rebuilt = self._reconstruct(model, selection)
         small = prune_stage(self.context, self.opened, model.model, selection.masks, folder / "pruned.safetensors")
         fit = recover_stage(
             self.context,
@@ -132,7 +131,7 @@ class Trials:
             ended=self.path.recovery(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
-            epochs=self.context.recipe.recover.epochs + model.spared,
+            epochs=recovery_of(self.context.recipe, at_once=model.at_once),
         )
         small.model.eval()
         with self._working("measuring"):
@@ -201,7 +200,8 @@ class Trials:
         self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
 
     def _ask(self, number: int, pressure: float, target: float) -> Ask:
-        return Ask(number, pressure, target, self.cuts)
+        at_once = pressure <= UNPRESSED and self._reconstructor is not None
+        return Ask(number, pressure, target, self.cuts, at_once)
 
     def _cooled(self, ask: Ask) -> Cooled:
         """The posterior of a trial, on its way to a size; with one cut the same for all trials of a pressure."""
@@ -214,11 +214,11 @@ class Trials:
         def to_size(model: nn.Module, masks: Masks | None) -> Ways:
             return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks, by_outputs=ask.unpressed)
 
-        return cooled(self.path, ask, to_size, self._way, self._reconstructor)
+        return cooled(self.path, ask, to_size, self._way)
 
     def _way(self, to_size: Ways) -> str:
         """Which way a trial goes in steps."""
-        return chosen_for(self.context, self.opened.data, to_size, self._reconstructor)[0].name
+        return chosen_for(self.context, self.opened.data, to_size)[0].name
 
     @cached_property
     def _reconstructor(self) -> Reconstructor | None:
@@ -227,16 +227,17 @@ class Trials:
         return Reconstructor(self.opened, self.variational.model, self.context.place.device)
 
     def _reconstruct(self, model: Cooled, selection: Selection) -> Reconstruction | None:
-        """What stays of a posterior makes up for what goes, where a unit was asked to go that lives."""
-        if self._reconstructor is None or (selection.way or {}).get("count") is None:
+        """What stays makes up for what goes, where all goes at once and a unit was asked to go that lives."""
+        if self._reconstructor is None or not model.at_once or (selection.way or {}).get("count") is None:
             return None
-        return self._reconstructor.cut(model.model, selection.masks, model.masks)
+        with self._working("reconstructing"):
+            return self._reconstructor.cut(model.model, selection.masks, model.masks)
 
     def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
         """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
         known = known_way(file)
         given = self.context, self.opened, self.dense, model, self.measure, target, known
-        selection = masks_for(*given, self._reconstructor)
+        selection = masks_for(*given, self._reconstructor if model.at_once else None)
         if known is None:
             keep(file, selection.way)
         return selection

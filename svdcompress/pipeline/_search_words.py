@@ -8,6 +8,7 @@ from typing import Any
 
 from svdcompress.pipeline._busy import Load
 from svdcompress.pipeline._path import UNPRESSED
+from svdcompress.pipeline._search_cost import recovery_of
 from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, Recipe, SearchSection
 from svdcompress.search import Losses, Trial
 
@@ -158,12 +159,10 @@ def cut_by_rank(
 
 def untaught(recipe: Recipe) -> list[str]:
     """A warning where a model that was cut at once, from dense weights, has variances that nothing trained."""
-    recover = recipe.recover
-    spared = recipe.train.epochs > 0  # epochs that recovery has besides its own
-    learns = recover.noise and (recover.epochs > 0 or spared)
-    if learns or recipe.calibrate.posterior != "variational":
+    epochs = recovery_of(recipe, at_once=True)
+    if (recipe.recover.noise and epochs) or recipe.calibrate.posterior != "variational":
         return []
-    why = "no epoch trains them" if not (recover.epochs or spared) else "recovery trains the mean alone (recover.noise: false)"
+    why = "no epoch trains them" if not epochs else "recovery trains the mean alone (recover.noise: false)"
     return [
         f"the variances were never trained ({why}): deviations and mutual information say little. "
         "--set calibrate.posterior=laplace-diagonal fits them without training"

@@ -282,8 +282,9 @@ class SearchSection(Section):
     # What goes for a size, where more has to go than is dead: the best of several mixtures of units and single weights, by the
     # NLL of training examples before recovery; off: units by their rank in the model, or single weights alone.
     mixture: Literal["auto", "off"] = "auto"
-    # Where whole units go for a size, the means of what stays are fitted to what each layer gave before (least squares over
-    # training examples), and ways to the size are compared like that; off: what stays is left to the training that follows.
+    # Where a trial begins without pressure and whole units go, they go at once, and the means of what stays are fitted to what
+    # each layer gave before (least squares over training examples); ways to the size are compared like that. off: they go in
+    # steps of cooling, and what stays is left to the training.
     reconstruct: Literal["auto", "off"] = "auto"
 
     @field_validator("mixture", "reconstruct", mode="before")

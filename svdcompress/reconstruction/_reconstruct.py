@@ -12,40 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call
-from svdcompress.errors import UsageError
-from svdcompress.layers import VariationalLayer, variational_layers
-from svdcompress.reconstruction._solve import solve
+from svdcompress.layers import variational_layers
+from svdcompress.reconstruction._layer import ROWS, LayerError, input_of, refit, rows_of, unfit
 from svdcompress.relevance import as_masks, hold
-
-ROWS, WIDEST = 16_384, 4096
-"""Rows that a layer is fitted to: so many, or 32 for each input of its matrix product; but at most `WIDEST` of them where there
-are more inputs than that, as the system of the rows is solved there."""
-
-INPUTS = 512
-"""Of a layer that `ROWS` are enough for."""
-
-NUMBERS = 2**27
-"""Of the rows of one layer, and of the outputs that are kept of all layers: more are not held at a time."""
-
-HELD = 0.2
-"""Share of the rows that choose the ridge: those of the last examples."""
-
-EXACT = 1e-12
-"""Share of the variance of a layer's outputs below which what it misses is rounding, and it stays as it is."""
-
-TINY = 1e-30
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """How far the outputs of a layer are from those before the cut, on held-out rows: squared error over their variance.
-
-    before: with the weights as they were, after: with those that were fitted, both behind layers that are refitted already.
-    """
-
-    name: str
-    before: float
-    after: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,7 +57,7 @@ def reconstruct(
 
     Layer by layer in the order in which they run, `min |Y - X W'|^2 + ridge |W' - W|^2` over positions of the examples: Y are
     the layer's outputs in the model before the cut, X what reaches it after the cut, through layers that are refitted already
-    (He et al. 2017, arXiv 1707.06168, eq. 5 and 6, for given channels). For a Gaussian posterior with the curvature of that
+    (He et al. 2017, arXiv 1707.06168, section 3.1, for given channels). For a Gaussian posterior with the curvature of that
     error it is the mean under the condition that the weights that go are 0, the "optimal brain surgeon" (Hassibi & Stork 1992,
     eq. 5), here of whole units and with the ridge in place of a prior about W. The ridge, and whether a layer changes at all,
     is chosen on a fifth of the positions. Biases are fitted too; variances and masks stay as they are.
@@ -112,10 +81,10 @@ def reconstruct(
     layers = dict(variational_layers(model))
     shared, left = _shared(model), {}
     for name, layer in layers.items():
-        if why := "it shares its weight" if shared & {id(layer.weight), id(layer.bias)} else _unfit(layer, masks[name]):
+        if why := "it shares its weight" if shared & {id(layer.weight), id(layer.bias)} else unfit(layer, masks[name]):
             left[name] = why
     able = {name: layer for name, layer in layers.items() if name not in left}
-    counts = _rows_of(able, rows)
+    counts = rows_of(able, rows)
     with _as_it_was(model), _put_back(model, after_errors_alone=True):
         if before is not None:
             hold(model, before)
@@ -128,14 +97,14 @@ def reconstruct(
         hold(model, masks)
         found: list[LayerError] = []
 
-        def refit(name: str) -> Any:
+        def refitting(name: str) -> Any:
             def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-                found.append(_refit(name, layer, targets.rows.pop(name), (given, named)))
+                found.append(refit(name, layer, targets.rows.pop(name), (given, named)))
 
             return hook
 
         ready = [name for name in targets.rows if name not in left]
-        with _hooked((able[name].register_forward_pre_hook, refit(name)) for name in ready):
+        with _hooked((able[name].register_forward_pre_hook, refitting(name)) for name in ready):
             call(model, inputs)
     return Reconstruction(found, left)
 
@@ -162,53 +131,13 @@ def reconstructed(
                 layer.mask = mask
 
 
-# What can be fitted
-
-
-def _unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
-    """Why the weight of a layer stays; None where it can be fitted."""
-    if not layer.weight.requires_grad:
-        return "it is frozen"
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        return "it is a transposed convolution"
-    if not mask.any():
-        return "nothing of it stays"
-    view = layer.canonical(mask)
-    outputs, inputs = _alive(view)
-    if not torch.equal(view, (outputs[:, :, None] & inputs[:, None])[..., None].expand_as(view)):
-        return "its mask is not of whole units"
-    return None
-
-
-def _alive(view: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and inputs with a weight left, (groups, outputs) and (groups, inputs), of a mask's canonical view."""
-    return view.any(3).any(2), view.any(3).any(1)
+# The two passes
 
 
 def _shared(model: nn.Module) -> set[int]:
     """Parameters that several modules hold."""
     found = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
     return {one for one, count in found.items() if count > 1}
-
-
-def _rows_of(layers: Mapping[str, VariationalLayer], rows: int) -> dict[str, int]:
-    """How many rows each layer is fitted to."""
-    counts = {}
-    for name, layer in layers.items():
-        columns = layer.canonical(layer.weight)[0, 0].numel()
-        wanted = WIDEST if columns > WIDEST else rows * max(1, columns // INPUTS)
-        counts[name] = max(1, min(wanted, NUMBERS // (columns * layer._groups)))
-    kept = sum(count * _outputs(layers[name]) for name, count in counts.items())
-    share = min(1.0, NUMBERS / max(kept, 1))
-    return {name: max(1, int(share * count)) for name, count in counts.items()}
-
-
-def _outputs(layer: VariationalLayer) -> int:
-    view = layer.canonical(layer.weight)
-    return view.shape[0] * view.shape[1]
-
-
-# The two passes
 
 
 class _Targets:
@@ -224,62 +153,13 @@ class _Targets:
 
         def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             self.runs[name] += 1
-            x, given, named = _input(given, named)
+            x, given, named = input_of(given, named)
             rows = layer.rows(output, x, *given, **named)
             if self.runs[name] == 1 and len(rows):
                 at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values.to(rows.device)
                 self.rows[name] = at, rows[at]
 
         return hook
-
-
-def _refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], given: Any) -> LayerError:
-    """Fit a layer, whose mask is held, to rows of what it gave before. given: what it is called with now."""
-    at, wanted = target
-    x, args, kwargs = _input(*given)
-    exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
-    seen, wanted = layer.windows(x, at, *args, **kwargs), wanted.to(exact)
-    seen = seen.to(exact if seen.shape[2:].numel() <= len(at) else torch.float32)  # few rows of many inputs need no more
-    if not (seen.isfinite().all() and wanted.isfinite().all()):
-        raise UsageError(f"inputs: what layer {name!r} reads or gives is not finite; look for NaN in inputs and weights")
-    assert layer.mask is not None
-    view, mask = layer.canonical(layer.weight.detach()), layer.canonical(layer.mask)
-    outputs, inputs = _alive(mask)
-    held = max(1, round(HELD * len(at))) if len(at) > 1 else 0
-    wanted = wanted.reshape(len(at), *outputs.shape)
-    bias = None if layer.bias is None else layer.bias.detach().reshape(outputs.shape)
-    missed, left, spread = 0.0, 0.0, 0.0
-    weight, shifted = view.clone(), None if bias is None else bias.clone()
-    for group, (outs, ins) in enumerate(zip(outputs, inputs, strict=True)):
-        if not (outs.any() and ins.any() and held):
-            continue
-        x, y = seen[:, group, ins].flatten(1), wanted[:, group, outs]
-        now = view[group][outs][:, ins].to(exact).flatten(1)
-        residual = y - (x @ now.T.to(x.dtype)).to(exact) - (0 if bias is None else bias[group, outs].to(exact))
-        found = solve(x, residual, held, intercept=bias is not None)
-        new = (now + found.change).reshape(int(outs.sum()), int(ins.sum()), -1)
-        rows = weight[group][outs]
-        rows[:, ins] = new.to(weight.dtype)
-        weight[group, outs] = rows
-        if shifted is not None:
-            shifted[group, outs] += found.shift.to(shifted.dtype)
-        tested = y[-held:]
-        missed, left = missed + found.before, left + found.after
-        spread += float((tested - tested.mean(0)).square().sum())
-    if missed <= EXACT * spread:
-        return LayerError(name, missed / max(spread, TINY), missed / max(spread, TINY))
-    layer.weight.copy_(layer.as_weight(weight))
-    if shifted is not None and layer.bias is not None:
-        layer.bias.copy_(shifted.reshape(-1))
-    return LayerError(name, missed / max(spread, TINY), left / max(spread, TINY))
-
-
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-    """A layer's input, by whatever name, and the rest of what it is called with."""
-    if args:
-        return args[0], args[1:], kwargs
-    name = "input" if "input" in kwargs else "x"
-    return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def solve(x: Tensor, residual: Tensor, held: int, *, intercept: bool) -> Solutio
     x: (rows, inputs). residual: (rows, outputs), what the map misses as it is, in double precision. held: so many of the last
     rows choose among `RIDGES` and "no change"; the solution is then of all rows. intercept: whether there is a bias.
 
-    With more inputs than rows the system of the rows is solved, which has the same solution (Saunders et al. 1998, eq. 11); its
+    With more inputs than rows the system of the rows is solved, which has the same solution (Saunders et al. 1998); its
     products are made in the precision of x.
     """
     kind = _ByRows if len(x) < x.shape[1] else _ByInputs

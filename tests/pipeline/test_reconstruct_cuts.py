@@ -1,4 +1,4 @@
-"""What stays makes up for what goes in a search: at each step, before recovery, in the choice of ways; not where it is off."""
+"""What stays makes up for what goes in a search: where all goes at once, and in the choice of ways; not where it is off."""
 
 import re
 from collections import Counter
@@ -49,17 +49,15 @@ class Cuts:
         patch.setattr(Reconstructor, "cut", noted)
 
 
-def test_each_step_and_the_last_cut_are_reconstructed_and_told(tiny_recipe, tmp_path, monkeypatch):
+def test_a_trial_under_pressure_has_learnt_to_do_without(tiny_recipe, tmp_path, monkeypatch):
+    """What it learnt, under noise, would be written over: its steps are as they are without reconstruction, to the byte."""
     cuts = Cuts(monkeypatch)
-    monkeypatch.setattr(Search, "_empties_nothing", False)  # under pressure
+    monkeypatch.setattr(Search, "_empties_nothing", False)
+    seen = Seen(monkeypatch)
     results = run(searching(tiny_recipe, *RECONSTRUCTED), tmp_path / "run")
-    (trial,) = results["search"]["trials"]
-    assert len(cuts.masks) == 4 and cuts.before[0] is None
-    for before, masks in zip(cuts.before[1:], cuts.masks, strict=False):  # each goes on from the last one
-        assert all(torch.equal(before[name], masks[name]) for name in masks)
-    assert all(moved for moved in cuts.moved)
-    assert trial["reconstruction"] == cuts.found[-1].to_dict()
-    assert 0 < trial["reconstruction"]["after"] < trial["reconstruction"]["before"] and trial["reconstruction"]["left"] == {}
+    run(searching(tiny_recipe, *RECONSTRUCTED, "search.reconstruct=off"), tmp_path / "off")
+    assert cuts.masks == [] and results["search"]["trials"][0]["reconstruction"] is None and len(seen.stages) == 8
+    assert (tmp_path / "run" / "model.onnx").read_bytes() == (tmp_path / "off" / "model.onnx").read_bytes()
 
 
 @pytest.mark.parametrize("other", [["search.reconstruct=off"], ["search.goal='nonzero=6x'"], ["search.goal='parameters=1x'"]])
@@ -82,7 +80,9 @@ def test_where_training_is_too_short_all_goes_at_once_and_recovery_has_the_epoch
     cuts, seen, _, results = short
     (trial,) = results["search"]["trials"]
     assert trial["pressure"] == UNPRESSED and seen.stages == [] and results["search"]["path"] == []
-    assert len(cuts.masks) == 1 and cuts.before == [None]
+    assert len(cuts.masks) == 1 and cuts.before == [None] and cuts.moved[0]
+    assert trial["reconstruction"] == cuts.found[0].to_dict() and trial["reconstruction"]["left"] == {}
+    assert 0 < trial["reconstruction"]["after"] < trial["reconstruction"]["before"]
     stages = Counter(row["stage"] for row in results["history"])
     assert stages["trial 1"] == 4 + 2 and set(stages) == {"dense", "trial 1"}  # those of cooling, and its own
     assert results["search"]["epochs"]["search"] == 6 and results["search"]["reached"] is True

@@ -257,16 +257,16 @@ def test_what_cannot_be_fitted_is_named() -> None:
 
 
 def test_few_rows_of_many_are_drawn_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from svdcompress.reconstruction import _reconstruct
+    from svdcompress.reconstruction import _layer
 
     sizes = []
-    solve = _reconstruct.solve
+    solve = _layer.solve
 
     def noted(x: Tensor, *given: Any, **named: Any) -> Any:
         sizes.append(tuple(x.shape))
         return solve(x, *given, **named)
 
-    monkeypatch.setattr(_reconstruct, "solve", noted)
+    monkeypatch.setattr(_layer, "solve", noted)
     x, found = torch.randn(900, 6), []
     for _ in range(2):
         model = mlp()

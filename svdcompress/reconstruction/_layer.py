@@ -1,0 +1,130 @@
+"""One layer of a model: whether it can be fitted to what it gave before, to how many rows, and the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.errors import UsageError
+from svdcompress.layers import VariationalLayer
+from svdcompress.reconstruction._solve import solve
+
+ROWS, WIDEST = 16_384, 4096
+"""Rows that a layer is fitted to: so many, or 32 for each input of its matrix product; but at most `WIDEST` of them where there
+are more inputs than that, as the system of the rows is solved there."""
+
+INPUTS = 512
+"""Of a layer that `ROWS` are enough for."""
+
+NUMBERS = 2**27
+"""Of the rows of one layer, and of the outputs that are kept of all layers: more are not held at a time."""
+
+HELD = 0.2
+"""Share of the rows that choose the ridge: those of the last examples."""
+
+EXACT = 1e-12
+"""Share of the variance of a layer's outputs below which what it misses is rounding, and it stays as it is."""
+
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far the outputs of a layer are from those before the cut, on held-out rows: squared error over their variance.
+
+    before: with the weights as they were, after: with those that were fitted, both behind layers that are refitted already.
+    """
+
+    name: str
+    before: float
+    after: float
+
+
+def unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
+    """Why the weight of a layer stays; None where it can be fitted."""
+    if not layer.weight.requires_grad:
+        return "it is frozen"
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+        return "it is a transposed convolution"
+    if not mask.any():
+        return "nothing of it stays"
+    view = layer.canonical(mask)
+    outputs, inputs = alive(view)
+    if not torch.equal(view, (outputs[:, :, None] & inputs[:, None])[..., None].expand_as(view)):
+        return "its mask is not of whole units"
+    return None
+
+
+def alive(view: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and inputs with a weight left, (groups, outputs) and (groups, inputs), of a mask's canonical view."""
+    return view.any(3).any(2), view.any(3).any(1)
+
+
+def rows_of(layers: Mapping[str, VariationalLayer], rows: int) -> dict[str, int]:
+    """How many rows each layer is fitted to."""
+    counts = {}
+    for name, layer in layers.items():
+        columns = layer.canonical(layer.weight)[0, 0].numel()
+        wanted = WIDEST if columns > WIDEST else rows * max(1, columns // INPUTS)
+        counts[name] = max(1, min(wanted, NUMBERS // (columns * layer._groups)))
+    kept = sum(count * _outputs(layers[name]) for name, count in counts.items())
+    share = min(1.0, NUMBERS / max(kept, 1))
+    return {name: max(1, int(share * count)) for name, count in counts.items()}
+
+
+def _outputs(layer: VariationalLayer) -> int:
+    view = layer.canonical(layer.weight)
+    return view.shape[0] * view.shape[1]
+
+
+def refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], given: Any) -> LayerError:
+    """Fit a layer, whose mask is held, to rows of what it gave before. given: what it is called with now."""
+    at, wanted = target
+    x, args, kwargs = input_of(*given)
+    exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
+    seen, wanted = layer.windows(x, at, *args, **kwargs), wanted.to(exact)
+    seen = seen.to(exact if seen.shape[2:].numel() <= len(at) else torch.float32)  # few rows of many inputs need no more
+    if not (seen.isfinite().all() and wanted.isfinite().all()):
+        raise UsageError(f"inputs: what layer {name!r} reads or gives is not finite; look for NaN in inputs and weights")
+    assert layer.mask is not None
+    view, mask = layer.canonical(layer.weight.detach()), layer.canonical(layer.mask)
+    outputs, inputs = alive(mask)
+    held = max(1, round(HELD * len(at))) if len(at) > 1 else 0
+    wanted = wanted.reshape(len(at), *outputs.shape)
+    bias = None if layer.bias is None else layer.bias.detach().reshape(outputs.shape)
+    missed, left, spread = 0.0, 0.0, 0.0
+    weight, shifted = view.clone(), None if bias is None else bias.clone()
+    for group, (outs, ins) in enumerate(zip(outputs, inputs, strict=True)):
+        if not (outs.any() and ins.any() and held):
+            continue
+        x, y = seen[:, group, ins].flatten(1), wanted[:, group, outs]
+        now = view[group][outs][:, ins].to(exact).flatten(1)
+        residual = y - (x @ now.T.to(x.dtype)).to(exact) - (0 if bias is None else bias[group, outs].to(exact))
+        found = solve(x, residual, held, intercept=bias is not None)
+        new = (now + found.change).reshape(int(outs.sum()), int(ins.sum()), -1)
+        rows = weight[group][outs]
+        rows[:, ins] = new.to(weight.dtype)
+        weight[group, outs] = rows
+        if shifted is not None:
+            shifted[group, outs] += found.shift.to(shifted.dtype)
+        tested = y[-held:]
+        missed, left = missed + found.before, left + found.after
+        spread += float((tested - tested.mean(0)).square().sum())
+    if missed <= EXACT * spread:
+        return LayerError(name, missed / max(spread, TINY), missed / max(spread, TINY))
+    layer.weight.copy_(layer.as_weight(weight))
+    if shifted is not None and layer.bias is not None:
+        layer.bias.copy_(shifted.reshape(-1))
+    return LayerError(name, missed / max(spread, TINY), left / max(spread, TINY))
+
+
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """A layer's input, by whatever name, and the rest of what it is called with."""
+    if args:
+        return args[0], args[1:], kwargs
+    name = "input" if "input" in kwargs else "x"
+    return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
