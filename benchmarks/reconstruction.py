@@ -8,9 +8,10 @@ before: by torch-pruning (magnitudes; Taylor scores of 512 training images), and
 ranks by outputs, as they are or with `svdcompress.reconstruct` on 1,024 training images without labels. Of each is told the
 accuracy as cut, with normalisation statistics taken anew on 1,024 training images, and after so many --epochs of --images
 training images by SGD, distilled, with crops and flips (the loop of benchmarks/recovery.py): of the learning rates 0.01, 0.02
-and 0.05 that of the best accuracy on the half of the test images that chooses, told on the other half. "ahead": of what
-torch-pruning gives by Taylor scores, paired, 95%, both with their own best rate. One seed. What is known is not made again;
-results go to benchmarks/results/reconstruction.json and reconstruction.md, a network at a time.
+and 0.05 that of the best accuracy on the half of the test images that chooses, told on the other half. "gradually": of these
+epochs the first half is torch-pruning's, a little every 10 steps (by scores of 256 images each). "ahead": of what
+torch-pruning gives by Taylor scores at once, paired, 95%, both with their own best rate. One seed. What is known is not made
+again; results go to benchmarks/results/reconstruction.json and reconstruction.md, a network at a time.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ from svdcompress.selection import Ranking, whole_units
 from svdcompress.uncertainty import wilson
 
 RESULTS = HERE / "results" / "reconstruction.json"
-FRESH, TAYLOR, RATES = 1024, 512, (0.01, 0.02, 0.05)
+FRESH, RATES = 1024, (0.01, 0.02, 0.05)
+ONCE, GRADUALLY = (400, 512), (100, 256)
+"""Of torch-pruning's pruner, and images for each of its scores: at once, and gradually."""
 EVENNESS = 0.5
 TAYLOR_NAME = "torch-pruning, Taylor"
+GRADUAL = "torch-pruning, Taylor, gradually"
+EVERY = 10
 Made = Callable[[float], tuple[nn.Module, float]]
 
 
@@ -61,27 +66,64 @@ def ours(model: nn.Module, x: Tensor, reconstructed: bool) -> Made:
     return made
 
 
-def theirs(model: nn.Module, train: Split, taylor: bool) -> Made:
-    """The same of torch-pruning."""
+def theirs(net: nn.Module, train: Split, taylor: bool, length: tuple[int, int]) -> Callable[[float], bool]:
+    """torch-pruning's pruner of a network: down to a share of its multiply-accumulates, in place; whether anything went. length:
+    its steps at most, and the images that each score is of."""
     import torch_pruning as tp
 
-    def made(factor: float) -> tuple[nn.Module, float]:
-        begun, net, example = time.monotonic(), copy.deepcopy(model).eval(), torch.zeros(1, 3, 32, 32)
-        score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
-        head: list[Any] = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
-        named: dict[str, Any] = {"global_pruning": True, "pruning_ratio": 0.99, "iterative_steps": 400, "ignored_layers": head}
-        pruner = tp.pruner.BasePruner(net, example, importance=score, **named)
-        start = tp.utils.count_ops_and_params(net, example)[0]
-        while tp.utils.count_ops_and_params(net, example)[0] > start / factor:
+    example = torch.zeros(1, 3, 32, 32)
+    score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance(p=2)
+    head: list[Any] = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+    named: dict[str, Any] = {
+        "global_pruning": True,
+        "pruning_ratio": 0.99,
+        "iterative_steps": length[0],
+        "ignored_layers": head,
+    }
+    pruner = tp.pruner.BasePruner(net, example, importance=score, **named)
+    start = tp.utils.count_ops_and_params(net, example)[0]
+
+    def to(share: float) -> bool:
+        training, changed = net.training, False
+        net.eval()
+        while tp.utils.count_ops_and_params(net, example)[0] > start * share:
             if taylor:
                 net.zero_grad(set_to_none=True)
-                for a, b in zip(train[0][:TAYLOR].split(128), train[1][:TAYLOR].split(128), strict=True):
+                for a, b in zip(*(part[: length[1]].split(128) for part in train), strict=True):
                     F.cross_entropy(net(images(a)), b).backward()
             pruner.step()
+            changed = True
         net.zero_grad(set_to_none=True)
+        net.train(training)
+        return changed
+
+    return to
+
+
+def at_once(model: nn.Module, train: Split, taylor: bool) -> Made:
+    """As `ours`, of torch-pruning."""
+
+    def made(factor: float) -> tuple[nn.Module, float]:
+        begun, net = time.monotonic(), copy.deepcopy(model).eval()
+        theirs(net, train, taylor, ONCE)(1 / factor)
         return net, time.monotonic() - begun
 
     return made
+
+
+def gradually(net: nn.Module, train: Split, factor: float) -> Callable[[float], bool]:
+    """By Taylor scores while a network trains: multiply-accumulates fall as 1 - (1 - t)^3 in the first half of the steps."""
+    to, asked = theirs(net, train, True, GRADUALLY), 0
+
+    def pruned(done: float) -> bool:
+        nonlocal asked
+        asked += 1
+        if (asked - 1) % EVERY:
+            return False
+        left = 1 / factor
+        return to(left + (1 - left) * (1 - min(2 * done, 1.0)) ** 3)
+
+    return pruned
 
 
 @torch.no_grad()
@@ -122,28 +164,38 @@ def table(results: dict[str, Any]) -> str:
         lines += [f"| network | multiply-accumulates | parameters | seconds | as cut | statistics anew | {' | '.join(after)} |"]
         lines += ["|" + "---|" * (6 + len(after))]
         for name, net in one["nets"].items():
-            cells = [name, f"{net['macs']:,}", f"{net['parameters']:,}", f"{net['seconds']:.0f}", told(net["cut"])]
-            cells += [told(net["renewed"]), *(told(net["trained"][str(count)]) for count in lengths if count)]
+            cells = [name, *[""] * 5]
+            if "cut" in net:
+                cells = [name, f"{net['macs']:,}", f"{net['parameters']:,}", f"{net['seconds']:.0f}", told(net["cut"])]
+                cells.append(told(net["renewed"]))
+            cells += [told(net["trained"][str(count)]) for count in lengths if count]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
 def trained(
-    small: nn.Module, teacher: nn.Module, data: tuple[Split, Split, Split], epochs: int
+    small: nn.Module, teacher: nn.Module, data: tuple[Split, Split, Split], epochs: int, factor: float | None = None
 ) -> tuple[dict[str, Any], Tensor]:
-    """With the rate that is best on the images that choose; and which of the others are wrong."""
+    """With the rate that is best on the images that choose; and which of the others are wrong. factor: to prune to meanwhile;
+    None: it is pruned already."""
     best: tuple[float, float, nn.Module] | None = None
     rates = {}
     for rate in RATES:
         net = copy.deepcopy(small)
-        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs)
+        pruned = None if factor is None else gradually(net, data[0], factor)
+        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs, pruned)
         rates[str(rate)] = 100 - 100 * float(wrong(net, data[1]).double().mean())
         if best is None or rates[str(rate)] > best[0]:
             best = rates[str(rate)], rate, net
     assert best is not None
     missed = wrong(best[2], data[2])
     return accuracy(missed) | {"lr": best[1], "chosen": rates}, missed
+
+
+def sized(small: nn.Module, example: Tensor) -> dict[str, Any]:
+    """Of a network."""
+    return {"macs": measure(small, example).macs, "parameters": sum(p.numel() for p in small.parameters())}
 
 
 def main() -> None:
@@ -167,39 +219,40 @@ def main() -> None:
     for factor in options.factor:
         title = f"{options.net.replace('resnet', 'ResNet-')}, {factor:g}x fewer multiply-accumulates"
         ways = {
-            TAYLOR_NAME: lambda: theirs(teacher, train, True),
-            "torch-pruning, magnitude": lambda: theirs(teacher, train, False),
+            TAYLOR_NAME: lambda: at_once(teacher, train, True),
+            "torch-pruning, magnitude": lambda: at_once(teacher, train, False),
             "ours, as cut": lambda: ours(teacher, train[0], False),
             "ours, reconstructed": lambda: ours(teacher, train[0], True),
         }
+        names = [*ways, GRADUAL]
         beside: dict[str, Tensor] = {}  # what Taylor's network gets wrong, by the length of training
-        for name, way in ways.items():
+        for name in names:
             results = read(RESULTS)
             if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
                 results[title] = {"setting": setting, "dense": accuracy(wrong(teacher, reported)), "nets": {}}
             known = results[title]["nets"]
-            if name in known and (name != TAYLOR_NAME or len(known) == len(ways)):
+            if name in known and (name != TAYLOR_NAME or set(known) >= set(ways)):
                 continue
-            small, seconds = way()(factor)
-            example = images(train[0][:1])
-            found: dict[str, Any] = {
-                "macs": measure(small, example).macs,
-                "parameters": sum(p.numel() for p in small.parameters()),
-                "seconds": seconds,
-                "cut": accuracy(wrong(small, reported)),
-                "renewed": accuracy(wrong(renewed(small, train[0][:FRESH]), reported)),
-                "trained": {},
-            }
+            if name == GRADUAL:
+                small, seconds, found = copy.deepcopy(teacher), 0.0, {"trained": {}}
+            else:
+                small, seconds = ways[name]()(factor)
+                found = sized(small, images(train[0][:1])) | {
+                    "seconds": seconds,
+                    "cut": accuracy(wrong(small, reported)),
+                    "renewed": accuracy(wrong(renewed(small, train[0][:FRESH]), reported)),
+                    "trained": {},
+                }
             for epochs in (count for count in options.epochs if count):
-                one, missed = trained(small, teacher, (train, chosen, reported), epochs)
+                one, missed = trained(small, teacher, (train, chosen, reported), epochs, factor if name == GRADUAL else None)
                 beside.setdefault(str(epochs), missed)
-                if name != TAYLOR_NAME:
+                if name not in (TAYLOR_NAME, GRADUAL):
                     one["ahead"] = change(missed, beside[str(epochs)])
                 found["trained"][str(epochs)] = one
             known[name] = found
             write(RESULTS, results)
             RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")
-            print(f"{name}: {told(found['cut'])} as cut; {[told(each) for each in found['trained'].values()]}", flush=True)
+            print(f"{name}: {[told(each) for each in (found.get('cut'), *found['trained'].values()) if each]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,16 @@ def judged(model: nn.Module, examples: Split) -> dict[str, Any]:
     return {"accuracy": 100 - 100 * missed / count, "interval": interval}
 
 
-def recover(model: nn.Module, teacher: nn.Module | None, train: Split, way: Way, epochs: int) -> None:
-    """Train in place."""
+def recover(
+    model: nn.Module,
+    teacher: nn.Module | None,
+    train: Split,
+    way: Way,
+    epochs: int,
+    pruned: Callable[[float], bool] | None = None,
+) -> None:
+    """Train in place. pruned: asked before each step with the share of the steps that are done; True: it has changed the
+    network, which then has other parameters."""
     optimizer, generator = way.optimizer(model), torch.Generator().manual_seed(SEED)
     steps, step = epochs * math.ceil(len(train[1]) / BATCH), 0
     held = [(p, p.detach() != 0) for p in model.parameters() if p.dim() > 1 and not p.detach().all()]
@@ -134,6 +143,8 @@ def recover(model: nn.Module, teacher: nn.Module | None, train: Split, way: Way,
         model.train()
         for rows in torch.randperm(len(train[1]), generator=generator).split(BATCH):
             x, y = moved(images(train[0][rows]), generator), train[1][rows]
+            if pruned is not None and pruned(step / steps):
+                optimizer = way.optimizer(model)
             for group in optimizer.param_groups:
                 group["lr"] = way.lr * min(1.0, (step + 1) / WARM) * (1 - step / steps)
             output = model(x)
