@@ -67,8 +67,8 @@ def ours(model: nn.Module, x: Tensor, reconstructed: bool) -> Made:
 
 
 def theirs(net: nn.Module, train: Split, taylor: bool, length: tuple[int, int]) -> Callable[[float], bool]:
-    """torch-pruning's pruner of a network: down to a share of its multiply-accumulates, in place; whether anything went. length:
-    its steps at most, and the images that each score is of."""
+    """torch-pruning's pruner of a network: down to a share of its multiply-accumulates, in place; whether anything went.
+    length: its steps at most, and the images that each score is of."""
     import torch_pruning as tp
 
     example = torch.zeros(1, 3, 32, 32)
