@@ -46,6 +46,7 @@ EVENNESS = 0.5
 TAYLOR_NAME = "torch-pruning, Taylor"
 GRADUAL = "torch-pruning, Taylor, gradually"
 EVERY = 10
+NAMES = [TAYLOR_NAME, "torch-pruning, magnitude", "ours, as cut", "ours, reconstructed", GRADUAL]
 Made = Callable[[float], tuple[nn.Module, float]]
 
 
@@ -207,6 +208,9 @@ def main() -> None:
     parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0])
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, nargs="+", default=[0, 1])
+    parser.add_argument(
+        "--only", nargs="+", choices=NAMES, default=NAMES, help="without Taylor's at once nothing is ahead of it"
+    )
     parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,14 +228,14 @@ def main() -> None:
             "ours, as cut": lambda: ours(teacher, train[0], False),
             "ours, reconstructed": lambda: ours(teacher, train[0], True),
         }
-        names = [*ways, GRADUAL]
+        names = [name for name in [*ways, GRADUAL] if name in options.only]
         beside: dict[str, Tensor] = {}  # what Taylor's network gets wrong, by the length of training
         for name in names:
             results = read(RESULTS)
             if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
                 results[title] = {"setting": setting, "dense": accuracy(wrong(teacher, reported)), "nets": {}}
             known = results[title]["nets"]
-            if name in known and (name != TAYLOR_NAME or set(known) >= set(ways)):
+            if name in known and (name != TAYLOR_NAME or set(known) >= set(names) - {GRADUAL}):
                 continue
             if name == GRADUAL:
                 small, seconds, found = copy.deepcopy(teacher), 0.0, {"trained": {}}
@@ -246,7 +250,7 @@ def main() -> None:
             for epochs in (count for count in options.epochs if count):
                 one, missed = trained(small, teacher, (train, chosen, reported), epochs, factor if name == GRADUAL else None)
                 beside.setdefault(str(epochs), missed)
-                if name not in (TAYLOR_NAME, GRADUAL):
+                if name not in (TAYLOR_NAME, GRADUAL) and TAYLOR_NAME in names:
                     one["ahead"] = change(missed, beside[str(epochs)])
                 found["trained"][str(epochs)] = one
             known[name] = found
