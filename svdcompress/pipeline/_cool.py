@@ -67,7 +67,7 @@ def begin(ask: Ask, search: Path) -> Path:
     """The folder of a trial. What was begun in it of another one, as where `search.trials` changed meanwhile, is removed."""
     folder = ask.folder(search)
     about = {"pressure": ask.pressure, "target": ask.target, "cuts": ask.cuts}
-    file = folder / "ask.json"
+    file = folder / ("at-once.json" if ask.at_once else "ask.json")  # what was begun otherwise is another one's
     if known(file, about) != about:
         shutil.rmtree(folder, ignore_errors=True)
         kept_file(search, ask.number).unlink(missing_ok=True)

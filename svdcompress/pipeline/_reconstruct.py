@@ -14,7 +14,6 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._some import some
-from svdcompress.recipe import Recipe
 from svdcompress.reconstruction import ROWS, Reconstruction, reconstruct, reconstructed
 from svdcompress.relevance import Masks
 
@@ -26,11 +25,6 @@ TRIED = 4
 
 NUMBERS = 2**25
 """Of the outputs of the widest layer, for all of the examples: each of the few that are there at a time takes 128 MB then."""
-
-
-def reconstructs(recipe: Recipe, measure: str) -> bool:
-    """Whether a search does it: for sizes that follow the shapes, where whole units go."""
-    return recipe.search.reconstruct == "auto" and measure not in ("nonzero", "bytes")
 
 
 class Reconstructor:
@@ -66,11 +60,12 @@ def _widest(model: nn.Module, inputs: Any) -> int:
         found.append(output[0].numel() if output.dim() > 1 else output.numel())
 
     handles = [layer.register_forward_hook(note) for _, layer in variational_layers(model)]
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     try:
         call(model.eval(), to_device(inputs, first.device))
     finally:
-        model.train(training)
+        for module, mode in training.items():
+            module.training = mode
         for handle in handles:
             handle.remove()
     return max(found)

@@ -141,10 +141,11 @@ class Search(Trials):
         """The path, as far as anything on it may be within the budget; False where the time was up before."""
         hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
         limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
-        once = self.trials == 1 and self.goal is not None
-        if self._too_short and (once or not self.context.recipe.train.epochs):  # no trial begins there
+        if self._too_short:
             self.path.start()
-            return True
+            once = self.trials == 1 and self.goal is not None
+            if (once or not self.context.recipe.train.epochs) and not self.path.known(1):  # no trial begins there
+                return True
         for level in range(1, self.levels + 1):
             row = self.path.climb(level)
             self._say(
@@ -192,10 +193,11 @@ class Search(Trials):
         target = self._wanted * (1 + CLOSE)
         epochs, how = self.context.recipe.train.epochs, self.measure.how()
         judged, budget = self.judged, self.budget.given
-        at_once = self._reconstructor is not None and best.pressure <= UNPRESSED
+        at_once = best.pressure <= UNPRESSED and self._reconstructor is not None
         steps = 1 if at_once else min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))
         how_told = told_how(how)
-        lines = lines + outcome(best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, how_told, steps)
+        asked = best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, how_told
+        lines = lines + outcome(*asked, self.cuts if at_once else steps)
         unit, levels = MEASURES[FOLLOWS[measure]], len(self.path.rows)
         if self.goal is None and best.met and self.kept.least and best.costs[measure] <= self._floor * (1 + CLOSE):
             lines += at_floor(best, measure, self.kept.least, self._dense_size, how_told)

@@ -29,6 +29,12 @@ def cuts_of(recipe: Recipe, measure: str) -> int:
     return 1 if measure == "nonzero" else recipe.search.cuts
 
 
+def reconstructs(recipe: Recipe, measure: str) -> bool:
+    """Whether trials without pressure are cut at once, reconstructed: for sizes that follow the shapes, where whole units go in
+    steps otherwise."""
+    return recipe.search.reconstruct == "auto" and measure not in ("nonzero", "bytes") and cuts_of(recipe, measure) > 1
+
+
 def levels_of(recipe: Recipe, measure: str) -> int:
     """Levels of the path: those that are set, else `LEVELS`, or as many as lead to what cuts in steps begin from."""
     if recipe.search.levels is not None:
@@ -44,10 +50,12 @@ def trials_of(recipe: Recipe, measure: str) -> int:
     settings, once = recipe.search, recipe.recover.epochs
     if settings.trials is not None:
         return settings.trials
-    if not one_run(recipe):  # nothing is trained
-        return MOST
     trial = epochs_of(recipe.train, COOLING_EPOCHS) + once
     left = TIMES * one_run(recipe) - levels_of(recipe, measure) * epochs_of(recipe.train, LEVEL_EPOCHS)
+    if not recipe.train.epochs and reconstructs(recipe, measure):  # no path, no cooling
+        trial, left = once, TIMES * once
+    if not trial:
+        return MOST
     if settings.max_drop is None and settings.max_error is None:
         left -= once
     return min(max(int(left / trial), 1), MOST)

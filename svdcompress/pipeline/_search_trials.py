@@ -26,8 +26,8 @@ from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
-from svdcompress.pipeline._reconstruct import Reconstructor, reconstructs
-from svdcompress.pipeline._search_cost import cuts_of, left_for, recovery_of, trained
+from svdcompress.pipeline._reconstruct import Reconstructor
+from svdcompress.pipeline._search_cost import cuts_of, left_for, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_start import judged, objective_of
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
@@ -35,7 +35,7 @@ from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
 from svdcompress.recipe import MEASURES, Goal, parse_goal
-from svdcompress.reconstruction import Reconstruction
+from svdcompress.reconstruction import Reconstruction, fits_any
 from svdcompress.relevance import Masks
 from svdcompress.search import CLOSE, Budget, Losses, Trial
 from svdcompress.selection import Selection, check_some_left
@@ -222,7 +222,7 @@ class Trials:
 
     @cached_property
     def _reconstructor(self) -> Reconstructor | None:
-        if not reconstructs(self.context.recipe, self.measure.name):
+        if not reconstructs(self.context.recipe, self.measure.name) or not fits_any(self.variational.model):
             return None
         return Reconstructor(self.opened, self.variational.model, self.context.place.device)
 

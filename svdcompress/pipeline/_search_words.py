@@ -63,7 +63,7 @@ def outcome(
     if budget and not best.met:
         lines.append(
             f"no trial keeps the budget: the closest ({drop_of(best, judged)}) is kept. Allow more, or train longer: "
-            f"--epochs {2 * epochs}, and more recover.epochs"
+            f"--epochs {2 * epochs or 10}, and more recover.epochs"
         )
     if goal is None or best.costs[measure] <= target:
         return lines

@@ -284,7 +284,7 @@ class SearchSection(Section):
     mixture: Literal["auto", "off"] = "auto"
     # Where a trial begins without pressure and whole units go, they go at once, and the means of what stays are fitted to what
     # each layer gave before (least squares over training examples); ways to the size are compared like that. off: they go in
-    # steps of cooling, and what stays is left to the training.
+    # steps of cooling, and what stays is left to the training, as with cuts: 1.
     reconstruct: Literal["auto", "off"] = "auto"
 
     @field_validator("mixture", "reconstruct", mode="before")

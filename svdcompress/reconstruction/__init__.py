@@ -1,7 +1,7 @@
 """The means that stay make up for the units that go: each layer's former outputs, by least squares over examples."""
 
 from svdcompress.reconstruction._layer import ROWS, LayerError
-from svdcompress.reconstruction._reconstruct import Reconstruction, reconstruct, reconstructed
+from svdcompress.reconstruction._reconstruct import Reconstruction, fits_any, reconstruct, reconstructed
 from svdcompress.reconstruction._solve import RIDGES, Solution, solve
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "LayerError",
     "Reconstruction",
     "Solution",
+    "fits_any",
     "reconstruct",
     "reconstructed",
     "solve",

@@ -26,10 +26,12 @@ NUMBERS = 2**27
 HELD = 0.2
 """Share of the rows that choose the ridge: those of the last examples."""
 
-EXACT = 1e-12
-"""Share of the variance of a layer's outputs below which what it misses is rounding, and it stays as it is."""
+EXACT, ROUGH = 1e-12, 1e-10
+"""Share of the variance of a layer's outputs below which what it misses is rounding, and it stays as it is: in double and in
+single precision."""
 
-TINY = 1e-30
+FEWEST = 10
+"""Rows that a fifth can be held out of."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,15 @@ class LayerError:
     name: str
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """rows: (rows, outputs) of what a layer gave; at: which of them these are. shape: of what it read."""
+
+    at: Tensor
+    rows: Tensor
+    shape: torch.Size
 
 
 def unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
@@ -81,10 +92,14 @@ def _outputs(layer: VariationalLayer) -> int:
     return view.shape[0] * view.shape[1]
 
 
-def refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], given: Any) -> LayerError:
-    """Fit a layer, whose mask is held, to rows of what it gave before. given: what it is called with now."""
-    at, wanted = target
+def refit(name: str, layer: VariationalLayer, target: Target, given: Any) -> LayerError | str:
+    """Fit a layer, whose mask is held, to rows of what it gave before; or why not. given: what it is called with now."""
+    at, wanted = target.at, target.rows
     x, args, kwargs = input_of(*given)
+    if x.shape != target.shape:
+        return "it reads inputs of another shape after the cut"
+    if len(at) < FEWEST:
+        return f"it gave only {len(at)} rows"
     exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
     seen, wanted = layer.windows(x, at, *args, **kwargs), wanted.to(exact)
     seen = seen.to(exact if seen.shape[2:].numel() <= len(at) else torch.float32)  # few rows of many inputs need no more
@@ -93,33 +108,37 @@ def refit(name: str, layer: VariationalLayer, target: tuple[Tensor, Tensor], giv
     assert layer.mask is not None
     view, mask = layer.canonical(layer.weight.detach()), layer.canonical(layer.mask)
     outputs, inputs = alive(mask)
-    held = max(1, round(HELD * len(at))) if len(at) > 1 else 0
+    held = round(HELD * len(at))
     wanted = wanted.reshape(len(at), *outputs.shape)
     bias = None if layer.bias is None else layer.bias.detach().reshape(outputs.shape)
+    learns = layer.bias is not None and layer.bias.requires_grad
     missed, left, spread = 0.0, 0.0, 0.0
     weight, shifted = view.clone(), None if bias is None else bias.clone()
     for group, (outs, ins) in enumerate(zip(outputs, inputs, strict=True)):
-        if not (outs.any() and ins.any() and held):
+        if not (outs.any() and ins.any()):
             continue
         x, y = seen[:, group, ins].flatten(1), wanted[:, group, outs]
         now = view[group][outs][:, ins].to(exact).flatten(1)
         residual = y - (x @ now.T.to(x.dtype)).to(exact) - (0 if bias is None else bias[group, outs].to(exact))
-        found = solve(x, residual, held, intercept=bias is not None)
+        own = float((y - y.mean(0)).square().sum()) * held / len(y)
+        spread += own
+        if float(residual.square().sum()) <= (EXACT if x.dtype == exact else ROUGH) * own:
+            continue
+        found = solve(x, residual, held, intercept=learns)
         new = (now + found.change).reshape(int(outs.sum()), int(ins.sum()), -1)
         rows = weight[group][outs]
         rows[:, ins] = new.to(weight.dtype)
         weight[group, outs] = rows
-        if shifted is not None:
+        if shifted is not None and learns:
             shifted[group, outs] += found.shift.to(shifted.dtype)
-        tested = y[-held:]
         missed, left = missed + found.before, left + found.after
-        spread += float((tested - tested.mean(0)).square().sum())
-    if missed <= EXACT * spread:
-        return LayerError(name, missed / max(spread, TINY), missed / max(spread, TINY))
-    layer.weight.copy_(layer.as_weight(weight))
-    if shifted is not None and layer.bias is not None:
-        layer.bias.copy_(shifted.reshape(-1))
-    return LayerError(name, missed / max(spread, TINY), left / max(spread, TINY))
+    if not spread > 0:
+        return "its outputs don't vary"
+    if missed > 0:
+        layer.weight.copy_(layer.as_weight(weight))
+        if shifted is not None and layer.bias is not None and learns:
+            layer.bias.copy_(shifted.reshape(-1))
+    return LayerError(name, missed / spread, left / spread)
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import call
 from svdcompress.layers import variational_layers
-from svdcompress.reconstruction._layer import ROWS, LayerError, input_of, refit, rows_of, unfit
+from svdcompress.reconstruction._layer import ROWS, LayerError, Target, input_of, refit, rows_of, unfit
 from svdcompress.relevance import as_masks, hold
 
 
@@ -99,14 +99,31 @@ def reconstruct(
 
         def refitting(name: str) -> Any:
             def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-                found.append(refit(name, layer, targets.rows.pop(name), (given, named)))
+                target = targets.rows.pop(name, None)
+                if target is None:
+                    left[name] = "it runs several times after the cut"
+                elif isinstance(made := refit(name, layer, target, (given, named)), str):
+                    left[name] = made
+                else:
+                    found.append(made)
 
             return hook
 
         ready = [name for name in targets.rows if name not in left]
         with _hooked((able[name].register_forward_pre_hook, refitting(name)) for name in ready):
             call(model, inputs)
+    left |= {name: "it doesn't run after the cut" for name in ready if name in targets.rows}
     return Reconstruction(found, left)
+
+
+def fits_any(model: nn.Module) -> bool:
+    """Whether there is a layer that `reconstruct` does not leave alone in any case."""
+    shared = _shared(model)
+    return any(
+        unfit(layer, torch.ones_like(layer.weight, dtype=torch.bool)) is None
+        and not shared & {id(layer.weight), id(layer.bias)}
+        for _, layer in variational_layers(model)
+    )
 
 
 @contextmanager
@@ -145,7 +162,7 @@ class _Targets:
 
     def __init__(self, counts: Mapping[str, int], seed: int) -> None:
         self.counts, self.generator = counts, torch.Generator().manual_seed(seed)
-        self.rows: dict[str, tuple[Tensor, Tensor]] = {}
+        self.rows: dict[str, Target] = {}
         self.runs: Counter[str] = Counter()
 
     def note(self, name: str) -> Any:
@@ -157,7 +174,7 @@ class _Targets:
             rows = layer.rows(output, x, *given, **named)
             if self.runs[name] == 1 and len(rows):
                 at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values.to(rows.device)
-                self.rows[name] = at, rows[at]
+                self.rows[name] = Target(at, rows[at], x.shape)
 
         return hook
 

@@ -10,6 +10,9 @@ from torch import Tensor
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Ridges that are tried, as shares of the mean of the eigenvalues of the rows' or the inputs' products, whichever are fewer."""
 
+LEAST = 1e-10
+"""Share of the inputs' mean square below which their variance is rounding."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -41,10 +44,12 @@ def solve(x: Tensor, residual: Tensor, held: int, *, intercept: bool) -> Solutio
     if intercept and (missed := float((missing - residual[:first].mean(0)).square().sum())) < after:
         after, moved = missed, True
     for each in RIDGES:
-        if (missed := float((missing - rows.told(first, each)).square().sum())) < after:
+        told = rows.told(first, each)
+        if told is not None and (missed := float((missing - told).square().sum())) < after:
             after, ridge = missed, each
-    if ridge is not None:
-        return Solution(*rows.solution(ridge), ridge, before, after)
+    found = None if ridge is None else rows.solution(ridge)
+    if found is not None:
+        return Solution(*found, ridge, before, after)
     shift = residual.mean(0) if moved else torch.zeros_like(residual[0])
     return Solution(residual.new_zeros(residual.shape[1], x.shape[1]), shift, None, before, after)
 
@@ -55,69 +60,70 @@ class _ByInputs:
     def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
         self.x, self.target, self.intercept = x.to(target.dtype), target, intercept
         self.of: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.least = LEAST * float(self.x.square().sum()) / max(x.shape[1], 1)
 
-    def told(self, first: int, ridge: float) -> Tensor:
-        """What the solution of the first rows says of the others."""
-        change, shift = self._at(first, ridge)
-        return self.x[first:] @ change.T + shift
+    def told(self, first: int, ridge: float) -> Tensor | None:
+        """What the solution of the first rows says of the others; None where there is none."""
+        found = self._at(first, ridge)
+        return None if found is None else self.x[first:] @ found[0].T + found[1]
 
-    def solution(self, ridge: float) -> tuple[Tensor, Tensor]:
+    def solution(self, ridge: float) -> tuple[Tensor, Tensor] | None:
         """Of all rows: the change of the weight and of the bias."""
         return self._at(len(self.x), ridge)
 
-    def _at(self, count: int, ridge: float) -> tuple[Tensor, Tensor]:
+    def _at(self, count: int, ridge: float) -> tuple[Tensor, Tensor] | None:
         if count not in self.of:
             self.of[count] = self._sums(count)
         products, both, mean, mean_target = self.of[count]
-        change = _solved(products, both, ridge).T
-        return change, mean_target - change @ mean
+        found = _solved(products, both, ridge, self.least)
+        return None if found is None else (found.T, mean_target - found.T @ mean)
 
     def _sums(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Products of the inputs, and of inputs and targets, of the first rows about their means; and the means."""
         x, target = self.x[:count], self.target[:count]
-        mean, mean_target = x.mean(0), target.mean(0)
-        if not self.intercept:
-            mean, mean_target = torch.zeros_like(mean), torch.zeros_like(mean_target)
-        products = x.T @ x - count * torch.outer(mean, mean)
-        return products, x.T @ (target - mean_target), mean, mean_target
+        mean, mean_target = torch.zeros_like(x[0]), torch.zeros_like(target[0])
+        if self.intercept:  # taken off first: what is left of large products would be rounding
+            mean, mean_target = x.mean(0), target.mean(0)
+            x, target = x - mean, target - mean_target
+        return x.T @ x, x.T @ target, mean, mean_target
 
 
 class _ByRows:
     """With the products of the rows."""
 
     def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
-        self.x, self.target, self.intercept = x, target, intercept
-        self.products = (x @ x.T).to(target.dtype)
+        self.mean = x.mean(0) if intercept else torch.zeros_like(x[0])
+        self.least = LEAST * float(x.square().sum()) / len(x)
+        self.x, self.target, self.intercept = x - self.mean, target, intercept
+        self.products = (self.x @ self.x.T).to(target.dtype)
 
-    def told(self, first: int, ridge: float) -> Tensor:
-        """What the solution of the first rows says of the others."""
+    def told(self, first: int, ridge: float) -> Tensor | None:
+        """What the solution of the first rows says of the others; None where there is none."""
         products, across = self.products[:first, :first], self.products[first:, :first]
-        target, mean = self.target[:first], self.target.new_zeros(self.target.shape[1])
+        target, mean = self.target[:first], torch.zeros_like(self.target[0])
         if self.intercept:
             means, mean = products.mean(0), target.mean(0)
             across = across - across.mean(1, keepdim=True) - means + means.mean()
             products = products - means - means[:, None] + means.mean()
-        return across @ _solved(products, target - mean, ridge) + mean
+        factors = _solved(products, target - mean, ridge, self.least)
+        return None if factors is None else across @ factors + mean
 
-    def solution(self, ridge: float) -> tuple[Tensor, Tensor]:
+    def solution(self, ridge: float) -> tuple[Tensor, Tensor] | None:
         """Of all rows: the change of the weight and of the bias."""
-        products, target, mean = self.products, self.target, torch.zeros_like(self.target[0])
-        centre = torch.zeros_like(self.x[0])
-        if self.intercept:
-            means, mean, centre = products.mean(0), target.mean(0), self.x.mean(0)
-            products = products - means - means[:, None] + means.mean()
-        factors = _solved(products, target - mean, ridge)
-        if self.intercept:  # as the inputs' own mean is taken off
-            factors = factors - factors.mean(0)
-        change = (factors.T.to(self.x.dtype) @ self.x).to(target.dtype)
-        return change, mean - change @ centre.to(target.dtype)
+        mean = self.target.mean(0) if self.intercept else torch.zeros_like(self.target[0])
+        factors = _solved(self.products, self.target - mean, ridge, self.least)
+        if factors is None:
+            return None
+        change = (factors.T.to(self.x.dtype) @ self.x).to(self.target.dtype)
+        return change, mean - change @ self.mean.to(self.target.dtype)
 
 
-def _solved(products: Tensor, targets: Tensor, ridge: float) -> Tensor:
-    """The solution of the system with a ridge on its diagonal; 0 where nothing comes in."""
+def _solved(products: Tensor, targets: Tensor, ridge: float, least: float) -> Tensor | None:
+    """The solution of the system with a ridge on its diagonal; None where what comes in is constant, or rounding."""
     scale = float(products.diagonal().mean())
-    if not scale > 0:
-        return torch.zeros_like(targets)
+    if not scale > least:
+        return None
     matrix = products.clone()
     matrix.diagonal().add_(ridge * scale)
-    return torch.cholesky_solve(targets, torch.linalg.cholesky(matrix))
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return None if int(failed) else torch.cholesky_solve(targets, factor)

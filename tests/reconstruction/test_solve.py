@@ -54,3 +54,15 @@ def test_a_bias_alone_is_mended_where_inputs_say_nothing() -> None:
     assert found.after == pytest.approx(0) and found.before == pytest.approx(180)
     still = solve(x, torch.full((50, 2), 3.0, dtype=torch.float64), 10, intercept=False)
     assert not still.change.any() and not still.shift.any() and still.after == still.before
+
+
+@pytest.mark.parametrize("shape", [(512, 2000), (1000, 20)], ids=["more inputs", "more rows"])
+@pytest.mark.parametrize("offset", [1.0, 100.0])
+def test_inputs_far_from_zero(shape: tuple[int, int], offset: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = offset + 0.03 * torch.randn(shape[0], 10, generator=generator) @ torch.randn(10, shape[1], generator=generator)
+    y = (x.double() - offset) @ torch.randn(shape[1], 2, generator=generator, dtype=torch.float64)
+    found = solve(x, y, shape[0] // 5, intercept=True)
+    assert found.ridge is not None and found.after < 0.01 * found.before
+    constant = solve(x[:1].expand(shape).contiguous(), y, shape[0] // 5, intercept=True)
+    assert constant.ridge is None and not constant.change.any()
