@@ -73,8 +73,9 @@ def reconstruct(
     Raises UsageError where the outputs of a layer are not finite, PruneError for masks of another model.
 
     Example:
-        >>> masks = ranked(model, x, goal={"macs": 0.5})
-        >>> svdc.reconstruct(model, x, masks)
+        >>> from svdcompress.selection import ranked
+        >>> masks = ranked(svdc.convert(model), x, goal={"macs": 0.5})
+        >>> found = svdc.reconstruct(model, x, masks)
         >>> small = svdc.prune(model, x, masks=masks)
     """
     masks = as_masks(model, masks)
