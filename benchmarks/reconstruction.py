@@ -28,7 +28,7 @@ from controls import change
 from cut_choice import EACH, renewed
 from mnist import HERE, machine, read, write
 from models import cifar10
-from recovery import SEED, Split, Way, dense, images, recover
+from recovery import SEED, Split, Way, accuracy, dense, images, recover, wrong
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +36,6 @@ import svdcompress as svdc
 from svdcompress.cost import measure
 from svdcompress.pipeline._ways import PROJECTIONS
 from svdcompress.selection import Ranking, whole_units
-from svdcompress.uncertainty import wilson
 
 RESULTS = HERE / "results" / "reconstruction.json"
 FRESH, RATES = 1024, (0.01, 0.02, 0.05)
@@ -125,19 +124,6 @@ def gradually(net: nn.Module, train: Split, factor: float) -> Callable[[float], 
         return to(left + (1 - left) * (1 - min(2 * done, 1.0)) ** 3)
 
     return pruned
-
-
-@torch.no_grad()
-def wrong(model: nn.Module, examples: Split) -> Tensor:
-    """Which of the examples a network gets wrong (N,)."""
-    model.eval()
-    return torch.cat([model(images(x)).argmax(1) != y for x, y in zip(*(part.split(500) for part in examples), strict=True)])
-
-
-def accuracy(missed: Tensor) -> dict[str, Any]:
-    """In %, with Wilson's 95% interval."""
-    interval = [100 - 100 * bound for bound in reversed(wilson(float(missed.sum()), len(missed)))]
-    return {"accuracy": 100 - 100 * float(missed.double().mean()), "interval": interval}
 
 
 def told(found: dict[str, Any]) -> str:
@@ -238,7 +224,7 @@ def main() -> None:
             if name in known and (name != TAYLOR_NAME or set(known) >= set(names) - {GRADUAL}):
                 continue
             if name == GRADUAL:
-                small, seconds, found = copy.deepcopy(teacher), 0.0, {"trained": {}}
+                small, found = teacher, {"trained": {}}
             else:
                 small, seconds = ways[name]()(factor)
                 found = sized(small, images(train[0][:1])) | {

@@ -111,19 +111,22 @@ def moved(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def wrong(model: nn.Module, examples: Split) -> int:
-    """How many of the examples a network gets wrong."""
+def wrong(model: nn.Module, examples: Split) -> Tensor:
+    """Which of the examples a network gets wrong (N,)."""
     model.eval()
-    return sum(
-        int((model(images(x)).argmax(1) != y).sum()) for x, y in zip(*(part.split(500) for part in examples), strict=True)
-    )
+    return torch.cat([model(images(x)).argmax(1) != y for x, y in zip(*(part.split(500) for part in examples), strict=True)])
 
 
 def judged(model: nn.Module, examples: Split) -> dict[str, Any]:
     """Accuracy in %, and Wilson's 95% interval of it."""
-    missed, count = wrong(model, examples), len(examples[1])
-    interval = [100 - 100 * bound for bound in reversed(wilson(missed, count))]
-    return {"accuracy": 100 - 100 * missed / count, "interval": interval}
+    return accuracy(wrong(model, examples))
+
+
+def accuracy(missed: Tensor) -> dict[str, Any]:
+    """The same of what is wrong (N,)."""
+    wrong, count = int(missed.sum()), len(missed)
+    interval = [100 - 100 * bound for bound in reversed(wilson(wrong, count))]
+    return {"accuracy": 100 - 100 * wrong / count, "interval": interval}
 
 
 def recover(

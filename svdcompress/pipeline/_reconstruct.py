@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, to_device
+from svdcompress.convert import as_it_was
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._figures import there
@@ -60,12 +61,10 @@ def _widest(model: nn.Module, inputs: Any) -> int:
         found.append(output[0].numel() if output.dim() > 1 else output.numel())
 
     handles = [layer.register_forward_hook(note) for _, layer in variational_layers(model)]
-    training = {module: module.training for module in model.modules()}
     try:
-        call(model.eval(), to_device(inputs, first.device))
+        with as_it_was(model, False):
+            call(model, to_device(inputs, first.device))
     finally:
-        for module, mode in training.items():
-            module.training = mode
         for handle in handles:
             handle.remove()
     return max(found)

@@ -135,7 +135,7 @@ class Search(Trials):
         """Whether variances can't learn what is needed in the training that is asked for, and what goes can be made up for
         without: then the path would cost epochs that recovery makes more of."""
         reach = self.context.results.reach
-        return self.cuts > 1 and self._reconstructor is not None and reach is not None and not reach.enough
+        return self.cuts > 1 and reach is not None and not reach.enough and self._reconstructor is not None
 
     def _climb(self) -> bool:
         """The path, as far as anything on it may be within the budget; False where the time was up before."""

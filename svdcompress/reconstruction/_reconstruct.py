@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call
+from svdcompress.convert import as_it_was
 from svdcompress.layers import variational_layers
 from svdcompress.reconstruction._layer import ROWS, LayerError, Target, input_of, refit, rows_of, unfit
 from svdcompress.relevance import as_masks, hold
@@ -73,8 +74,8 @@ def reconstruct(
     Raises UsageError where the outputs of a layer are not finite, PruneError for masks of another model.
 
     Example:
-        >>> from svdcompress.selection import ranked
-        >>> masks = ranked(svdc.convert(model), x, goal={"macs": 0.5})
+        >>> from svdcompress.selection import ranked, whole_units
+        >>> masks = whole_units(model, ranked(svdc.convert(model), x, goal={"macs": 0.5}))
         >>> found = svdc.reconstruct(model, x, masks)
         >>> small = svdc.prune(model, x, masks=masks)
     """
@@ -86,7 +87,7 @@ def reconstruct(
             left[name] = why
     able = {name: layer for name, layer in layers.items() if name not in left}
     counts = rows_of(able, rows)
-    with _as_it_was(model), _put_back(model, after_errors_alone=True):
+    with as_it_was(model, False), _put_back(model, after_errors_alone=True):  # masks are buffers
         if before is not None:
             hold(model, before)
         targets = _Targets(counts, seed)
@@ -136,17 +137,11 @@ def reconstructed(
     before: Mapping[str, Tensor] | None = None,
     rows: int = ROWS,
 ) -> Iterator[Reconstruction]:
-    """The model under `masks` with the means of `reconstruct`; as it was afterwards."""
-    layers = [layer for _, layer in variational_layers(model)]
-    held = [layer.mask for layer in layers]
-    with _put_back(model):
-        try:
-            found = reconstruct(model, inputs, masks, before=before, rows=rows)
-            hold(model, masks)
-            yield found
-        finally:
-            for layer, mask in zip(layers, held, strict=True):
-                layer.mask = mask
+    """The model under `masks`, in `eval()`, with the means of `reconstruct`; as it was afterwards."""
+    with as_it_was(model, False), _put_back(model):
+        found = reconstruct(model, inputs, masks, before=before, rows=rows)
+        hold(model, masks)
+        yield found
 
 
 # The two passes
@@ -204,18 +199,3 @@ def _put_back(model: nn.Module, *, after_errors_alone: bool = False) -> Iterator
             with torch.no_grad():
                 for key, tensor in own.items():
                     tensor.copy_(kept[key])
-
-
-@contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """In `eval()`; modes and masks are put back."""
-    layers = [layer for _, layer in variational_layers(model)]
-    masks, training = [layer.mask for layer in layers], {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-        for layer, mask in zip(layers, masks, strict=True):
-            layer.mask = mask
