@@ -11,6 +11,7 @@ from svdcompress.layers._conv import (
     VariationalConvTranspose3d,
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
+from svdcompress.layers._in_parts import convolutions_in_parts, in_parts
 from svdcompress.layers._kept import KeptChannels, keep_channels, kept_channels
 from svdcompress.layers._known import (
     VARIATIONAL_CLASSES,
@@ -87,9 +88,11 @@ __all__ = [
     "check_variance_dtype",
     "clashes",
     "class_name",
+    "convolutions_in_parts",
     "drawing",
     "fast_bfloat16",
     "group_log_alpha",
+    "in_parts",
     "keep_channels",
     "kept_channels",
     "kl_apart",

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from svdcompress.layers._base import VariationalLayer
+from svdcompress.layers._in_parts import in_parts
 from svdcompress.layers._maps import Convolution, Map
 
 
@@ -13,7 +14,7 @@ class _VariationalConv(VariationalLayer):
     """Stride, dilation, groups and all of torch's padding modes are those of torch.nn."""
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)
+        return in_parts(self._conv_forward, x, weight, bias)
 
     def _as_map(self, x: Tensor) -> tuple[Tensor, Map]:
         dims = len(self.kernel_size)

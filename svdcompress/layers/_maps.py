@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from svdcompress.layers._in_parts import in_parts
 
 
 class Convolution(NamedTuple):
@@ -44,6 +47,12 @@ def apply(map: Map, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     if isinstance(map, Transposed):
         return F.linear(x, weight.t(), bias)
+    if map.transposed:
+        return torch.convolution(x, weight, bias, *map)
+    return in_parts(partial(_convolved, map), x, weight, bias)
+
+
+def _convolved(map: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.convolution(x, weight, bias, *map)
 
 

@@ -126,7 +126,6 @@ def train_stage(context: Context, opened: Opened, dense: Dense, variational: Var
         schedule=make_schedule(train.beta, train.epochs, dense.beta),
         lr_log_sigma2=variational.rate,
         distill=train.distill,
-        compiled=train.compile,
         masks=while_training(context.recipe, opened.inputs),
         **shrinking(context.recipe, opened.inputs),
     )

@@ -64,6 +64,7 @@ class Trainer:
             validate=self.metrics,
             seed=recipe.seed,
             device=recipe.device,
+            compiled=settings.compile,
             state=state or context.state.folder / f"{stage}.pt",
             bars=context.bars,
             stop=context.stop,

@@ -162,6 +162,7 @@ class Training(Section):
     # Of products, in autocast. auto: bf16 where the device is faster at it than at float32, else no.
     precision: Literal["no", "auto", "bf16", "fp16"] = "no"
     keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
+    compile: bool = False  # steps by torch.compile, the teacher's answers too
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -184,7 +185,6 @@ class TrainSection(Training):
     beta: Annotated[BetaSchedule, short("name")] = BetaSchedule()
     distill: Distillation = Distillation()
     shrink: Moment | None = None  # from then on dead units are removed after each epoch: faster, and they cannot come back
-    compile: bool = False
 
 
 class RecoverSection(Training):

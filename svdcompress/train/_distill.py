@@ -21,10 +21,16 @@ class Teacher:
 
     def __init__(self, model: nn.Module, settings: Distillation, likelihood: Likelihood, loss: Loss) -> None:
         self.model, self.settings, self.likelihood, self.loss = model, settings, likelihood, loss
+        self._called: Any = model
+
+    def ready(self, device: torch.device, compiled: bool) -> None:
+        """Where the student is trained, and by torch.compile as its steps are."""
+        self.model.to(device).eval()
+        self._called = torch.compile(self.model) if compiled else self.model
 
     def mix(self, loss: Tensor, output: object, inputs: Any) -> Tensor:
         """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`; output: the student's, for `inputs`."""
         with torch.no_grad():
-            teacher = call(self.model, inputs)
+            teacher = call(self._called, inputs)
         weight, temperature = self.settings.weight, self.settings.temperature
         return (1 - weight) * loss + weight * self.likelihood.soft_loss(self.loss, output, teacher, temperature)

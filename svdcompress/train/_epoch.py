@@ -97,7 +97,7 @@ def train_mode(work: Work) -> None:
 
 def forward(work: Work, network: Network, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
     """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
-    with work.autocast():
+    with work.autocast(), work.right:
         output = call(network.called, x)
         loss = work.loss(output, y)
         if work.teacher is not None:

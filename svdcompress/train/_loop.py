@@ -11,6 +11,7 @@ from svdcompress.relevance import relevance
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
+from svdcompress.train._right import refuse_wrong
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
 from svdcompress.train._steps import Steps
@@ -32,7 +33,7 @@ class Loop:
         self._work, self._file = work, work.file
         work.model.to(work.device)
         if work.teacher is not None:
-            work.teacher.model.to(work.device).eval()
+            work.teacher.ready(work.device, work.compiled)
         self._steps = Steps(work)
         self._standing = Standing(work.total)
         if work.shrink_from < work.settings.epochs:
@@ -48,6 +49,8 @@ class Loop:
         if work.bars is not None:
             work.bars.start(work.stage, work.last, standing.epoch)
         try:
+            if standing.epoch < work.last:
+                refuse_wrong(work)
             settle(work, trains=standing.epoch < work.last)
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from svdcompress.layers import convolutions_in_parts
 from svdcompress.likelihoods import Loss
 from svdcompress.objective import ELBO
 from svdcompress.recipe import Training
@@ -72,3 +74,10 @@ class Work:
     def autocast(self) -> AbstractContextManager[Any]:
         """Within it the model computes in the precision that was asked for."""
         return self.accelerator.autocast() if self.accelerator.native_amp else nullcontext()
+
+    @cached_property
+    def right(self) -> AbstractContextManager[Any]:
+        """Within it convolutions that a CPU gets wrong in that precision are right."""
+        if not self.accelerator.native_amp or self.device.type != "cpu":
+            return nullcontext()
+        return convolutions_in_parts([self.model, *([self.teacher.model] if self.teacher is not None else [])])

@@ -1,0 +1,83 @@
+"""Convolutions that a CPU gets wrong in bfloat16 are told by the layer's name, before anything is trained."""
+
+import pytest
+import torch
+from torch import nn
+
+from svdcompress import convert
+from svdcompress.errors import TrainingError
+from svdcompress.likelihoods import make_loss
+from svdcompress.recipe import Distillation, LossSection, Training
+from svdcompress.sources import InMemory
+from svdcompress.train import fit
+
+
+class Faulty(nn.Conv1d):
+    """As a kernel that is wrong in bfloat16, wherever the tests run."""
+
+    def forward(self, x):
+        return super().forward(x) * (3 if torch.is_autocast_enabled("cpu") else 1)
+
+
+def net(kind=nn.Conv1d):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), kind(4, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+
+
+def trained(model, precision="bf16", x=None, **more):
+    x = torch.randn(12, 3, 8, generator=torch.Generator().manual_seed(0)) if x is None else x
+    data = InMemory(x, torch.arange(12) % 2)
+    settings = Training(epochs=1, batch_size=4, precision=precision)
+    return fit(model, data, make_loss(LossSection()), settings, device="cpu", **more)
+
+
+@pytest.mark.parametrize("stage", ["dense", "recover"])
+def test_a_wrong_layer_is_named_with_what_to_set(stage):
+    model = net(Faulty)
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    with pytest.raises(TrainingError, match=rf"{stage}.precision.*layer '2' wrong \(2.0 times.*Set {stage}.precision=no"):
+        trained(model, stage=stage)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.state_dict().values(), strict=True))
+
+
+def test_a_wrong_teacher_is_named_as_one():
+    with pytest.raises(TrainingError, match="the teacher's layer '2'"):
+        trained(net(), teacher=net(Faulty), distill=Distillation(weight=0.5))
+
+
+def test_a_teacher_in_float32_is_not_looked_at():
+    assert trained(net(Faulty), "no").history
+
+
+@pytest.mark.parametrize("make", [net, lambda: convert(net(), log_sigma2=-4.0)])
+def test_looking_changes_no_number_of_the_training(make, monkeypatch):
+    looked, once = make(), make()
+    found = trained(looked)
+    monkeypatch.setattr("svdcompress.train._loop.refuse_wrong", lambda work: None)
+    assert trained(once).history == found.history
+    assert all(
+        torch.equal(one, other) for one, other in zip(looked.state_dict().values(), once.state_dict().values(), strict=True)
+    )
+
+
+def test_rounding_is_no_fault_however_much_a_sum_cancels():
+    model = net()
+    model[0].weight.data = torch.tensor([1.0, -1.0, 0.0]).expand(4, 3, 3).clone()  # differences of numbers near 1,000
+    assert trained(model, x=1000 + torch.randn(12, 3, 8, generator=torch.Generator().manual_seed(0))).history
+
+
+def test_what_this_cpu_gets_wrong_is_refused_and_what_it_gets_right_is_not():
+    """PyTorch issue 169688: AMX in torch 2.13 is wrong where the last axis of a strided volume ends up with one position."""
+    torch.manual_seed(0)
+    conv = nn.Conv3d(16, 16, 3, stride=2)
+    x = torch.randn(12, 16, 8, 8, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        half = conv(x[:4]).float()
+    with torch.no_grad():
+        wrong = float((half - conv(x[:4])).norm() / conv(x[:4]).norm()) > 0.5
+    model = nn.Sequential(conv, nn.Flatten(), nn.Linear(144, 2))
+    if wrong:
+        with pytest.raises(TrainingError, match="layer '0'"):
+            trained(model, x=x)
+    else:
+        assert trained(model, x=x).history
