@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import Any
 
@@ -59,9 +60,10 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
             with torch.autocast("cpu", enabled=False):
                 exact = functional_call(layer, rounded, (given[0].bfloat16().float(), *given[1:]))
             busy = False
+            if not exact.isfinite().all() or not exact.any():  # the training tells of the former
+                return
             off = float((output.float() - exact).norm() / exact.norm())
-            if off == off:  # not where both are 0, nor for what isn't finite, which the training tells
-                found[name] = max(off, found.get(name, 0.0))
+            found[name] = max(math.inf if math.isnan(off) else off, found.get(name, 0.0))
 
         return look
 
