@@ -75,7 +75,8 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe, data.notes)
     if recipe.data.unlabelled:
-        label(data, model, trained, context.place.device)
+        with context.bars.working("labelling", stays=False):
+            label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_model(model, recipe, data, inputs)
     beta = final_beta(recipe, model, len(data.train), inputs)

@@ -65,7 +65,8 @@ class Trials:
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
         self.before = self.kept.seconds
-        self.judged = self._losses(dense.model)
+        with self._working("judging the dense model"):
+            self.judged = self._losses(dense.model)
         self.allowed = self.budget.allowed(self.judged.error, self.judged.probabilities)
         self.costs = self._dense_costs()
 

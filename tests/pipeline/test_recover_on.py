@@ -97,6 +97,7 @@ def test_what_has_no_epochs_is_seen_to_go_on(undisturbed):
     """With a large model on a CPU, choosing what goes took 15 minutes without a line."""
     *_, said = undisturbed
     levels = said.index(next(line for line in said if line.startswith("level ")))
+    assert "judging the dense model" in said[:levels]
     assert "measuring" in said[:levels] and "measuring" in said[levels:] and "choosing" in said[levels:]
 
 
