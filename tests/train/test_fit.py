@@ -327,6 +327,22 @@ def test_bf16_trains_and_leaves_the_model_as_it_was():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_compiled_student_learns_from_its_compiled_teacher_as_another(noise):
+    torch.compiler.reset()
+
+    def run(compiled):
+        model = convert(net(), log_sigma2=-60.0)  # compiled noise comes from a generator of its own
+        more = {"teacher": net(seed=5), "distill": Distillation(weight=0.5, temperature=3.0), "device": "cpu", "noise": noise}
+        return fit(model, examples(64), LOSS, settings(lr=1e-2), compiled=compiled, **more), model
+
+    (plain, expected), (result, model) = run(False), run(True)
+    assert torch.allclose(weights(model), weights(expected), atol=1e-5)
+    assert [row["loss"] for row in result.history] == pytest.approx([row["loss"] for row in plain.history], rel=1e-4)
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
 def test_a_compiled_fit_trains_as_another_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
     torch.compiler.reset()
