@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from svdcompress.batch import call
+from svdcompress.convert import as_it_was
 from svdcompress.errors import TrainingError
-from svdcompress.train._state import mix
 from svdcompress.train._work import Work
 
 OFF = 0.5
@@ -67,22 +66,13 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
 
         return look
 
-    first = work.examples.subset(torch.arange(min(work.settings.batch_size, len(work.examples))))
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # no noise, and no statistics change
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers]
     try:
-        with ExitStack() as stack:
-            for name, layer in layers:
-                handle = layer.register_forward_hook(hook(name))
-                stack.callback(handle.remove)
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(work.autocast())
-            stack.enter_context(work.right)
-            x, _ = next(iter(first.batches(len(first), shuffle=mix(work.seed, "right"), device=work.device)))
-            call(model, x)
+        with as_it_was(model, False), torch.no_grad(), work.autocast(), work.right:
+            call(model, work.first_batch("right")[0])
     except Exception:  # of the user's model or data: training will meet it too, and say whose it is
         return found
     finally:
-        for module, training in modes:
-            module.training = training
+        for handle in handles:
+            handle.remove()
     return found

@@ -16,7 +16,6 @@ from svdcompress.errors import shortened
 from svdcompress.objective import ELBO
 from svdcompress.train._epoch import forward, train_mode
 from svdcompress.train._network import Network
-from svdcompress.train._state import mix
 from svdcompress.train._steps import Steps
 from svdcompress.train._work import Work
 
@@ -148,8 +147,7 @@ def _step_of(work: Work) -> Callable[[], None]:
     if elbo is not None:
         elbo = ELBO(model, elbo.nll, elbo.num_examples, elbo.schedule)
     trial = replace(work, model=model, elbo=elbo, compiled=False)
-    first = work.examples.subset(torch.arange(min(settings.batch_size, len(work.examples))))
-    x, y = next(iter(first.batches(settings.batch_size, shuffle=mix(work.seed, "threads"), device=work.device)))
+    x, y = work.first_batch("threads")
     network, steps = Network(trial), Steps(trial)
     train_mode(trial)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress.layers import convolutions_in_parts
 from svdcompress.likelihoods import Loss
@@ -19,7 +19,7 @@ from svdcompress.relevance import Masks
 from svdcompress.sources import Examples
 from svdcompress.train._distill import Teacher
 from svdcompress.train._progress import Bars
-from svdcompress.train._state import StateFile
+from svdcompress.train._state import StateFile, mix
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ class Work:
     def kept(self) -> str:
         """A sentence on what is left of a training that fails."""
         return f"The state before it is kept in {self.file.path}." if self.file.path else "The model has its last good weights."
+
+    def first_batch(self, purpose: str) -> tuple[Any, Tensor]:
+        """Inputs and targets of a batch of the first examples, to try something with. purpose: their order and augmentation
+        are drawn by it."""
+        size = self.settings.batch_size
+        first = self.examples.subset(torch.arange(min(size, len(self.examples))))
+        return next(iter(first.batches(size, shuffle=mix(self.seed, purpose), device=self.device)))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Within it the model computes in the precision that was asked for."""

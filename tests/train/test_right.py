@@ -45,8 +45,13 @@ def test_a_wrong_teacher_is_named_as_one():
         trained(net(), teacher=net(Faulty), distill=Distillation(weight=0.5))
 
 
-def test_a_teacher_in_float32_is_not_looked_at():
-    assert trained(net(Faulty), "no").history
+def test_nothing_is_looked_at_in_float32(monkeypatch):
+    looked = []
+    monkeypatch.setattr("svdcompress.train._right._distances", lambda work, model: looked.append(model) or {})
+    trained(net(), "no")
+    assert not looked
+    trained(net(), "bf16")
+    assert len(looked) == 1
 
 
 @pytest.mark.parametrize("make", [net, lambda: convert(net(), log_sigma2=-4.0)])
