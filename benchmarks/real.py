@@ -41,6 +41,7 @@ from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
 
 from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.recipe import Recipe, load_recipe
 from svdcompress.sources import Examples
 from svdcompress.train import resolved_precision
 from svdcompress.uncertainty import wilson
@@ -75,12 +76,28 @@ def row(name: str, label: str) -> str:
     return f"{name}-{label}" if label else name
 
 
+def trained_before(name: str, runs: Path) -> Path | None:
+    """The dense network that the run of another case has trained with the same recipe, which the goal has no part in."""
+    sisters = [other for other, case in CASES.items() if other != name and case.recipe == CASES[name].recipe]
+    files = (runs / sister / "dense.safetensors" for sister in sisters if (runs / sister / "report.json").is_file())
+    return next(files, None)
+
+
+def dense_training(recipe: Recipe) -> dict[str, Any]:
+    """How the run trained its dense network, or the run whose file it took."""
+    if recipe.weights.file is not None:
+        recipe = load_recipe(Path(str(recipe.weights.file)).with_name("recipe.yaml"))
+    return trained_by(recipe.dense) | {"epochs": recipe.dense.epochs}
+
+
 def arguments(name: str, options: argparse.Namespace) -> list[str]:
     """Of `svdc sparsify` for a case."""
     case = CASES[name]
     found = [str(HERE / "models" / f"{case.recipe}.yaml"), "--goal", case.goal]
     if case.weights is not None:
         found += ["--weights", str(next(options.resnet.glob(case.weights)))]
+    elif (trained := trained_before(name, options.runs)) is not None:
+        found += ["--weights", str(trained)]
     found += ["--data-arg", f"folder={options.cifar}", "--data-arg", f"cache={options.runs / 'cifar.npz'}"]
     epochs = [f"{stage}.epochs={count}" for stage, count in zip(("train", "recover"), options.epochs or (), strict=False)]
     return [*found, *(part for setting in [*epochs, *options.set] for part in ("--set", setting))]
@@ -104,7 +121,7 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
     """Size and errors, and which images of the reported half are wrong."""
     chosen, reported = wrong(model, opened.data.validation), wrong(model, opened.data.test)
     parts = {"chosen": chosen, "reported": reported}
-    if isinstance(opened.recipe.weights.file, str):  # both are test images then
+    if not str(opened.recipe.data.name).endswith(":whole"):  # both are test images then
         parts["all"] = torch.cat([chosen, reported])
     example = next(iter(opened.data.test.batches(1, device=_device(model))))[0]
     found = {
@@ -177,6 +194,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }
+    if CASES[name].weights is None:
+        known["setting"]["dense"] = dense_training(recipe)
     before = beside(earlier, known)
     same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
         key: small[key] for key in ("macs", "accuracy")

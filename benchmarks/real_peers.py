@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from svdcompress import cost
 from svdcompress.batch import call, main_output, to_device
 from svdcompress.errors import SvdcError
-from svdcompress.layers import convolutions_in_parts
+from svdcompress.layers import arranged_convolutions
 from svdcompress.pipeline import OpenRun
 from svdcompress.sources import import_name
 from svdcompress.train import LrFactor, resolved_precision, seed_everything
@@ -200,7 +200,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * factor(now)
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=half), convolutions_in_parts([model, opened.dense]):
+            with torch.autocast(device.type, torch.bfloat16, enabled=half), arranged_convolutions([model, opened.dense]):
                 found = loss(model, x, y)
             found.backward()
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)

@@ -37,6 +37,7 @@ def table(results: dict[str, Any]) -> str:
             f"`--goal {one['goal']}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
             *([f"{made['images']:,} training images"] if "images" in made else []),
+            *([f"dense start: {made['dense']['epochs']} epochs by {_stepped(made['dense'])}"] if "dense" in made else []),
             optimizers(made),
             f"precision {made['precision'].replace('no', 'float32')}",
             f"distillation {made['distill']:g} ({'every row' if 'recovery' in made else 'ours alone'})",

@@ -1,6 +1,7 @@
 """The variational layers, their KL terms, and the reparameterised forward."""
 
 from svdcompress.layers._alpha import group_log_alpha, log_alpha, start_at
+from svdcompress.layers._arranged import arranged_convolutions
 from svdcompress.layers._base import DEFAULT_THRESHOLD, VariationalLayer, variance_parameters, variational_layers
 from svdcompress.layers._conv import (
     VariationalConv1d,
@@ -11,7 +12,7 @@ from svdcompress.layers._conv import (
     VariationalConvTranspose3d,
 )
 from svdcompress.layers._dropout import DROPOUT_CLASSES, BernoulliDropout, GaussianDropout
-from svdcompress.layers._in_parts import convolutions_in_parts, in_parts
+from svdcompress.layers._in_parts import in_parts
 from svdcompress.layers._kept import KeptChannels, keep_channels, kept_channels
 from svdcompress.layers._known import (
     VARIATIONAL_CLASSES,
@@ -81,6 +82,7 @@ __all__ = [
     "VariationalLayer",
     "VariationalLinear",
     "Weights",
+    "arranged_convolutions",
     "canonical",
     "changes",
     "check_posterior",
@@ -88,7 +90,6 @@ __all__ = [
     "check_variance_dtype",
     "clashes",
     "class_name",
-    "convolutions_in_parts",
     "drawing",
     "fast_bfloat16",
     "group_log_alpha",

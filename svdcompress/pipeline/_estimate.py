@@ -13,7 +13,7 @@ from torch import nn
 
 from svdcompress.batch import call
 from svdcompress.convert import PlanEntry
-from svdcompress.layers import convolutions_in_parts, variance_parameters, variational_layers
+from svdcompress.layers import arranged_convolutions, variance_parameters, variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice, slow_precision
@@ -122,7 +122,7 @@ def _stage_seconds(model: nn.Module, examples: Any, loss: Any, settings: Trainin
     variational = next(variational_layers(model), None) is not None
     elbo = ELBO(model, lambda value: value, len(examples)) if variational else (lambda value: value)
     times, precision = [], resolved_precision(settings.precision, device)
-    right = convolutions_in_parts([model] if precision in AUTOCAST and device.type == "cpu" else [])
+    right = arranged_convolutions([model] if precision in AUTOCAST and device.type == "cpu" else [])
     for x, y in islice(examples.batches(settings.batch_size, shuffle=0, device=device), TRIAL_STEPS):
         started = time.perf_counter()
         with torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST), right:

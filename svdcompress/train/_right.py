@@ -49,15 +49,16 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
     def hook(name: str) -> Any:
         busy = False
 
-        def look(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        def look(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             nonlocal busy
             if busy or not isinstance(output, Tensor):
                 return
             busy = True  # this call is hooked, too
             # With what bfloat16 has of the numbers: rounding alone is no fault, however much of it a sum cancels down to.
-            rounded = {key: value.bfloat16().float() for key, value in layer._parameters.items() if value is not None}
+            weights = {key: _rounded(value) for key, value in layer._parameters.items() if value is not None}
+            named = {key: _rounded(value) for key, value in named.items()}
             with torch.autocast("cpu", enabled=False):
-                exact = functional_call(layer, rounded, (given[0].bfloat16().float(), *given[1:]))
+                exact = functional_call(layer, weights, tuple(map(_rounded, given)), named)
             busy = False
             if not exact.isfinite().all() or not exact.any():  # the training tells of the former
                 return
@@ -66,7 +67,7 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
 
         return look
 
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers]
+    handles = [layer.register_forward_hook(hook(name), with_kwargs=True) for name, layer in layers]
     try:
         with as_it_was(model, False), torch.no_grad(), work.autocast(), work.right:
             call(model, work.first_batch("right")[0])
@@ -76,3 +77,7 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
         for handle in handles:
             handle.remove()
     return found
+
+
+def _rounded(value: Any) -> Any:
+    return value.bfloat16().float() if isinstance(value, Tensor) else value

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import convolutions_in_parts
+from svdcompress.layers import arranged_convolutions
 from svdcompress.likelihoods import Loss
 from svdcompress.objective import ELBO
 from svdcompress.recipe import Training
@@ -87,4 +87,4 @@ class Work:
         """Within it convolutions that a CPU gets wrong in that precision are right."""
         if not self.accelerator.native_amp or self.device.type != "cpu":
             return nullcontext()
-        return convolutions_in_parts([self.model, *([self.teacher.model] if self.teacher is not None else [])])
+        return arranged_convolutions([self.model, *([self.teacher.model] if self.teacher is not None else [])])

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from svdcompress import convert
-from svdcompress.layers import convolutions_in_parts, in_parts
+from svdcompress.layers import arranged_convolutions, in_parts
 
 CHANNELS, OUTPUTS, KERNEL, LENGTH = 768, 128, 64, 127
 """With torch 2.13 a CPU with AMX makes 64 times the result of this one."""
@@ -109,10 +109,10 @@ def test_dense_layers_are_right_within_the_mode_and_others_pay_nothing(wide):
     x, weight, bias = wide
     dense, small = nn.Conv1d(CHANNELS, OUTPUTS, KERNEL), nn.Conv1d(8, 8, 3)
     dense.weight.data, dense.bias.data = weight, bias
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), convolutions_in_parts([small, dense]) as mode:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), arranged_convolutions([small, dense]) as mode:
         assert mode is not None and away(dense(x), exact(x, weight, bias)) < ROUNDED
         assert away(torch.convolution(x, weight, bias, [1], [0], [1], False, [0], 1), exact(x, weight, bias)) < ROUNDED
         turned = torch.convolution(x[:, :OUTPUTS], weight, None, [1], [0], [1], True, [0], 1)
         assert away(turned, F.conv_transpose1d(x[:, :OUTPUTS].double(), weight.double())) < ROUNDED
-    with convolutions_in_parts([small]) as mode:
+    with arranged_convolutions([small]) as mode:
         assert mode is None

@@ -88,3 +88,15 @@ def test_an_output_of_zeros_is_no_fault():
     nn.init.zeros_(model[2].weight)
     nn.init.zeros_(model[2].bias)
     assert trained(model).history
+
+
+class ByKeyword(nn.Sequential):
+    """Calls its faulty layer with its input by name."""
+
+    def forward(self, x):
+        return self[4](self[3](self[2](x=self[1](self[0](x)))))
+
+
+def test_a_layer_that_is_called_by_keyword_is_looked_at_too():
+    with pytest.raises(TrainingError, match="layer '2' wrong"):
+        trained(ByKeyword(*net(Faulty)))

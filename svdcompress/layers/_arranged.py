@@ -1,0 +1,57 @@
+"""All convolutions of torch, arranged so that a CPU computes them right in bfloat16, and none far slower than it could."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from svdcompress.layers._in_parts import goes_wrong, has_wide_kernel, in_bfloat16, in_parts
+from svdcompress.layers._side_by_side import AMX, has_many_weights, laid, side_by_side
+
+_DIRECT = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = 6
+"""Where torch.convolution has that argument."""
+
+
+def _argument(args: Any, kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+class _Arranged(TorchFunctionMode):
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        direct = func in _DIRECT or (func is torch.convolution and not _argument(args, kwargs, _TRANSPOSED, "transposed", True))
+        if not direct or len(args) < 2 or not in_bfloat16(args[0]):
+            return func(*args, **kwargs)
+        x, weight, bias = args[0], args[1], _argument(args, kwargs, 2, "bias", None)
+        named = {name: value for name, value in kwargs.items() if name != "bias"}
+
+        def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+            return func(x, weight, bias, *args[3:], **named)
+
+        if goes_wrong(x, weight):
+            return in_parts(call, x, weight, bias)
+        if func is F.conv2d:
+            more = [_argument(args, kwargs, place, *rest) for place, rest in enumerate(_MORE, 3)]
+            if (how := laid(x, weight, *more)) is not None:
+                return side_by_side(call, x, weight, bias, *how)
+        return func(*args, **kwargs)
+
+
+_MORE = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
+"""Of F.conv2d, after the bias."""
+
+
+def arranged_convolutions(models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+    """Within it convolutions of torch in bfloat16 on a CPU, those of dense layers too, are computed by `in_parts` or
+    `side_by_side` where these are needed; nothing where no model has such weights, as every call of torch takes a little longer
+    then."""
+    weights = [parameter for model in models for parameter in model.parameters()]
+    wanted = any(map(has_wide_kernel, weights)) or (AMX and any(map(has_many_weights, weights)))
+    return _Arranged() if wanted else nullcontext()
