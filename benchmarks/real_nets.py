@@ -40,6 +40,7 @@ from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
 from torch import nn
 
+from svdcompress.layers import BernoulliDropout
 from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.train import resolved_precision
 
@@ -59,6 +60,9 @@ NAMES = [*REACTIONS[:1], *PITCH, *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
 
 TINY = "tiny, distilled as long"
 """A peer of CREPE alone: the small public network, trained on the same answers of the full one for as many epochs."""
+
+WEIGHTS = "ours, without draws of dropout"
+"""The same network where its own dropout draws, too: what the weights alone say."""
 
 ANCHORS = {
     "suzuki": "the dense network fine-tuned as long, same run; wanted: R2 within 0.01 at half the latency",
@@ -121,7 +125,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
     own = options.runs / f"{name}-each.safetensors"  # of our network, what others' are held against
 
     def judged(label: str, model: nn.Module) -> dict[str, Any]:
-        found = judge(opened, model, options, drawn=label == "ours")
+        found = judge(opened, model, options, drawn=label.startswith("ours"))
         each = found.pop("each", {})
         if each and label == "ours":
             save_file(each, own)
@@ -136,6 +140,9 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         nets["ours"]["seconds"] = sum(results["seconds"].values())
         store()
     nets["ours"] |= reported(results, "sparse")
+    if opened.recipe.convert.dropout == "draw" and missing(WEIGHTS):
+        nets[WEIGHTS] = judged(WEIGHTS, without_dropout(opened.model))
+        store()
     if missing("dense start"):
         nets["dense start"] = judged("dense start", opened.dense.to(device)) | reported(results, "dense")
         store()
@@ -160,6 +167,15 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         else:
             nets[peer] = judged(peer, model) | {"seconds": seconds}
         store()
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """A copy whose weights alone draw."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, BernoulliDropout):
+            layer.p = 0.0
+    return model
 
 
 def small_sister(options: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -201,6 +217,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         },
         "loss": recipe.loss.name,
         "posterior": recipe.convert.posterior,
+        "dropout": recipe.convert.dropout,
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",

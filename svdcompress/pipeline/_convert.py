@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.convert import PlanEntry, convert, plan
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold
+from svdcompress.convert import PlanEntry, convert, convert_dropout, plan
+from svdcompress.errors import RecipeError
+from svdcompress.layers import DROPOUT_CLASSES, Threshold, VariationalLayer, parse_threshold
 from svdcompress.objective import SCHEDULES, Schedule
 from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
 from svdcompress.relevance import Masks
@@ -31,7 +32,19 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
         if own_rule.log_sigma2 is not None:
             own["log_alpha"] = own_rule.log_alpha  # the nearer start counts
         convert(model, include=own_rule.patterns, **own, **for_all)
-    return convert(model, include=settings.include, **base, **for_all)
+    convert(model, include=settings.include, **base, **for_all)
+    return convert_dropout(model) if settings.dropout == "draw" else model
+
+
+def check_dropout(model: nn.Module, recipe: Recipe) -> None:
+    """Raise RecipeError where a model's own dropout is to draw, and it has none that would."""
+    if recipe.convert.dropout == "keep":
+        return
+    if not any(type(module) in DROPOUT_CLASSES and getattr(module, "p", 0) for module in model.modules()):
+        raise RecipeError(
+            f"convert.dropout: draw: {type(model).__name__} has no dropout layer with a rate above 0 (torch.nn.Dropout, "
+            "Dropout1d, Dropout2d or Dropout3d; a function such as F.dropout cannot draw outside of training). Leave it at keep"
+        )
 
 
 def planned(model: nn.Module, recipe: Recipe, inputs: Any = None, include: list[str] | None = None) -> list[PlanEntry]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from svdcompress.batch import call, main_output
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.likelihoods import likelihood_for
-from svdcompress.pipeline._convert import planned
+from svdcompress.pipeline._convert import check_dropout, planned
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.recipe import Recipe
 from svdcompress.sources import (
@@ -50,7 +50,8 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
 
     inputs: the first few training examples. What it finds goes into `data`: the dimension of the classes, and warnings. Raises
     ModelError if the model does not run on them, if its output does not fit the loss, or if a pattern of the recipe matches
-    nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for class weights of another number.
+    nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for class weights of another number, or
+    dropout that it has none of.
     """
     model.eval()
     try:
@@ -67,6 +68,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
+    check_dropout(model, recipe)
     check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
     check_loss(model, recipe, data, targets, output)
 

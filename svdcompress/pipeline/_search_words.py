@@ -160,7 +160,7 @@ def cut_by_rank(
 def untaught(recipe: Recipe) -> list[str]:
     """A warning where a model that was cut at once, from dense weights, has variances that nothing trained."""
     epochs = recovery_of(recipe, at_once=True)
-    if (recipe.recover.noise and epochs) or recipe.calibrate.posterior != "variational":
+    if (recipe.recover.noise and epochs) or recipe.calibrate.posterior != "variational" or recipe.convert.dropout == "draw":
         return []
     why = "no epoch trains them" if not epochs else "recovery trains the mean alone (recover.noise: false)"
     return [

@@ -234,6 +234,9 @@ class ConvertSection(Section):
     variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # in which the variances are computed
     # Weights computed in each forward (weight_norm, weight-standardised convolutions): fold computes them once, exact in eval
     derived: Literal["keep", "fold"] = "keep"
+    # The dropout layers of the model: draw lets them draw beside the weights wherever these do (MC dropout), in PyTorch and in
+    # the ONNX file; keep: off outside of training, as torch has them.
+    dropout: Literal["keep", "draw"] = "keep"
     layers: list[LayerRule] = []  # the first rule that matches a layer counts
 
 
