@@ -140,7 +140,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         nets["ours"]["seconds"] = sum(results["seconds"].values())
         store()
     nets["ours"] |= reported(results, "sparse")
-    if opened.recipe.convert.dropout == "draw" and missing(WEIGHTS):
+    if any(isinstance(module, BernoulliDropout) for module in opened.model.modules()) and missing(WEIGHTS):
         nets[WEIGHTS] = judged(WEIGHTS, without_dropout(opened.model))
         store()
     if missing("dense start"):

@@ -165,7 +165,7 @@ def compare(module, tmp_path, monkeypatch):
     monkeypatch.setattr(real_nets, "setting", lambda opened, device: {})
     net = torch.nn.Linear(2, 1)
 
-    def compare(run, samples, known):
+    def compare(run, samples, known, net=net):
         judged = []
 
         def judge(opened, model, options, *, drawn=False):
@@ -202,6 +202,15 @@ def test_what_is_known_is_not_made_again(compare):
     assert known["nets"]["dense, trained as long"]["seconds"] == 7 and "spearman_ahead" in known["nets"]["dense start"]
     known["nets"]["dense, trained as long"] = {"failed": "no memory"}
     assert compare("a", 20, known) == []
+
+
+def test_what_the_weights_alone_say_is_told_where_dropout_draws_too(compare):
+    known = {}
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1), BernoulliDropout(0.5))
+    assert compare("a", 20, known, net) == ["ours", "ours", "other", "trained", "other"]
+    assert [*known["nets"]][:2] == ["ours", "ours, without draws of dropout"] and net[1].p == 0.5
+    assert "spearman_ahead" in known["nets"]["ours, without draws of dropout"]
+    assert compare("a", 20, known, net) == []
 
 
 def test_figures_of_another_run_are_not_taken_for_those_of_this(compare, capsys):
