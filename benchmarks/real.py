@@ -76,17 +76,21 @@ def row(name: str, label: str) -> str:
     return f"{name}-{label}" if label else name
 
 
-def trained_before(name: str, runs: Path) -> Path | None:
-    """The dense network that the run of another case has trained with the same recipe, which the goal has no part in."""
-    sisters = [other for other, case in CASES.items() if other != name and case.recipe == CASES[name].recipe]
-    files = (runs / sister / "dense.safetensors" for sister in sisters if (runs / sister / "report.json").is_file())
-    return next(files, None)
+def trained_before(name: str, options: argparse.Namespace) -> Path | None:
+    """The dense network that the run of another case has trained in this setting; the goal has no part in it."""
+    asked = load_recipe(HERE / "models" / f"{CASES[name].recipe}.yaml", options.set)
+    for other, case in CASES.items():
+        run = options.runs / row(other, options.label)
+        if other == name or case.recipe != CASES[name].recipe or not (run / "report.json").is_file():
+            continue
+        made = load_recipe(run / "recipe.yaml")
+        if made.weights.file is None and (made.dense, made.seed, made.model) == (asked.dense, asked.seed, asked.model):
+            return run / "dense.safetensors"
+    return None
 
 
 def dense_training(recipe: Recipe) -> dict[str, Any]:
-    """How the run trained its dense network, or the run whose file it took."""
-    if recipe.weights.file is not None:
-        recipe = load_recipe(Path(str(recipe.weights.file)).with_name("recipe.yaml"))
+    """How the run trained its dense network, or the run whose file it took, which was in the same setting."""
     return trained_by(recipe.dense) | {"epochs": recipe.dense.epochs}
 
 
@@ -96,7 +100,7 @@ def arguments(name: str, options: argparse.Namespace) -> list[str]:
     found = [str(HERE / "models" / f"{case.recipe}.yaml"), "--goal", case.goal]
     if case.weights is not None:
         found += ["--weights", str(next(options.resnet.glob(case.weights)))]
-    elif (trained := trained_before(name, options.runs)) is not None:
+    elif (trained := trained_before(name, options)) is not None:
         found += ["--weights", str(trained)]
     found += ["--data-arg", f"folder={options.cifar}", "--data-arg", f"cache={options.runs / 'cifar.npz'}"]
     epochs = [f"{stage}.epochs={count}" for stage, count in zip(("train", "recover"), options.epochs or (), strict=False)]
@@ -155,13 +159,13 @@ def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[st
         found = results.get(row(sister, label), {})
         same = same and all(found.get("setting", {}).get(key) == setting.get(key) for key in alike)
         if same and found.get("nets", {}).get(peer, {}).get("epochs") == epochs:
-            return sister if (runs / f"{sister}-dense-trained-as-long.done.pt").is_file() else None
+            return sister if (runs / f"{row(sister, label)}-dense-trained-as-long.done.pt").is_file() else None
     return None
 
 
 def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callable[[dict[str, Any]], None]) -> None:
     """Our network's figures, then the peers that are not known; stored after each."""
-    opened = open_run(options.runs / name, trust_code=True)
+    opened = open_run(options.runs / row(name, options.label), trust_code=True)
     results, device = opened.results, "cuda" if torch.cuda.is_available() else "cpu"
     known = read(HERE / "results" / "real.json").get(row(name, options.label), {})
     earlier, nets = dict(known), {}
@@ -204,7 +208,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
     store(known)
     for peer, pruner in PEERS.items():
-        file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
+        file = options.runs / f"{row(name, options.label)}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
         if (
@@ -212,9 +216,10 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             and not done.is_file()
             and (sister := _same_dense(name, options.runs, options.label, way.epochs, known["setting"]))
         ):
-            shutil.copy(options.runs / f"{sister}-{done.name.removeprefix(f'{name}-')}", done)
-            others = read(HERE / "results" / "real.json")[row(sister, options.label)]["nets"]
-            seconds, epochs = others[peer]["seconds"], way.epochs
+            own, others = (f"{row(case, options.label)}-" for case in (name, sister))
+            shutil.copy(options.runs / f"{others}{done.name.removeprefix(own)}", done)
+            nets_of_sister = read(HERE / "results" / "real.json")[row(sister, options.label)]["nets"]
+            seconds, epochs = nets_of_sister[peer]["seconds"], way.epochs
         if "change" in nets.get(peer, {}):
             continue
         if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
@@ -244,7 +249,7 @@ def main() -> None:
     parser.add_argument("--peer", nargs="+", choices=PEERS)
     parser.add_argument("--epochs", type=int, nargs=2, metavar=("TRAIN", "RECOVER"))
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
-    parser.add_argument("--label", default="", help="stored as NAME-LABEL, beside rows of another setting")
+    parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real")
     options = parser.parse_args()
@@ -253,7 +258,7 @@ def main() -> None:
     slot, path, failed = Slice(options.minutes), HERE / "results" / "real.json", []
     try:
         for name in options.only:
-            if not sparsified(options.runs / name, arguments(name, options), slot):
+            if not sparsified(options.runs / row(name, options.label), arguments(name, options), slot):
                 failed.append(name)
                 continue
 

@@ -104,25 +104,28 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
     return found
 
 
-def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[str, Any], store: Callable[[], None]) -> None:
-    """Our network's figures, then those of the peers that are not known; stored after each."""
-    opened = open_run(options.runs / name, trust_code=True)
+def compared(
+    name: str, run: Path, options: argparse.Namespace, slot: Slice, known: dict[str, Any], store: Callable[[], None]
+) -> None:
+    """The figures of our network, which a run has left in its folder, then those of the peers that are not known; stored after
+    each."""
+    opened = open_run(run, trust_code=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     judge = {"crepe": pitch_figures, "denoise": noise_figures}.get(name.partition("-")[0], yield_figures)
     results = opened.results
     small, epochs = results["sparse"], sum(row["stage"] != "dense" for row in results["history"])
     way = Way(epochs, small["macs"], small["parameters"])
-    run = results["files"]["model.safetensors"]["sha256"]
-    if known.get("run") != run:  # another run of this name, as with more epochs on another machine
+    made = results["files"]["model.safetensors"]["sha256"]
+    if known.get("run") != made:  # another run of this name, as with more epochs on another machine
         if known:
             print(f"{name}: the stored figures are of another run; all are made anew")
         known.clear()
     nets = known.setdefault("nets", {})
-    known |= {"run": run, "anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
+    known |= {"run": made, "anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
     known["setting"] = setting(opened, device)
     keys = {"r2", *(["spearman"] if options.samples else [])} if judge is yield_figures else {"macs"}
     differences = {f"{key}_ahead" for key in keys - {"macs"}}
-    own = options.runs / f"{name}-each.safetensors"  # of our network, what others' are held against
+    own = run.with_name(f"{run.name}-each.safetensors")  # of our network, what others' are held against
 
     def judged(label: str, model: nn.Module) -> dict[str, Any]:
         found = judge(opened, model, options, drawn=label.startswith("ours"))
@@ -141,7 +144,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         store()
     nets["ours"] |= reported(results, "sparse")
     if any(isinstance(module, BernoulliDropout) for module in opened.model.modules()) and missing(WEIGHTS):
-        nets[WEIGHTS] = judged(WEIGHTS, without_dropout(opened.model))
+        nets[WEIGHTS] = judged(WEIGHTS, without_dropout(opened.model).to(device))
         store()
     if missing("dense start"):
         nets["dense start"] = judged("dense start", opened.dense.to(device)) | reported(results, "dense")
@@ -155,7 +158,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, known: dict[st
         if not missing(peer):
             continue
         print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
-        file = options.runs / f"{name}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
+        file = run.with_name(f"{run.name}-{peer.replace(', ', '-').replace(' ', '-')}.pt")
         try:
             start = tiny if peer == TINY else opened.dense
             assert start is not None
@@ -246,7 +249,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
     parser.add_argument("--samples", type=int, default=100, help="draws for each test input")
     parser.add_argument("--count", type=int, help="so many test examples at most")
-    parser.add_argument("--label", default="", help="stored as NAME-LABEL, beside rows of another setting")
+    parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real_nets")
     options = parser.parse_args()
@@ -261,12 +264,12 @@ def main() -> None:
             if name not in found:
                 continue
             start = [*found[name], *(part for each in options.set for part in ("--set", each))]
-            if not sparsified(options.runs / name, start, slot):
+            row = f"{name}-{options.label}" if options.label else name
+            if not sparsified(options.runs / row, start, slot):
                 failed.append(name)
                 continue
-            row = f"{name}-{options.label}" if options.label else name
             known = read(path).get(row, {})
-            compared(name, options, slot, known, partial(store, path, row, known))
+            compared(name, options.runs / row, options, slot, known, partial(store, path, row, known))
     except Slice.Over:
         print("the slice has ended; the next one goes on from here")
         sys.exit(UNFINISHED)

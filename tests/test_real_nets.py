@@ -16,7 +16,7 @@ from sklearn.metrics import r2_score
 
 from svdcompress.layers import BernoulliDropout
 from svdcompress.pipeline import open_run, run
-from svdcompress.recipe import load_recipe
+from svdcompress.recipe import dump_recipe, load_recipe
 from svdcompress.sources import InMemory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -186,7 +186,7 @@ def compare(module, tmp_path, monkeypatch):
         for name, stub in {"open_run": lambda *given, **more: opened, "yield_figures": judge, "train": train}.items():
             monkeypatch.setattr(real_nets, name, stub)
         options = SimpleNamespace(runs=tmp_path, samples=samples, peer=["dense, trained as long"])
-        real_nets.compared("suzuki-0", options, None, known, lambda: None)
+        real_nets.compared("suzuki-0", tmp_path / "suzuki-0", options, None, known, lambda: None)
         return judged
 
     return compare
@@ -338,7 +338,34 @@ def test_a_dense_network_trained_on_other_images_is_not_taken(module, tmp_path, 
     assert real._same_dense("resnet20-macs2x", tmp_path, "", 4, setting) is None
     assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) is None  # stored under another name
     monkeypatch.setattr(real, "read", lambda path: {"resnet56-macs4x-short": stored})
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) is None  # that of another label
+    (tmp_path / "resnet56-macs4x-short-dense-trained-as-long.done.pt").touch()
     assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) == "resnet56-macs4x"
+
+
+def test_vgg_is_trained_once_for_its_goals(module, tmp_path):
+    """Never from a copy, nor by other settings, as what trained it is told from the recipe."""
+    real = module("real")
+
+    def asked(*settings, name="vgg16-parameters25x", label="short"):
+        options = SimpleNamespace(runs=tmp_path, label=label, set=list(settings), epochs=None, cifar="cifar", resnet=None)
+        found = real.arguments(name, options)
+        return Path(found[found.index("--weights") + 1]) if "--weights" in found else None
+
+    folder = tmp_path / "vgg16-macs5x-short"
+    folder.mkdir()
+    recipe = load_recipe(real.HERE / "models" / "vgg16.yaml", ["dense.epochs=12"])
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert asked("dense.epochs=12") is None  # not finished
+    (folder / "report.json").touch()
+    assert asked("dense.epochs=12") == folder / "dense.safetensors"
+    assert asked("dense.epochs=13") is asked("dense.epochs=12", "seed=1") is asked("dense.epochs=12", label="") is None
+    assert asked("dense.epochs=12", name="vgg16-macs5x") is None
+    assert real.dense_training(recipe) == {"optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "epochs": 12}
+    (folder / "recipe.yaml").write_text(
+        dump_recipe(load_recipe(folder / "recipe.yaml", ["weights.file=other/dense.safetensors"]))
+    )
+    assert asked("dense.epochs=12") is None
 
 
 def test_peers_of_another_setting_are_not_told_beside_ours(module):

@@ -151,9 +151,10 @@ def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
     for name, layer in manifest["dropout"].items():
         old = model.get_submodule(name)
         if type(old).__name__ != layer["class"]:
-            parent, _, key = name.rpartition(".")
-            new = _NOISE[layer["class"]](layer["p"], channels=layer["channels"])
-            setattr(model.get_submodule(parent), key, new.train(old.training))
+            new = _NOISE[layer["class"]](layer["p"], channels=layer["channels"]).train(old.training)
+            for parent in list(model.modules()):
+                for key in [key for key, child in parent._modules.items() if child is old]:  # it may have several names
+                    setattr(parent, key, new)
 
 
 def _set(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -180,11 +180,13 @@ def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = F
                 setattr(parent, name, made[child])
     if not made:
         raise ModelError(f"{type(model).__name__} has no dropout layer (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d)")
+    leave_fused_paths(model)
     return model
 
 
 def leave_fused_paths(model: nn.Module) -> None:
-    """Keep torch's transformer encoder from its fused inference path, which reads the weights past our layers."""
+    """Keep torch's transformer encoder from its fused inference path, which reads the weights past our layers and leaves
+    dropout out."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0

@@ -15,6 +15,7 @@ from svdcompress.layers._in_parts import goes_wrong, has_wide_kernel, in_bfloat1
 from svdcompress.layers._side_by_side import AMX, has_many_weights, laid, side_by_side
 
 _DIRECT = (F.conv1d, F.conv2d, F.conv3d)
+_TENSORS = ("input", "weight", "bias")
 _TRANSPOSED = 6
 """Where torch.convolution has that argument."""
 
@@ -27,10 +28,12 @@ class _Arranged(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         direct = func in _DIRECT or (func is torch.convolution and not _argument(args, kwargs, _TRANSPOSED, "transposed", True))
-        if not direct or len(args) < 2 or not in_bfloat16(args[0]):
+        if not direct:
             return func(*args, **kwargs)
-        x, weight, bias = args[0], args[1], _argument(args, kwargs, 2, "bias", None)
-        named = {name: value for name, value in kwargs.items() if name != "bias"}
+        x, weight, bias = (_argument(args, kwargs, place, name, None) for place, name in enumerate(_TENSORS))
+        if x is None or weight is None or not in_bfloat16(x):  # of the former torch complains
+            return func(*args, **kwargs)
+        named = {name: value for name, value in kwargs.items() if name not in _TENSORS}
 
         def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
             return func(x, weight, bias, *args[3:], **named)

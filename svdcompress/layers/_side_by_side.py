@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ FEW = 16
 """Positions of an image up to which its product is too small for AMX, whose tiles have 16 rows."""
 
 MANY = 128 * 128 * 9
-"""Weights from which laying images side by side pays: below, copying them takes what it saves."""
+"""Weights from which laying images of 2 x 2 side by side pays, and so many for each four positions more: below, copying them
+takes what it saves."""
 
 
 def side_by_side(
@@ -28,7 +29,7 @@ def side_by_side(
     bfloat16 takes five times as long as so, on 4 x 4 twice.
 
     call: a convolution with that padding, stride 1. x: (batch, channels, rows, columns); weight: (outputs, channels, *kernel).
-    across: columns that a window covers beside its first one. Returns the same numbers, with other strides in memory.
+    across: columns that a window covers beside its first one.
     """
     batch, channels, rows, columns = x.shape
     wide = columns + padding  # of one image to the next: a window reaches no further than the padding
@@ -36,7 +37,8 @@ def side_by_side(
     found = call(row, weight, bias)[0]
     if found.shape[-1] != batch * wide:
         found = F.pad(found, (0, batch * wide - found.shape[-1]))
-    return found.unflatten(-1, (batch, wide))[..., : columns + 2 * padding - across].permute(2, 0, 1, 3)
+    found = found.unflatten(-1, (batch, wide))[..., : columns + 2 * padding - across].permute(2, 0, 1, 3)
+    return found.contiguous()  # models may call view on it
 
 
 def laid(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> tuple[int, int] | None:
@@ -44,7 +46,8 @@ def laid(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, gr
     fits = x.dim() == 4 and x.shape[1:2] == weight.shape[1:2] and groups == 1 and _both(stride) == (1, 1)
     if not fits or isinstance(padding, str) or not has_many_weights(weight) or not AMX:
         return None
-    if x.shape[0] == 1 or x.shape[2:].numel() > FEW:
+    positions = x.shape[2:].numel()
+    if x.shape[0] < 2 or positions > FEW or 4 * weight.numel() < MANY * positions:
         return None
     gap, across = _both(padding)[1], (weight.shape[3] - 1) * _both(dilation)[1]
     return (gap, across) if gap <= across < x.shape[3] + 2 * gap else None
@@ -56,4 +59,4 @@ def has_many_weights(weight: Tensor) -> bool:
 
 
 def _both(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+    return (value[0], value[-1]) if isinstance(value, Sequence) else (value, value)

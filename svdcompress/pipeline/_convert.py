@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
-from svdcompress.convert import PlanEntry, convert, convert_dropout, plan
+from svdcompress.batch import call
+from svdcompress.convert import PlanEntry, convert, convert_dropout, leave_fused_paths, plan
 from svdcompress.errors import RecipeError
 from svdcompress.layers import DROPOUT_CLASSES, Threshold, VariationalLayer, parse_threshold
 from svdcompress.objective import SCHEDULES, Schedule
@@ -36,15 +39,35 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
     return convert_dropout(model) if settings.dropout == "draw" else model
 
 
-def check_dropout(model: nn.Module, recipe: Recipe) -> None:
-    """Raise RecipeError where a model's own dropout is to draw, and it has none that would."""
+def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:
+    """What to say of a model's own dropout that is to draw: layers of it that a pass through the model never comes to.
+
+    inputs: a few examples. Raises RecipeError where none of it would draw.
+    """
     if recipe.convert.dropout == "keep":
-        return
-    if not any(type(module) in DROPOUT_CLASSES and getattr(module, "p", 0) for module in model.modules()):
+        return []
+    model = copy.deepcopy(model).eval()
+    leave_fused_paths(model)  # as the converted model will have done
+    found = [(name, layer) for name, layer in model.named_modules() if type(layer) in DROPOUT_CLASSES]
+    layers = [(name, layer) for name, layer in found if getattr(layer, "p", 0)]
+    if total := next((name for name, layer in layers if layer.p >= 1), None):
+        raise RecipeError(f"convert.dropout: draw: dropout layer {total!r} has rate 1, which leaves nothing. Leave it at keep")
+    reached: set[str] = set()
+    for name, layer in layers:
+        layer.register_forward_hook(lambda *given, name=name: reached.add(name))
+    with torch.no_grad():
+        call(model, inputs)
+    if not reached:
+        why = f"calls none of its {len(layers)} dropout layers" if layers else "has no dropout layer with a rate above 0"
         raise RecipeError(
-            f"convert.dropout: draw: {type(model).__name__} has no dropout layer with a rate above 0 (torch.nn.Dropout, "
-            "Dropout1d, Dropout2d or Dropout3d; a function such as F.dropout cannot draw outside of training). Leave it at keep"
+            f"convert.dropout: draw: {type(model).__name__} {why} (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d; "
+            "functions such as F.dropout and attention that drops by itself cannot draw outside of training). Leave it at keep"
         )
+    idle = [name for name, _ in layers if name not in reached]
+    if not idle:
+        return []
+    some = ", ".join(idle[:3]) + (" ..." if len(idle) > 3 else "")
+    return [f"convert.dropout: {len(idle)} dropout layers are never called, as where attention drops by itself: {some}"]
 
 
 def planned(model: nn.Module, recipe: Recipe, inputs: Any = None, include: list[str] | None = None) -> list[PlanEntry]:

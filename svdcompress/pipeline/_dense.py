@@ -51,7 +51,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     inputs: the first few training examples. What it finds goes into `data`: the dimension of the classes, and warnings. Raises
     ModelError if the model does not run on them, if its output does not fit the loss, or if a pattern of the recipe matches
     nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for class weights of another number, or
-    dropout that it has none of.
+    where `convert.dropout: draw` finds no dropout.
     """
     model.eval()
     try:
@@ -68,7 +68,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
-    check_dropout(model, recipe)
+    data.notes += check_dropout(model, recipe, inputs)
     check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
     check_loss(model, recipe, data, targets, output)
 

@@ -160,11 +160,13 @@ def cut_by_rank(
 def untaught(recipe: Recipe) -> list[str]:
     """A warning where a model that was cut at once, from dense weights, has variances that nothing trained."""
     epochs = recovery_of(recipe, at_once=True)
-    if (recipe.recover.noise and epochs) or recipe.calibrate.posterior != "variational" or recipe.convert.dropout == "draw":
+    if (recipe.recover.noise and epochs) or recipe.calibrate.posterior != "variational":
         return []
     why = "no epoch trains them" if not epochs else "recovery trains the mean alone (recover.noise: false)"
+    drawn = "what the weights add to the draws of dropout says"
+    what = drawn if recipe.convert.dropout == "draw" else "deviations and mutual information say"
     return [
-        f"the variances were never trained ({why}): deviations and mutual information say little. "
+        f"the variances were never trained ({why}): {what} little. "
         "--set calibrate.posterior=laplace-diagonal fits them without training"
     ]
 

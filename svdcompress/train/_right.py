@@ -80,4 +80,4 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
 
 
 def _rounded(value: Any) -> Any:
-    return value.bfloat16().float() if isinstance(value, Tensor) else value
+    return value.bfloat16().float() if isinstance(value, Tensor) and value.is_floating_point() else value

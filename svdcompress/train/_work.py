@@ -84,7 +84,7 @@ class Work:
 
     @cached_property
     def right(self) -> AbstractContextManager[Any]:
-        """Within it convolutions that a CPU gets wrong in that precision are right."""
+        """Within it convolutions that a CPU gets wrong in that precision are right, and such as it is slow at faster."""
         if not self.accelerator.native_amp or self.device.type != "cpu":
             return nullcontext()
         return arranged_convolutions([self.model, *([self.teacher.model] if self.teacher is not None else [])])

@@ -1,5 +1,6 @@
 """Images laid side by side for a convolution, held against the convolution itself in float64."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ def tiles(monkeypatch):
     """As on a CPU that multiplies tiles, whichever this is, and from few weights on."""
     for module in (_arranged, _side_by_side):
         monkeypatch.setattr(module, "AMX", True)
-    monkeypatch.setattr(_side_by_side, "MANY", 100)
+    monkeypatch.setattr(_side_by_side, "MANY", 30)
 
 
 def random(*size, seed=0):
@@ -42,7 +43,7 @@ def test_values_and_gradients_are_those_of_the_convolution(kernel, more):
     assert how is not None
     found = _side_by_side.side_by_side(lambda *args: F.conv2d(*args, **more), x, weight, bias, *how)
     expected = F.conv2d(*given, **more)
-    assert found.shape == expected.shape
+    assert found.shape == expected.shape and found.is_contiguous()  # a model may call view
     torch.testing.assert_close(found, expected, atol=EXACT, rtol=0)
     pull = random(*expected.shape, seed=3)
     for one, other in zip(torch.autograd.grad(found, given, pull), torch.autograd.grad(expected, given, pull), strict=True):
@@ -55,6 +56,7 @@ LEFT = [
     (random(5, 8, 4, 4), random(6, 8, 3, 3), (1, "same", 1, 1)),
     (random(5, 8, 4, 5), random(6, 8, 3, 3), (1, 1, 1, 1)),  # many positions
     (random(1, 8, 4, 4), random(6, 8, 3, 3), (1, 1, 1, 1)),  # one image
+    (random(0, 8, 4, 4), random(6, 8, 3, 3), (1, 1, 1, 1)),  # none
     (random(8, 4, 4), random(6, 8, 3, 3), (1, 1, 1, 1)),  # without a batch
     (random(5, 8, 4, 4), random(60, 8, 1, 1), (1, 0, 1, 1)),  # is a product already
     (random(5, 8, 4, 4), random(1, 8, 3, 3), (1, 1, 1, 1)),  # few weights
@@ -97,11 +99,24 @@ def test_dense_layers_in_autocast_are_laid_so_and_others_are_not(monkeypatch):
     assert float((found - expected).detach().norm() / expected.detach().norm()) < 0.02
 
 
+def test_calls_by_keyword_are_laid_so_too(monkeypatch):
+    made, model, x = calls(monkeypatch), Recorded(), random(5, 8, 4, 4).float()
+    weight, bias = model.first.weight, model.first.bias
+    expected = F.conv2d(x, weight, bias, padding=1)
+    with arranged_convolutions([model]), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        for found in (
+            F.conv2d(x, weight=weight, bias=bias, padding=np.int64(1)),
+            F.conv2d(input=x, weight=weight, bias=bias, stride=[1], padding=(1, 1)),
+        ):
+            assert float((found - expected).norm() / expected.norm()) < 0.02
+    assert len(made) == 2
+
+
 def test_nothing_is_done_without_tiles_or_many_weights(monkeypatch):
     model = Recorded()
     monkeypatch.setattr(_side_by_side, "MANY", 10**6)
     assert not isinstance(arranged_convolutions([model]), _arranged._Arranged)
-    monkeypatch.setattr(_side_by_side, "MANY", 100)
+    monkeypatch.setattr(_side_by_side, "MANY", 30)
     assert isinstance(arranged_convolutions([model]), _arranged._Arranged)
     monkeypatch.setattr(_arranged, "AMX", False)
     assert not isinstance(arranged_convolutions([model]), _arranged._Arranged)

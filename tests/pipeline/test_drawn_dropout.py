@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress.checkpoint import load, save
 from svdcompress.errors import RecipeError
 from svdcompress.layers import BernoulliDropout
 from svdcompress.pipeline import converted, open_run, run
+from svdcompress.pipeline._convert import check_dropout
 from svdcompress.pipeline._search_words import untaught
 from svdcompress.recipe import load_recipe
 
@@ -93,8 +95,53 @@ def test_a_model_without_dropout_is_told(tmp_path):
     assert not (tmp_path / "run" / "dense.safetensors").exists()  # before anything is trained
 
 
-def test_a_cut_at_once_says_nothing_of_variances_where_dropout_tells():
+def test_a_cut_at_once_says_what_its_variances_are_worth():
     at_once = ["recover.epochs=0", "train.epochs=0"]
     (line,) = untaught(load_recipe("digits", at_once))
-    assert "never trained" in line
-    assert not untaught(load_recipe("digits", [*at_once, "convert.dropout=draw"]))
+    assert "never trained" in line and "deviations and mutual information say little" in line
+    (line,) = untaught(load_recipe("digits", [*at_once, "convert.dropout=draw"]))
+    assert "what the weights add to the draws of dropout says little" in line
+
+
+class Attends(nn.Module):
+    """Has two dropouts, one of which it reads the rate of alone, as attention in transformers does."""
+
+    def __init__(self, p=0.5, own=0.1):
+        super().__init__()
+        self.lin, self.drop, self.idle = nn.Linear(4, 4), nn.Dropout(p), nn.Dropout(own)
+
+    def forward(self, x):
+        return self.drop(nn.functional.dropout(self.lin(x), self.idle.p, self.training))
+
+
+DRAW = load_recipe("digits", ["convert.dropout=draw"])
+
+
+def test_dropout_that_is_never_called_is_told():
+    model, x = Attends(), torch.zeros(2, 4)
+    (line,) = check_dropout(model, DRAW, x)
+    assert "1 dropout layers are never called" in line and line.endswith("idle")
+    assert not model.drop._forward_hooks and model.training
+    with pytest.raises(RecipeError, match="Attends calls none of its 1 dropout layers"):
+        check_dropout(Attends(p=0.0), DRAW, x)
+    with pytest.raises(RecipeError, match="layer 'drop' has rate 1"):
+        check_dropout(Attends(p=1.0), DRAW, x)
+    assert check_dropout(Attends(p=0.0), load_recipe("digits", []), x) == []
+
+
+def test_dropout_in_a_fused_encoder_draws():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    model, x = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(8, 1)).eval(), torch.randn(3, 5, 8)
+    assert check_dropout(model, DRAW, x) == []
+    assert float(svdc.mc_predict(svdc.convert_dropout(copy.deepcopy(model)), x, 20, task="regression").variance.mean()) > 1e-3
+    assert float(svdc.mc_predict(converted(model, DRAW), x, 20, task="regression").variance.mean()) > 1e-3
+
+
+def test_one_dropout_in_two_places_is_so_in_the_checkpoint(tmp_path):
+    def net():
+        drop = nn.Dropout(0.3)
+        return nn.Sequential(nn.Linear(4, 6), drop, nn.ReLU(), drop, nn.Linear(6, 2))
+
+    save(converted(net(), DRAW), tmp_path / "model.safetensors")
+    again = load(tmp_path / "model.safetensors", net())
+    assert again[1] is again[3] and type(again[3]) is BernoulliDropout
