@@ -50,7 +50,7 @@ def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:
     leave_fused_paths(model)  # as the converted model will have done
     found = [(name, layer) for name, layer in model.named_modules() if type(layer) in DROPOUT_CLASSES]
     layers = [(name, layer) for name, layer in found if getattr(layer, "p", 0)]
-    if total := next((name for name, layer in layers if layer.p >= 1), None):
+    if total := next((name for name, layer in layers if getattr(layer, "p", 0) >= 1), None):
         raise RecipeError(f"convert.dropout: draw: dropout layer {total!r} has rate 1, which leaves nothing. Leave it at keep")
     reached: set[str] = set()
     for name, layer in layers:

@@ -5,27 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from svdcompress.calibrate import draws_of, fit_knob, nll_rows
 from svdcompress.errors import RecipeError
-from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._judged import judged
 from svdcompress.pipeline._search_cost import levels_of, trials_of
 from svdcompress.recipe import MEASURES, Recipe, parse_goal
 from svdcompress.search import Budget, Losses
-from svdcompress.train import losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
 """Shares of a search for shapes where the recipe asks single weights alone."""
-
-TEMPERED = 20_000
-"""Targets up to which the NLL of each trial is looked at; beyond, their errors tell enough."""
-
-TRAINED = 5000
-"""Training examples that it is looked at on, beside the validation examples."""
 
 
 def objective_of(recipe: Recipe) -> str:
@@ -62,34 +54,6 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
 def _asks_units(recipe: Recipe) -> bool:
     shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
     return any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
-
-
-def judged(model: nn.Module, examples: Any, data: Any, device: Any) -> Losses:
-    """What a model, where it is, gets wrong on examples."""
-    likelihood = likelihood_for(data.task, data.dim)
-    first, second, numbers = losses(model, examples, likelihood, device=device)
-    some = numbers > 0
-    scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
-    nll = None
-    if likelihood.probabilities and float(numbers.sum()) <= TEMPERED:
-        tempering = likelihood.name in TASKS
-        nll = _tempered(model, examples, data.train, likelihood, device) if tempering else second[some] / numbers[some]
-    return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll)
-
-
-def _tempered(model: nn.Module, examples: Any, train: Any, likelihood: Likelihood, device: Any) -> Tensor:
-    """(M,) mean NLL of each of the examples and of training examples, with the temperature that fits the former best: a run
-    fits one in the end, and what compression loses shows on both."""
-    plain = likelihood.plain()
-    held = draws_of(model, examples, likelihood, device=device)
-    knob = fit_knob(plain, held)[0]
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:TRAINED]
-    rows = []
-    for draws in (held, draws_of(model, train.subset(order.sort().values), likelihood, device=device)):
-        each, count = nll_rows(plain, draws, knob), draws.owner.bincount()
-        total = torch.zeros(len(count), dtype=each.dtype).index_add_(0, draws.owner, each)
-        rows.append((total / count)[count > 0])
-    return torch.cat(rows)
 
 
 def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:

@@ -24,12 +24,13 @@ from svdcompress.pipeline._choose_masks import chosen_for, masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
 from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._judged import judged
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._search_cost import cuts_of, left_for, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
-from svdcompress.pipeline._search_start import judged, objective_of
+from svdcompress.pipeline._search_start import objective_of
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
@@ -123,12 +124,14 @@ class Trials:
             self._nothing_left(number, pressure, target, started, model.history)
             return
         rebuilt = self._reconstruct(model, selection)
-        small = prune_stage(self.context, self.opened, model.model, selection.masks, folder / "pruned.safetensors")
+        file = folder / "pruned.safetensors"
+        small = prune_stage(self.context, self.opened, model.model, selection.masks, file)
         fit = recover_stage(
             self.context,
             self.dense,
             self.variational,
             small,
+            file,
             ended=self.path.recovery(pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",
@@ -178,6 +181,7 @@ class Trials:
             self.dense,
             self.variational,
             small,
+            self._model_file(best.number),
             ended=self.path.recovery(best.pressure),
             stage=f"trial {number}",
             state=folder / "recover.pt",

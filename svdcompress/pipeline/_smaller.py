@@ -17,10 +17,13 @@ from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._judged import judged
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
 from svdcompress.relevance import Masks
+from svdcompress.search import Losses, surely_worse
 from svdcompress.selection import Selection, check_some_left, choose
 from svdcompress.sources import make_model
 from svdcompress.train import Fit, wait
@@ -84,6 +87,7 @@ def recover_stage(
     dense: Dense,
     variational: Variational,
     small: Small,
+    file: Path,
     *,
     ended: float | None = None,
     stage: str = "recover",
@@ -92,9 +96,12 @@ def recover_stage(
 ) -> Fit | None:
     """Train the small model on, in place, with its masks frozen; None where the recipe has no epochs for it.
 
-    ended: where the beta of training ended (None: where the recipe says); auto is RECOVERY times that. stage, state: the name
-    that its noise and order are drawn by, and the file of its state, as `Trainer.fit` has them. epochs: other than the
-    recipe's.
+    Where it surely has more validation errors afterwards, it is as it was before, with a warning: steps that were too large
+    for the little that was lost.
+
+    file: that of the small model as it is. ended: where the beta of training ended (None: where the recipe says); auto is
+    RECOVERY times that. stage, state: the name that its noise and order are drawn by, and the file of its state, as
+    `Trainer.fit` has them. epochs: other than the recipe's.
     """
     recover = context.recipe.recover
     if epochs is not None:
@@ -102,7 +109,8 @@ def recover_stage(
     if not recover.epochs:
         return None
     beta = RECOVERY * (dense.beta if ended is None else ended) if recover.beta == "auto" else recover.beta
-    return dense.trainer.fit(
+    before = _errors(context, dense, small)
+    fit = dense.trainer.fit(
         small.model,
         stage,
         recover,
@@ -114,6 +122,26 @@ def recover_stage(
         total=sum(prod(shape) for shape in variational.shapes.values()),
         state=state,
     )
+    after = _errors(context, dense, small)
+    if surely_worse(before, after):
+        started = whole(checkpoint.load(file, make_model(context.recipe.model)), small.pruning)
+        bare(small.model).load_state_dict(bare(started).state_dict())
+        unit = "%" if before.probabilities else ""
+        context.warn(
+            f"{stage}: {recover.epochs} epochs of recovery made the network worse ({after.error:.3g}{unit} validation error, "
+            f"{before.error:.3g}{unit} before them), so it is as it was before. Steps this large unlearn more than was lost: "
+            f"--set recover.lr={recover.lr / 10:g} (it was {recover.lr:g})"
+        )
+        fit.kept_epoch = 0
+    return fit
+
+
+def _errors(context: Context, dense: Dense, small: Small) -> Losses:
+    """What the small model gets wrong on the validation data, by its means."""
+    device, data = context.place.device, dense.trainer.data
+    model = small.model.eval()
+    with there(device, model):
+        return judged(model, data.validation, data, device, errors_alone=True)
 
 
 def keep(context: Context, opened: Opened, small: Small) -> None:

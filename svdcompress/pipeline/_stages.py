@@ -50,7 +50,7 @@ def run_stages(context: Context) -> dict[str, Any]:
             file = context.state.folder / "pruned.safetensors"
             small = prune_stage(context, opened, variational.model, selection.masks, file)
         with context.stage("recover"):
-            if (fit := recover_stage(context, dense, variational, small)) is not None:
+            if (fit := recover_stage(context, dense, variational, small, file)) is not None:
                 context.history += fit.history
     context.results.pruning = {name: value for name, value in small.pruning.items() if name != "surgery"}
     wrong = error = None

@@ -1,6 +1,6 @@
 """The smallest model within a budget of error, and the best one of a size: what decides, apart from what trains."""
 
-from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated
+from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated, surely_worse
 from svdcompress.search._mixture import Option, best_option, record
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._strategy import CLOSE, Strategy
@@ -24,4 +24,5 @@ __all__ = [
     "record",
     "smallest",
     "start_ratio",
+    "surely_worse",
 ]

@@ -146,6 +146,22 @@ class Budget:
         return Verdict(small.error, drop, upper, drop <= allowed + 1e-9)
 
 
+def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool:
+    """Whether a model has more errors than another one by more than chance explains: paired, on the same examples.
+
+    >>> import torch
+    >>> one = torch.ones(1000)
+    >>> before = Losses(torch.arange(1000) < 60, one, True)
+    >>> surely_worse(before, Losses(torch.arange(1000) < 110, one, True)), surely_worse(before, before)
+    (True, False)
+    """
+    z = NormalDist().inv_cdf(confidence)
+    if before.probabilities:
+        return _share_edges(before, after, z)[0] > 0
+    weight = before.numbers / before.numbers.mean()
+    return paired_rmse(before.parts / before.numbers * weight, after.parts / after.numbers * weight, z)[0] > 0
+
+
 def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | None, float | None]:
     """Points of error that a rise of the NLL speaks for, PER_NAT of them, and the upper edge of its interval by the paired
     differences of the examples (z: the normal quantile of the edge).

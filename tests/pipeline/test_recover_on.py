@@ -29,10 +29,10 @@ def undisturbed(tiny_recipe, tmp_path_factory):
     working = Bars.working
     stage = _search_trials.recover_stage
 
-    def noting(context, dense, variational, small, **more):
+    def noting(context, dense, variational, small, file, **more):
         if "-of-" in more["state"].parent.name:  # trial-3-of-1-EPOCHS
             began.append({name: value.clone() for name, value in small.model.state_dict().items()})
-        return stage(context, dense, variational, small, **more)
+        return stage(context, dense, variational, small, file, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_search_trials, "recover_stage", noting)

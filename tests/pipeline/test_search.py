@@ -11,8 +11,9 @@ import torch
 import svdcompress as svdc
 from svdcompress.errors import ExportError, Interrupted, PruneError, RecipeError
 from svdcompress.pipeline import open_run, run
+from svdcompress.pipeline._judged import judged
 from svdcompress.pipeline._measure import asked
-from svdcompress.pipeline._search_start import for_objective, judged, objective_of
+from svdcompress.pipeline._search_start import for_objective, objective_of
 from svdcompress.recipe import load_recipe
 
 QUICK = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=3", "search.trials=3"]

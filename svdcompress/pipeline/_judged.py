@@ -1,0 +1,47 @@
+"""What a model gets wrong, example by example, so that two models can be compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.calibrate import draws_of, fit_knob, nll_rows
+from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
+from svdcompress.search import Losses
+from svdcompress.train import losses
+
+TEMPERED = 20_000
+"""Targets up to which the NLL of each trial is looked at; beyond, their errors tell enough."""
+
+TRAINED = 5000
+"""Training examples that it is looked at on, beside the validation examples."""
+
+
+def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_alone: bool = False) -> Losses:
+    """What a model, where it is, gets wrong on examples. errors_alone: without the NLL, which takes training examples, too."""
+    likelihood = likelihood_for(data.task, data.dim)
+    first, second, numbers = losses(model, examples, likelihood, device=device)
+    some = numbers > 0
+    scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
+    nll = None
+    if likelihood.probabilities and float(numbers.sum()) <= TEMPERED and not errors_alone:
+        tempering = likelihood.name in TASKS
+        nll = _tempered(model, examples, data.train, likelihood, device) if tempering else second[some] / numbers[some]
+    return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll)
+
+
+def _tempered(model: nn.Module, examples: Any, train: Any, likelihood: Likelihood, device: Any) -> Tensor:
+    """(M,) mean NLL of each of the examples and of training examples, with the temperature that fits the former best: a run
+    fits one in the end, and what compression loses shows on both."""
+    plain = likelihood.plain()
+    held = draws_of(model, examples, likelihood, device=device)
+    knob = fit_knob(plain, held)[0]
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:TRAINED]
+    rows = []
+    for draws in (held, draws_of(model, train.subset(order.sort().values), likelihood, device=device)):
+        each, count = nll_rows(plain, draws, knob), draws.owner.bincount()
+        total = torch.zeros(len(count), dtype=each.dtype).index_add_(0, draws.owner, each)
+        rows.append((total / count)[count > 0])
+    return torch.cat(rows)
