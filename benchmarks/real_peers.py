@@ -191,6 +191,9 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
     factor, batches = LrFactor(settings.schedule, way.epochs), math.ceil(len(data) / settings.batch_size)
     for epoch in range(first, way.epochs):
         model.train()
+        for module in model.modules():
+            if settings.norms == "keep" and isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
         seed_everything(recipe.seed, "peer", epoch)
         for index, (x, y) in enumerate(data.batches(settings.batch_size, shuffle=1000 * recipe.seed + epoch, device=device)):
             now = epoch + index / batches

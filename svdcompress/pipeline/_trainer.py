@@ -69,6 +69,7 @@ class Trainer:
             bars=context.bars,
             stop=context.stop,
             on_epoch=self._log,
+            on_note=self._heard if stage != "dense" and self.context.place.first else None,
             **more,
         )
         broadcast_weights(model)
@@ -85,6 +86,12 @@ class Trainer:
         """On the validation data, on the run's device; the model is back on the CPU afterwards."""
         with there(self.context.place.device, model):
             return self.metrics(model)
+
+    def _heard(self, line: str) -> None:
+        """Once of a section: the trials of a search are alike."""
+        section = line.partition(":")[0]
+        if not any(known.startswith(f"{section}:") for known in self.context.results.warnings):
+            self.context.warn(line)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.context.beat()

@@ -163,6 +163,9 @@ class Training(Section):
     precision: Literal["no", "auto", "bf16", "fp16"] = "no"
     keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
     compile: bool = False  # steps by torch.compile, the teacher's answers too
+    # Statistics of batch normalisation. batch: those of each batch, which the running ones follow; keep: the running ones, as
+    # they are. For a pretrained network whose data were of another mixture than the training's.
+    norms: Literal["batch", "keep"] = "batch"
 
     @field_validator("precision", mode="before")
     @classmethod

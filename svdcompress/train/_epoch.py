@@ -18,6 +18,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.train._gradients import nothing
 from svdcompress.train._network import Network
 from svdcompress.train._nonfinite import explain
+from svdcompress.train._norms import norms
 from svdcompress.train._standing import Row, Standing
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._steps import Steps
@@ -88,8 +89,11 @@ def train_epoch(
 
 
 def train_mode(work: Work) -> None:
-    """Put the model in `train()`, but for layers whose noise is left out."""
+    """Put the model in `train()`, but for layers whose noise is left out, and norms whose statistics stay."""
     work.model.train()
+    if work.settings.norms == "keep":
+        for module in norms(work.model):
+            module.eval()
     if not work.noise:
         for _, layer in variational_layers(work.model):
             layer.eval()

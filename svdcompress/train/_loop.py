@@ -11,6 +11,7 @@ from svdcompress.relevance import relevance
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
+from svdcompress.train._norms import far_norms
 from svdcompress.train._right import refuse_wrong
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
@@ -51,6 +52,8 @@ class Loop:
         try:
             if standing.epoch < work.last:
                 refuse_wrong(work)
+            if not standing.epoch and work.on_note is not None and (line := far_norms(work)) is not None:
+                work.on_note(line)
             settle(work, trains=standing.epoch < work.last)
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1

@@ -1,0 +1,124 @@
+"""Batch normalisation in training: whose statistics it uses, and what is said where those of a batch are far off."""
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from svdcompress.likelihoods import make_loss
+from svdcompress.pipeline import run
+from svdcompress.recipe import LossSection, Training, load_recipe
+from svdcompress.sources import InMemory
+from svdcompress.train import fit
+
+COUNT = 64
+
+
+def data(mean=0.0):
+    x = mean + torch.randn(COUNT, 6, generator=torch.Generator().manual_seed(0))
+    return InMemory(x, (x[:, 0] > mean).long())
+
+
+def taught(mean=0.0):
+    """A network that was trained on inputs about 0, by hand."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    x = torch.randn(2000, 6, generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), (x[:, 0] > mean).long()).backward()
+        optimizer.step()
+    return model
+
+
+def trained(model, examples, norms="batch", **more):
+    said = []
+    settings = Training(epochs=2, batch_size=32, norms=norms, lr=1e-4)
+    fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu", on_note=said.append, **more)
+    return said
+
+
+def buffers(model):
+    return {name: value.clone() for name, value in model.named_buffers()}
+
+
+def test_kept_statistics_stay_and_the_rest_is_trained():
+    model = taught()
+    before, weights = buffers(model), [p.detach().clone() for p in model.parameters()]
+    assert trained(model, data(), "keep") == []
+    assert all(torch.equal(value, before[name]) for name, value in buffers(model).items())
+    assert not any(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))  # scales too
+    trained(model, data())
+    assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+
+
+def test_steps_with_kept_statistics_are_those_by_hand():
+    """One batch, one step of SGD: the gradient of the network in eval()."""
+    model, by_hand, examples = taught(), taught().eval(), data()
+    settings = Training(epochs=1, batch_size=COUNT, optimizer="sgd", momentum=0.0, lr=0.1, norms="keep")
+    fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu")
+    x, y = next(iter(examples.batches(COUNT)))
+    nn.functional.cross_entropy(by_hand(x), y).backward()
+    for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
+        # the last of the falling learning rates is that of the only step
+        torch.testing.assert_close(one, other - 0.1 * other.grad, atol=1e-6, rtol=1e-5)
+
+
+class Shifted(nn.Module):
+    """Knows its inputs by statistics that their batches do not have: of a mixture with others."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = taught()
+        with torch.no_grad():
+            self.net[1].running_mean -= 3.0 * self.net[1].running_var.sqrt()
+            self.net[1].bias -= 3.0 * self.net[1].weight  # the same outputs in eval()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_statistics_that_are_far_off_are_told_before_training():
+    model = Shifted()
+    x, y = next(iter(data().batches(COUNT)))
+    with torch.no_grad():
+        assert float(nn.functional.cross_entropy(model.eval()(x), y)) < 0.1
+    (line,) = trained(model, data())
+    assert "recover.norms: with the statistics of a batch of 32" in line and "--set recover.norms=keep" in line
+    assert trained(Shifted(), data(), "keep") == [] == trained(taught(), data())
+
+
+def test_looking_changes_nothing():
+    looked, alone = Shifted(), Shifted()
+    trained(looked, data())
+    settings = Training(epochs=2, batch_size=32, lr=1e-4)
+    fit(alone, data(), make_loss(LossSection()), settings, stage="recover", device="cpu")  # nobody hears
+    found, expected = looked.state_dict(), alone.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+NET = """
+from torch import nn
+
+def net(sizes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+"""
+
+
+def test_a_run_tells_it_once_of_all_its_trials(tmp_path):
+    (tmp_path / "nets.py").write_text(NET)
+    settings = [f"model.name={tmp_path / 'nets.py'}:net", "data.limit=300", "train.epochs=0", "recover.epochs=1", "device=cpu"]
+    settings += ["uncertainty.samples=0", "report.html=false", "export.onnx=false", "report.latency=false", "dense.epochs=60"]
+    first = run(load_recipe("digits", [*settings, "recover.epochs=0"]), tmp_path / "first", quiet=True)
+    assert not told(first)
+    tensors = load_file(tmp_path / "first" / "dense.safetensors")
+    tensors["2.running_mean"] -= 3.0 * (tensors["2.running_var"] + 1e-5).sqrt()
+    tensors["2.bias"] -= 3.0 * tensors["2.weight"]
+    save_file(tensors, tmp_path / "far.safetensors")
+    settings += [f"weights.file={tmp_path / 'far.safetensors'}", "search.goal='parameters=1.2x'", "search.trials=2"]
+    assert len(told(run(load_recipe("digits", settings), tmp_path / "run", quiet=True))) == 1
+    assert not told(run(load_recipe("digits", [*settings, "recover.norms=keep"]), tmp_path / "kept", quiet=True))
+
+
+def told(results):
+    return [line for line in results["warnings"] if line.startswith("recover.norms:")]
