@@ -221,6 +221,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "loss": recipe.loss.name,
         "posterior": recipe.convert.posterior,
         "dropout": recipe.convert.dropout,
+        "norms": recipe.recover.norms,
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",

@@ -70,6 +70,8 @@ def table(results: dict[str, Any]) -> str:
         precision = made["precision"].replace("no", "float32")
         lines += [f"- {one['epochs']} epochs from there for each row but the starts; {optimizers(made)}, {precision}"]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]
+        if made.get("norms") == "keep":
+            lines += ["- batch normalisation keeps its running statistics in recovery, every row (`recover.norms=keep`)"]
         if made.get("dropout") == "draw":
             lines += ["- our network's own dropout draws beside its weights (`convert.dropout=draw`)"]
         shared = ", every row" if made["distill"] and "recovery" in made else ""
