@@ -54,7 +54,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
     ]
     lines += [
-        f"{made['machine']['cpu']} ({'with' if made['amx'] else 'without'} AMX), one thread, beside other work, torch "
+        f"{made['machine']['cpu']} ({'with' if made['amx'] else 'without'} AMX), one thread, torch "
         f"{made['torch']}, seed {SEED}. Times as multiples of float32's; ratio: torch's over side by side, per round.",
         "",
         "| channels | positions | float32, ms | torch | side by side | ratio | taken |",

@@ -24,7 +24,7 @@ from svdcompress.errors import SvdcError
 from svdcompress.layers import arranged_convolutions
 from svdcompress.pipeline import OpenRun
 from svdcompress.sources import import_name
-from svdcompress.train import LrFactor, resolved_precision, seed_everything
+from svdcompress.train import LrFactor, norms, resolved_precision, seed_everything
 
 PRUNE_EVERY = 25
 """Steps between two steps of a pruner."""
@@ -191,9 +191,8 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
     factor, batches = LrFactor(settings.schedule, way.epochs), math.ceil(len(data) / settings.batch_size)
     for epoch in range(first, way.epochs):
         model.train()
-        for module in model.modules():
-            if settings.norms == "keep" and isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
+        for module in norms(model) if settings.norms == "keep" else ():
+            module.eval()
         seed_everything(recipe.seed, "peer", epoch)
         for index, (x, y) in enumerate(data.batches(settings.batch_size, shuffle=1000 * recipe.seed + epoch, device=device)):
             now = epoch + index / batches

@@ -18,6 +18,7 @@ from mnist import HERE, machine, write
 from torch.nn import functional as F
 
 from svdcompress.layers import in_parts
+from svdcompress.layers._side_by_side import AMX
 
 CASES = [(channels, kernel) for channels in (128, 512, 1024, 2048) for kernel in (3, 8, 16, 32, 64)]
 BATCH, OUTPUTS, POSITIONS, CALLS, SEED = 8, 128, 128, 5, 0
@@ -65,8 +66,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """All shapes."""
     torch.set_num_threads(1)
-    amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    made = {"machine": machine(), "torch": torch.__version__, "amx": bool(amx)}
+    made = {"machine": machine(), "torch": torch.__version__, "amx": AMX}
     rows = []
     for channels, kernel in CASES:
         rows.append(measured(channels, kernel))

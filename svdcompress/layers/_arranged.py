@@ -16,6 +16,9 @@ from svdcompress.layers._side_by_side import AMX, has_many_weights, laid, side_b
 
 _DIRECT = (F.conv1d, F.conv2d, F.conv3d)
 _TENSORS = ("input", "weight", "bias")
+_MORE = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
+"""Of F.conv2d, after the bias."""
+
 _TRANSPOSED = 6
 """Where torch.convolution has that argument."""
 
@@ -45,10 +48,6 @@ class _Arranged(TorchFunctionMode):
             if (how := laid(x, weight, *more)) is not None:
                 return side_by_side(call, x, weight, bias, *how)
         return func(*args, **kwargs)
-
-
-_MORE = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
-"""Of F.conv2d, after the bias."""
 
 
 def arranged_convolutions(models: Iterable[nn.Module]) -> AbstractContextManager[Any]:

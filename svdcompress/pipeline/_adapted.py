@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from svdcompress.batch import call
 from svdcompress.sources import Examples, batch_length
+from svdcompress.train import norms
 
 BATCH = 128
 """Examples that one estimate is of; the mean over all of them is taken."""
@@ -21,7 +22,7 @@ NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 def normalisations(model: nn.Module) -> list[_BatchNorm]:
     """Layers whose running statistics are those of the model that they were trained in."""
-    return [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
+    return [layer for layer in norms(model) if isinstance(layer, _BatchNorm)]
 
 
 def mixed(count: int) -> Tensor:

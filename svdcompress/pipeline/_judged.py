@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from svdcompress.calibrate import draws_of, fit_knob, nll_rows
 from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
+from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._figures import there
 from svdcompress.search import Losses
 from svdcompress.train import losses
 
@@ -30,6 +32,13 @@ def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_al
         tempering = likelihood.name in TASKS
         nll = _tempered(model, examples, data.train, likelihood, device) if tempering else second[some] / numbers[some]
     return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll)
+
+
+def on_validation(context: Context, data: Any, model: nn.Module, *, errors_alone: bool = False) -> Losses:
+    """What a model gets wrong on the validation data, on the run's device; it is back on the CPU afterwards."""
+    device = context.place.device
+    with there(device, model):
+        return judged(model, data.validation, data, device, errors_alone=errors_alone)
 
 
 def _tempered(model: nn.Module, examples: Any, train: Any, likelihood: Likelihood, device: Any) -> Tensor:

@@ -23,8 +23,7 @@ from svdcompress.pipeline._busy import watched
 from svdcompress.pipeline._choose_masks import chosen_for, masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
-from svdcompress.pipeline._figures import there
-from svdcompress.pipeline._judged import judged
+from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._reconstruct import Reconstructor
@@ -303,9 +302,7 @@ class Trials:
         return trained(len(self.path.history), self.kept.epochs.values(), shared=self.cuts == 1)
 
     def _losses(self, model: nn.Module) -> Losses:
-        device = self.context.place.device
-        with there(device, model):
-            return judged(model, self.opened.data.validation, self.opened.data, device)
+        return on_validation(self.context, self.opened.data, model)
 
     def _model_file(self, number: int) -> Path:
         folder = self.context.out / "trials"

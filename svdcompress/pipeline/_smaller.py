@@ -17,13 +17,12 @@ from svdcompress.objective import Constant
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
-from svdcompress.pipeline._figures import there
-from svdcompress.pipeline._judged import judged
+from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
 from svdcompress.relevance import Masks
-from svdcompress.search import Losses, surely_worse
+from svdcompress.search import surely_worse
 from svdcompress.selection import Selection, check_some_left, choose
 from svdcompress.sources import make_model
 from svdcompress.train import Fit, wait
@@ -109,7 +108,7 @@ def recover_stage(
     if not recover.epochs:
         return None
     beta = RECOVERY * (dense.beta if ended is None else ended) if recover.beta == "auto" else recover.beta
-    before = _errors(context, dense, small)
+    before = on_validation(context, dense.trainer.data, small.model.eval(), errors_alone=True)
     fit = dense.trainer.fit(
         small.model,
         stage,
@@ -122,7 +121,7 @@ def recover_stage(
         total=sum(prod(shape) for shape in variational.shapes.values()),
         state=state,
     )
-    after = _errors(context, dense, small)
+    after = on_validation(context, dense.trainer.data, small.model, errors_alone=True)
     if surely_worse(before, after):
         started = whole(checkpoint.load(file, make_model(context.recipe.model)), small.pruning)
         bare(small.model).load_state_dict(bare(started).state_dict())
@@ -134,14 +133,6 @@ def recover_stage(
         )
         fit.kept_epoch = 0
     return fit
-
-
-def _errors(context: Context, dense: Dense, small: Small) -> Losses:
-    """What the small model gets wrong on the validation data, by its means."""
-    device, data = context.place.device, dense.trainer.data
-    model = small.model.eval()
-    with there(device, model):
-        return judged(model, data.validation, data, device, errors_alone=True)
 
 
 def keep(context: Context, opened: Opened, small: Small) -> None:

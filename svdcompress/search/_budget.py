@@ -131,9 +131,7 @@ class Budget:
             upper = 100 * _share_edges(dense, small, z)[1]
         else:
             drop = 100 * (small.error / dense.error - 1)
-            weight = dense.numbers / dense.numbers.mean()
-            high = paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)[1]
-            upper = 100 * high / dense.error
+            upper = 100 * _rmse_edges(dense, small, z)[1] / dense.error
         estimate, at_most = estimated(dense, small, z) if self.few(dense) else (None, None)
         if len(dense.parts) >= self.needed(dense):
             return Verdict(small.error, drop, upper, upper <= allowed + 1e-9, estimate, at_most)
@@ -156,10 +154,8 @@ def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool
     (True, False)
     """
     z = NormalDist().inv_cdf(confidence)
-    if before.probabilities:
-        return _share_edges(before, after, z)[0] > 0
-    weight = before.numbers / before.numbers.mean()
-    return paired_rmse(before.parts / before.numbers * weight, after.parts / after.numbers * weight, z)[0] > 0
+    edges = _share_edges if before.probabilities else _rmse_edges
+    return edges(before, after, z)[0] > 0
 
 
 def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | None, float | None]:
@@ -189,3 +185,9 @@ def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
         return paired_shares(dense.parts, small.parts, z)
     difference = (small.parts - dense.parts) / dense.numbers.double().mean()
     return paired_means(difference, z)
+
+
+def _rmse_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
+    """What the RMSE rose by at least, and at most."""
+    weight = dense.numbers / dense.numbers.mean()
+    return paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)

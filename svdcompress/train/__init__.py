@@ -17,6 +17,7 @@ from svdcompress.train._device import (
 from svdcompress.train._fit import fit
 from svdcompress.train._metrics import evaluate, losses
 from svdcompress.train._nonfinite import NotFinite
+from svdcompress.train._norms import norms
 from svdcompress.train._optim import LrFactor, make_optimizer, rate_of_log_sigma2
 from svdcompress.train._progress import Bars
 from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
@@ -48,6 +49,7 @@ __all__ = [
     "make_accelerator",
     "make_optimizer",
     "mix",
+    "norms",
     "out_of_memory",
     "rate_of_log_sigma2",
     "reach",

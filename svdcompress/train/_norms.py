@@ -30,7 +30,7 @@ def far_norms(work: Work) -> str | None:
     if work.settings.norms == "keep" or not norms(work.model):
         return None
     size = work.settings.batch_size
-    try:
+    try:  # a batch of all examples, as training has them: the first ones may be of one class
         batch = next(iter(work.examples.batches(size, shuffle=mix(work.seed, "norms"), device=work.device)))
         running, own = (_loss(work, *batch, own) for own in (False, True))
     except Exception:  # of the user's model or data: training will meet it too, and say whose it is

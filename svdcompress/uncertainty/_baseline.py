@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from svdcompress.convert import convert_dropout, leave_fused_paths
+from svdcompress.convert import convert_dropout
 from svdcompress.layers import DROPOUT_CLASSES, BernoulliDropout, variational_class
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -34,7 +34,6 @@ def _with_dropout(dense: nn.Module, rate: float) -> nn.Module:
         # A submodule and a hook, so that whoever reads the layer's weights still finds the layer.
         layer.add_module("mc_dropout", BernoulliDropout(rate).train(layer.training))
         layer.register_forward_pre_hook(_drop)
-    leave_fused_paths(model)
     return model
 
 

@@ -18,6 +18,7 @@ from svdcompress.pipeline import converted, open_run, run
 from svdcompress.pipeline._convert import check_dropout
 from svdcompress.pipeline._search_words import untaught
 from svdcompress.recipe import load_recipe
+from svdcompress.uncertainty._baseline import dropout_baseline
 
 RATE = 0.3
 NET = """
@@ -145,3 +146,12 @@ def test_one_dropout_in_two_places_is_so_in_the_checkpoint(tmp_path):
     save(converted(net(), DRAW), tmp_path / "model.safetensors")
     again = load(tmp_path / "model.safetensors", net())
     assert again[1] is again[3] and type(again[3]) is BernoulliDropout
+
+
+def test_dropout_that_is_put_into_a_fused_encoder_draws():
+    """The baseline of a report: a network that was trained without dropout has it put before its layers."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model, x = nn.Sequential(nn.TransformerEncoder(layer, 2)).eval(), torch.randn(3, 5, 8)
+    dropped, rate, inserted = dropout_baseline(model, lambda one: 0.0)
+    assert inserted and rate is not None
+    assert float(svdc.mc_predict(dropped, x.clone(), 20, task="regression").variance.mean()) > 1e-6

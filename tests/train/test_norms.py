@@ -1,11 +1,14 @@
 """Batch normalisation in training: whose statistics it uses, and what is said where those of a batch are far off."""
 
+from types import SimpleNamespace
+
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from svdcompress.likelihoods import make_loss
 from svdcompress.pipeline import run
+from svdcompress.pipeline._trainer import Trainer
 from svdcompress.recipe import LossSection, Training, load_recipe
 from svdcompress.sources import InMemory
 from svdcompress.train import fit
@@ -105,7 +108,7 @@ def net(sizes):
 """
 
 
-def test_a_run_tells_it_once_of_all_its_trials(tmp_path):
+def test_a_run_tells_it(tmp_path):
     (tmp_path / "nets.py").write_text(NET)
     settings = [f"model.name={tmp_path / 'nets.py'}:net", "data.limit=300", "train.epochs=0", "recover.epochs=1", "device=cpu"]
     settings += ["uncertainty.samples=0", "report.html=false", "export.onnx=false", "report.latency=false", "dense.epochs=60"]
@@ -122,3 +125,13 @@ def test_a_run_tells_it_once_of_all_its_trials(tmp_path):
 
 def told(results):
     return [line for line in results["warnings"] if line.startswith("recover.norms:")]
+
+
+def test_of_each_section_one_line_is_heard():
+    """Trials of a search are alike: what the first one said stands for all."""
+    said = []
+    results = SimpleNamespace(warnings=said)
+    trainer = Trainer(SimpleNamespace(results=results, warn=said.append), None, None, None)
+    for line in ("recover.norms: 0.12", "recover.norms: 0.13", "train.norms: 0.2"):
+        trainer._heard(line)
+    assert said == ["recover.norms: 0.12", "train.norms: 0.2"]
