@@ -136,14 +136,18 @@ def recover(
     way: Way,
     epochs: int,
     pruned: Callable[[float], bool] | None = None,
+    keeps_norms: bool = False,
 ) -> None:
     """Train in place. pruned: asked before each step with the share of the steps that are done; True: it has changed the
-    network, which then has other parameters."""
+    network, which then has other parameters. keeps_norms: batch normalisation computes with its running statistics."""
     optimizer, generator = way.optimizer(model), torch.Generator().manual_seed(SEED)
     steps, step = epochs * math.ceil(len(train[1]) / BATCH), 0
     held = [(p, p.detach() != 0) for p in model.parameters() if p.dim() > 1 and not p.detach().all()]
     for _ in range(epochs):
         model.train()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d) and keeps_norms:
+                module.eval()
         for rows in torch.randperm(len(train[1]), generator=generator).split(BATCH):
             x, y = moved(images(train[0][rows]), generator), train[1][rows]
             if pruned is not None and pruned(step / steps):

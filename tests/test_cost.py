@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,3 +189,21 @@ def test_slow_files_are_called_three_times_instead_of_ten():
     found = costs.take_turns({"slow": slow, "quick": quick}, seconds=0.001)
     assert len(found["slow"]) == calls["slow"] == 3 and len(found["quick"]) == 3
     assert len(costs.take_turns({"quick": quick}, seconds=0.001)["quick"]) >= 10
+
+
+@pytest.mark.parametrize(("slow", "calls"), [(0.05, 1), (10.0, 3)])
+def test_a_file_whose_first_call_is_slow_is_warmed_up_once(monkeypatch, slow, calls):
+    class Session:
+        ran = 0
+
+        def get_inputs(self):
+            return [SimpleNamespace(name="x")]
+
+        def run(self, names, arrays):
+            self.ran += 1
+            time.sleep(0.06)
+
+    monkeypatch.setattr(costs, "SLOW", slow)
+    session = Session()
+    costs._runner("file.onnx", session, {"x": None}, 128)
+    assert session.ran == calls

@@ -87,11 +87,11 @@ class Trainer:
         with there(self.context.place.device, model):
             return self.metrics(model)
 
-    def _heard(self, line: str) -> None:
-        """Once of a section: the trials of a search are alike."""
-        section = line.partition(":")[0]
-        if not any(known.startswith(f"{section}:") for known in self.context.results.warnings):
-            self.context.warn(line)
+    def _heard(self, line: str, settled: bool) -> None:
+        """Once of a section: the trials of a search are alike. settled: nothing is asked of the user."""
+        section, results = line.partition(":")[0], self.context.results
+        if not any(known.startswith(f"{section}:") for known in (results.notes if settled else results.warnings)):
+            (self.context.note if settled else self.context.warn)(line)
 
     def _log(self, row: dict[str, Any]) -> None:
         self.context.beat()

@@ -164,8 +164,9 @@ class Training(Section):
     keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
     compile: bool = False  # steps by torch.compile, the teacher's answers too
     # Statistics of batch normalisation. batch: those of each batch, which the running ones follow; keep: the running ones, as
-    # they are. For a pretrained network whose data were of another mixture than the training's.
-    norms: Literal["batch", "keep"] = "batch"
+    # they are, for a pretrained network whose data were of another mixture than the training's; auto: keep where the network's
+    # loss says that at the start.
+    norms: Literal["auto", "batch", "keep"] = "batch"
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -196,6 +197,7 @@ class RecoverSection(Training):
     epochs: int = Field(default=5, ge=0)
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[RecoverLrSchedule, short("name")] = RecoverLrSchedule()
+    norms: Literal["auto", "batch", "keep"] = "auto"
     noise: bool = True  # False: train the mean alone, without noise and KL
     beta: Beta = "auto"  # constant; auto: a twentieth of where the training's ended
     lr_log_sigma2: float | None = Field(default=None, gt=0)

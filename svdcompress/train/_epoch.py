@@ -39,7 +39,7 @@ def train_epoch(
 
     Raises NotFinite, Interrupted, and DataError where there is no batch.
     """
-    train_mode(work)
+    train_mode(work, standing.keeps_norms)
     epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
     seed_everything(work.seed, work.stage, epoch, "noise", work.rank)
     order = mix(work.seed, work.stage, epoch, "order")
@@ -88,10 +88,10 @@ def train_epoch(
     }
 
 
-def train_mode(work: Work) -> None:
-    """Put the model in `train()`, but for layers whose noise is left out, and norms whose statistics stay."""
+def train_mode(work: Work, keeps_norms: bool) -> None:
+    """Put the model in `train()`, but for layers whose noise is left out, and norms where their statistics stay."""
     work.model.train()
-    if work.settings.norms == "keep":
+    if keeps_norms:
         for module in norms(work.model):
             module.eval()
     if not work.noise:

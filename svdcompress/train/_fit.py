@@ -55,7 +55,7 @@ def fit(
     bars: Bars | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
+    on_note: Callable[[str, bool], None] | None = None,
 ) -> Fit:
     """Train a model, dense or converted, in place; it ends on the training device.
 
@@ -84,7 +84,8 @@ def fit(
         them). A later call with the same `state` and a later last epoch goes on as one long fit would, to the bit; it may have
         another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
     stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
-    on_note: hears what a user of a network that is trained already should know before it is trained on; None: not looked for.
+    on_note: hears what a user of a network that is trained already should know before it is trained on, and whether the
+        fit has seen to it already; None: not looked for.
 
     Raises TrainingError for a loss that is not finite (the state before is kept) and for a state that has done more than
     `last_epoch`, DataError without examples, UsageError for a last epoch that is none of the settings'.

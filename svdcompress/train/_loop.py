@@ -11,7 +11,7 @@ from svdcompress.relevance import relevance
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
-from svdcompress.train._norms import far_norms
+from svdcompress.train._norms import keeps_norms
 from svdcompress.train._right import refuse_wrong
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
@@ -36,7 +36,7 @@ class Loop:
         if work.teacher is not None:
             work.teacher.ready(work.device, work.compiled)
         self._steps = Steps(work)
-        self._standing = Standing(work.total)
+        self._standing = Standing(work.total, keeps_norms=work.settings.norms == "keep")
         if work.shrink_from < work.settings.epochs:
             self._standing.total = work.total or relevance(work.model).total
         self._look_every = LOOK_EVERY.get(work.device.type, SELDOM)
@@ -52,8 +52,10 @@ class Loop:
         try:
             if standing.epoch < work.last:
                 refuse_wrong(work)
-            if not standing.epoch and work.on_note is not None and (line := far_norms(work)) is not None:
-                work.on_note(line)
+            if not standing.epoch:
+                standing.keeps_norms, line = keeps_norms(work)
+                if line is not None and work.on_note is not None:
+                    work.on_note(line, standing.keeps_norms)
             settle(work, trains=standing.epoch < work.last)
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1

@@ -21,26 +21,32 @@ def norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _NormBase) and module.running_mean is not None]
 
 
-def far_norms(work: Work) -> str | None:
-    """What to say where a network's running statistics fit its training data far better than those of a batch do.
+def keeps_norms(work: Work) -> tuple[bool, str | None]:
+    """Whether a fit leaves running statistics as they are, and what to say about it (None: nothing).
 
-    So it is with a pretrained network on data of another mixture than it was trained on: its normalisations would compute
-    otherwise from the first step on, and all layers behind them would have to learn that.
+    Where a network's running statistics fit its training data far better than those of a batch do, its normalisations would
+    compute otherwise from the first step on, and all layers behind them would have to learn that. So it is with a network that
+    was pretrained on data of another mixture, and with one that a cut has hardly changed.
     """
-    if work.settings.norms == "keep" or not norms(work.model):
-        return None
+    asked = work.settings.norms
+    if asked == "keep" or (asked == "batch" and work.on_note is None) or not norms(work.model):
+        return asked == "keep", None
     size = work.settings.batch_size
     try:  # a batch of all examples, as training has them: the first ones may be of one class
         batch = next(iter(work.examples.batches(size, shuffle=mix(work.seed, "norms"), device=work.device)))
         running, own = (_loss(work, *batch, own) for own in (False, True))
     except Exception:  # of the user's model or data: training will meet it too, and say whose it is
-        return None
+        return False, None
     if not (own > TIMES * running and own - running > MORE):
-        return None
-    where = "with the running ones of its batch normalisations"
-    return (
-        f"{work.section}.norms: with the statistics of a batch of {size} the network has a loss of {own:.2g}, {where} "
-        f"{running:.2g}, so training begins by unlearning. Where its data were of another mixture than these, let it have its "
+        return False, None
+    far = (
+        f"{work.section}.norms: with the statistics of a batch of {size} the network has a loss of {own:.2g}, with the running "
+        f"ones of its batch normalisations {running:.2g}"
+    )
+    if asked == "auto":
+        return True, f"{far}, so they keep those (auto; --set {work.section}.norms=batch lets batches change them)"
+    return False, (
+        f"{far}, so training begins by unlearning. Where its data were of another mixture than these, let it have its "
         f"own: --set {work.section}.norms=keep"
     )
 

@@ -50,7 +50,8 @@ class Standing:
     """A fit on its way.
 
     epoch: epochs that are done. steps: batches that were trained on. total: the number of weights of which the history's
-    sparsity is a share (None: the model's own). history: the figures of each epoch.
+    sparsity is a share (None: the model's own). history: the figures of each epoch. keeps_norms: whether running statistics
+    stay, as was settled before the first epoch.
     """
 
     total: int | None = None
@@ -58,6 +59,7 @@ class Standing:
     steps: int = 0
     history: list[Row] = field(default_factory=list)
     best: Best = field(default_factory=Best)
+    keeps_norms: bool = False
 
     def sparsity(self, masks: Masks) -> float:
         """The share of weights that are outside the masks or were removed."""
@@ -66,13 +68,16 @@ class Standing:
     def state(self) -> dict[str, Any]:
         """What a later fit needs to go on."""
         best = {"score": list(self.best.score), "epoch": self.best.epoch, "weights": self.best.weights}
-        return {"epoch": self.epoch, "steps": self.steps, "total": self.total, "history": self.history, "best": best}
+        done = {"epoch": self.epoch, "steps": self.steps, "total": self.total, "history": self.history, "best": best}
+        return done | {"keeps_norms": self.keeps_norms}
 
     def take(self, saved: dict[str, Any], device: torch.device) -> None:
         """Stand where a saved fit stood."""
         self.epoch, self.steps = saved["epoch"], saved["steps"]
         self.total = saved.get("total") or self.total  # former states have none
         self.history[:] = saved["history"]
+        if self.epoch:  # before the first it is not settled
+            self.keeps_norms = saved.get("keeps_norms", self.keeps_norms)
         best = saved["best"]
         weights = None if best["weights"] is None else to_device(best["weights"], device)
         self.best = Best(tuple(best["score"]), best["epoch"], weights)

@@ -16,6 +16,7 @@ class Steps:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._optimizer = make_optimizer(work.model, work.settings, work.lr_log_sigma2)
+        self._optimizer.zero_grad(set_to_none=True)  # gradients that the user's own training has left are not of this fit
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._factor = LrFactor(work.settings.schedule, work.settings.epochs)
         self._scaler = work.accelerator.scaler

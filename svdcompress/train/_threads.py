@@ -149,7 +149,7 @@ def _step_of(work: Work) -> Callable[[], None]:
     trial = replace(work, model=model, elbo=elbo, compiled=False)
     x, y = work.first_batch("threads")
     network, steps = Network(trial), Steps(trial)
-    train_mode(trial)
+    train_mode(trial, settings.norms == "keep")
 
     def step() -> None:
         loss, _, _ = forward(trial, network, x, y, settings.epochs)

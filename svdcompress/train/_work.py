@@ -50,7 +50,7 @@ class Work:
     shrink_from: float
     shrink: Callable[[nn.Module], bool] | None
     on_epoch: Callable[[dict[str, Any]], None] | None
-    on_note: Callable[[str], None] | None
+    on_note: Callable[[str, bool], None] | None
 
     @property
     def device(self) -> torch.device:

@@ -12,6 +12,7 @@ from svdcompress.pipeline._trainer import Trainer
 from svdcompress.recipe import LossSection, Training, load_recipe
 from svdcompress.sources import InMemory
 from svdcompress.train import fit
+from svdcompress.train._standing import Standing
 
 COUNT = 64
 
@@ -31,13 +32,15 @@ def taught(mean=0.0):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), (x[:, 0] > mean).long()).backward()
         optimizer.step()
+    optimizer.zero_grad()
     return model
 
 
 def trained(model, examples, norms="batch", **more):
     said = []
     settings = Training(epochs=2, batch_size=32, norms=norms, lr=1e-4)
-    fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu", on_note=said.append, **more)
+    heard = {"on_note": lambda line, settled: said.append((line, settled))} | more
+    fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu", **heard)
     return said
 
 
@@ -86,9 +89,58 @@ def test_statistics_that_are_far_off_are_told_before_training():
     x, y = next(iter(data().batches(COUNT)))
     with torch.no_grad():
         assert float(nn.functional.cross_entropy(model.eval()(x), y)) < 0.1
-    (line,) = trained(model, data())
+    ((line, settled),) = trained(model, data())
     assert "recover.norms: with the statistics of a batch of 32" in line and "--set recover.norms=keep" in line
+    assert not settled
     assert trained(Shifted(), data(), "keep") == [] == trained(taught(), data())
+
+
+def test_auto_keeps_statistics_that_are_far_off_and_follows_others():
+    model, by_hand = Shifted(), Shifted()
+    ((line, settled),) = trained(model, data(), "auto")
+    assert settled and "so they keep those (auto; --set recover.norms=batch" in line
+    trained(by_hand, data(), "keep")
+    assert states_equal(model, by_hand)
+    model, by_hand = taught(), taught()
+    assert trained(model, data(), "auto") == []
+    trained(by_hand, data(), "batch")
+    assert states_equal(model, by_hand)
+
+
+def test_auto_keeps_without_anybody_to_hear_it():
+    model, by_hand = Shifted(), Shifted()
+    trained(model, data(), "auto", on_note=None)
+    trained(by_hand, data(), "keep")
+    assert states_equal(model, by_hand)
+
+
+def test_what_auto_settled_holds_for_a_fit_that_goes_on(tmp_path):
+    """The first epoch brings the two losses together: asked again after it, auto would say otherwise."""
+    once, parts = Shifted(), Shifted()
+    settings = Training(epochs=2, batch_size=32, norms="auto", lr=0.05)
+    ways = {"stage": "recover", "device": "cpu"}
+    fit(once, data(), make_loss(LossSection()), settings, **ways)
+    fit(parts, data(), make_loss(LossSection()), settings, last_epoch=1, state=tmp_path / "state.pt", **ways)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["keeps_norms"] is True
+    again = Shifted()
+    again.net = taught()  # whose statistics are not far off
+    fit(again, data(), make_loss(LossSection()), settings, state=tmp_path / "state.pt", **ways)
+    assert states_equal(once, again)
+
+
+def test_an_epoch_that_is_done_again_keeps_what_was_settled():
+    """Where losses are seldom looked at, one that is not finite leads back to the state before the first epoch."""
+    standing = Standing(keeps_norms=True)
+    standing.take(Standing(keeps_norms=False).state(), torch.device("cpu"))
+    assert standing.keeps_norms
+    standing.take(Standing(epoch=1, keeps_norms=False).state(), torch.device("cpu"))
+    assert not standing.keeps_norms
+
+
+def states_equal(one, other):
+    found, expected = one.state_dict(), other.state_dict()
+    return all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_looking_changes_nothing():
@@ -96,8 +148,7 @@ def test_looking_changes_nothing():
     trained(looked, data())
     settings = Training(epochs=2, batch_size=32, lr=1e-4)
     fit(alone, data(), make_loss(LossSection()), settings, stage="recover", device="cpu")  # nobody hears
-    found, expected = looked.state_dict(), alone.state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert states_equal(looked, alone)
 
 
 NET = """
@@ -119,19 +170,25 @@ def test_a_run_tells_it(tmp_path):
     tensors["2.bias"] -= 3.0 * tensors["2.weight"]
     save_file(tensors, tmp_path / "far.safetensors")
     settings += [f"weights.file={tmp_path / 'far.safetensors'}", "search.goal='parameters=1.2x'", "search.trials=2"]
-    assert len(told(run(load_recipe("digits", settings), tmp_path / "run", quiet=True))) == 1
+    auto = run(load_recipe("digits", settings), tmp_path / "run", quiet=True)
+    assert len(told(auto, "notes")) == 1 and not told(auto)
+    batch = run(load_recipe("digits", [*settings, "recover.norms=batch"]), tmp_path / "batch", quiet=True)
+    assert len(told(batch)) == 1 and not told(batch, "notes")
     assert not told(run(load_recipe("digits", [*settings, "recover.norms=keep"]), tmp_path / "kept", quiet=True))
+    kept = load_file(tmp_path / "run" / "model.safetensors"), load_file(tmp_path / "kept" / "model.safetensors")
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[1])
 
 
-def told(results):
-    return [line for line in results["warnings"] if line.startswith("recover.norms:")]
+def told(results, where="warnings"):
+    return [line for line in results[where] if line.startswith("recover.norms:")]
 
 
 def test_of_each_section_one_line_is_heard():
     """Trials of a search are alike: what the first one said stands for all."""
-    said = []
-    results = SimpleNamespace(warnings=said)
-    trainer = Trainer(SimpleNamespace(results=results, warn=said.append), None, None, None)
-    for line in ("recover.norms: 0.12", "recover.norms: 0.13", "train.norms: 0.2"):
-        trainer._heard(line)
-    assert said == ["recover.norms: 0.12", "train.norms: 0.2"]
+    said, noted = [], []
+    results = SimpleNamespace(warnings=said, notes=noted)
+    trainer = Trainer(SimpleNamespace(results=results, warn=said.append, note=noted.append), None, None, None)
+    for settled in (False, True):
+        for line in ("recover.norms: 0.12", "recover.norms: 0.13", "train.norms: 0.2"):
+            trainer._heard(line, settled)
+    assert said == noted == ["recover.norms: 0.12", "train.norms: 0.2"]

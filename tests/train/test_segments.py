@@ -140,3 +140,12 @@ def test_a_last_epoch_that_cannot_be_is_refused(tmp_path):
         train(net(), state=tmp_path / "fit.pt", last_epoch=3, seen=[0] * 4)
     result = train(net(), state=tmp_path / "fit.pt", last_epoch=4, seen=[0] * 4)  # done already: nothing is done again
     assert len(result.history) == 4
+
+
+def test_gradients_left_by_the_users_own_training_do_not_count():
+    clean, left = net(), net()
+    for parameter in left.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    train(clean)
+    train(left)
+    assert_same(state_of(left), state_of(clean))
