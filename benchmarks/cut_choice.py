@@ -13,17 +13,14 @@ benchmarks/results/cut_choice.json and cut_choice.md, a way at a time.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from mnist import HERE, machine, read, write
-from models import cifar10
 from real_nets_figures import spearman
-from recovery import SEED, WAYS, dense, images, judged, recover
+from recovery import SEED, WAYS, dense, images, judged, mixed, options_of, recover
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -112,18 +109,12 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """The ways that are not known, one by one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar", type=Path, required=True)
-    parser.add_argument("--resnet", type=Path, required=True)
+    parser = options_of(__doc__, 10_000)
     parser.add_argument("--factor", type=float, default=4.0)
-    parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    train, chosen, _ = cifar10.data(str(options.cifar), options.images, options.cache)
-    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))  # they lie class by class
-    train = train[0][order], train[1][order]
+    train, chosen, _ = mixed(options)
     teacher = dense(options.resnet, "resnet20")
     title = f"ResNet-20, multiply-accumulates cut to {options.factor:g}x fewer at once"
     setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}

@@ -13,22 +13,19 @@ results go to benchmarks/results/kept_norms.json and kept_norms.md.
 
 from __future__ import annotations
 
-import argparse
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
 from controls import change
 from mnist import HERE, machine, read, write
-from models import cifar10
-from reconstruction import ours, sized, told
-from recovery import DISTILLED, SEED, TEMPERATURE, Split, Way, accuracy, dense, images, moved, recover, wrong
-from torch import Tensor, nn
+from reconstruction import ours, sized, told, trained
+from recovery import DISTILLED, SEED, TEMPERATURE, Split, accuracy, dense, images, mixed, moved, options_of, wrong
+from torch import nn
 from torch.nn import functional as F
 
 from svdcompress.train import norms
-from svdcompress.train._norms import MORE, TIMES
+from svdcompress.train._norms import far
 
 RESULTS = HERE / "results" / "kept_norms.json"
 RATES, BATCH = (0.001, 0.003, 0.01), 128
@@ -47,30 +44,17 @@ def loss(model: nn.Module, teacher: nn.Module, train: Split, own: bool) -> float
     return float((1 - DISTILLED) * F.cross_entropy(output, train[1][:BATCH]) + DISTILLED * soft)
 
 
-def trained(
-    small: nn.Module, teacher: nn.Module, data: tuple[Split, Split, Split], keeps_norms: bool
-) -> tuple[dict[str, Any], Tensor]:
-    """With the rate that is best on the images that choose; and which of the others are wrong."""
-    rates, nets = {}, {}
-    for rate in RATES:
-        nets[rate] = copy.deepcopy(small)
-        recover(nets[rate], teacher, data[0], Way(True, rate, 5e-4, True), 1, keeps_norms=keeps_norms)
-        rates[rate] = 100 - 100 * float(wrong(nets[rate], data[1]).double().mean())
-    best = max(rates, key=rates.__getitem__)
-    missed = wrong(nets[best], data[2])
-    return accuracy(missed) | {"lr": best, "chosen": {str(rate): at for rate, at in rates.items()}}, missed
-
-
 def table(results: dict[str, Any]) -> str:
     """Markdown: a row for each cut."""
     lines = ["# Whose statistics batch normalisation computes with, in training after a cut", ""]
+    lines += ["Written by `benchmarks/kept_norms.py`, which says how. Accuracy in % of the 5,000 test images that chose"]
     lines += [
-        "Written by `benchmarks/kept_norms.py`, which says how. Accuracy in % of the 5,000 test images that chose nothing,"
+        "nothing, with its 95% interval and the learning rate that was chosen; kept, less of batches: in points, paired.",
+        "",
     ]
-    lines += ["with its 95% interval and the learning rate that was chosen; kept, less of batches: in points, paired.", ""]
     heads = ["network", "fewer MACs", "loss, running", "loss, of a batch", "auto", "as cut", "1 epoch, of batches"]
     lines += [f"| {' | '.join([*heads, '1 epoch, kept', 'kept, less of batches'])} |", "|" + "---|" * 9]
-    for one in results.values():
+    for one in sorted(results.values(), key=lambda one: (one["net"], one["factor"])):
         (running, own), (at, low, high) = one["losses"], one["less"]
         cells = [one["net"], f"{one['factor']:g}x", f"{running:.3g}", f"{own:.3g}", one["auto"]]
         cells += [told(one[name]) for name in ("cut", "batch", "keep")]
@@ -84,33 +68,29 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """The cuts that are not known, one by one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar", type=Path, required=True)
-    parser.add_argument("--resnet", type=Path, required=True)
+    parser = options_of(__doc__, 10_000)
     parser.add_argument("--net", choices=["resnet20", "resnet56"], default="resnet20")
     parser.add_argument("--factor", type=float, nargs="+", default=[1.1, 1.3, 2.0])
-    parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    train, chosen, reported = cifar10.data(str(options.cifar), options.images, options.cache)
-    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))  # they lie class by class
-    train = train[0][order], train[1][order]
+    train, chosen, reported = mixed(options)
     teacher = dense(options.resnet, options.net)
+    setting = {"images": options.images, "machine": machine(), "torch": torch.__version__}
     torch.manual_seed(SEED)
     cut = ours(teacher, train[0], True)
     for factor in options.factor:
-        results, title = read(RESULTS), f"{options.net} {factor:g}x {options.images}"
-        if title in results:
+        results, title = read(RESULTS), f"{options.net} {factor:g}x"
+        found: dict[str, Any] = {"net": options.net, "factor": factor, **setting}
+        if found.items() <= results.get(title, {}).items():  # else it is of other images or another machine
             continue
         small, _ = cut(factor)
-        found: dict[str, Any] = {"net": options.net, "factor": factor, "images": options.images, "machine": machine()}
-        found |= {"torch": torch.__version__, **sized(small, images(train[0][:1])), "cut": accuracy(wrong(small, reported))}
+        found |= {**sized(small, images(train[0][:1])), "cut": accuracy(wrong(small, reported))}
         running, own = found["losses"] = [loss(small, teacher, train, own) for own in (False, True)]
-        found["auto"] = "keep" if own > TIMES * running and own - running > MORE else "batch"
+        found["auto"] = "keep" if far(running, own) else "batch"
         missed = {}
         for name in ("batch", "keep"):
-            found[name], missed[name] = trained(small, teacher, (train, chosen, reported), name == "keep")
+            how: dict[str, Any] = {"among": RATES, "keeps_norms": name == "keep"}
+            found[name], missed[name] = trained(small, teacher, (train, chosen, reported), 1, **how)
         found["less"] = change(missed["keep"], missed["batch"])  # errors more with batches: accuracy less
         results[title] = found
         write(RESULTS, results)

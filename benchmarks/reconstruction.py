@@ -16,19 +16,16 @@ again; results go to benchmarks/results/reconstruction.json and reconstruction.m
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from controls import change
 from cut_choice import EACH, renewed
 from mnist import HERE, machine, read, write
-from models import cifar10
-from recovery import SEED, Split, Way, accuracy, dense, images, recover, wrong
+from recovery import SEED, Split, Way, accuracy, dense, images, mixed, options_of, recover, wrong
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -162,16 +159,23 @@ def table(results: dict[str, Any]) -> str:
 
 
 def trained(
-    small: nn.Module, teacher: nn.Module, data: tuple[Split, Split, Split], epochs: int, factor: float | None = None
+    small: nn.Module,
+    teacher: nn.Module,
+    data: tuple[Split, Split, Split],
+    epochs: int,
+    factor: float | None = None,
+    *,
+    among: tuple[float, ...] = RATES,
+    keeps_norms: bool = False,
 ) -> tuple[dict[str, Any], Tensor]:
     """With the rate that is best on the images that choose; and which of the others are wrong. factor: to prune to meanwhile;
-    None: it is pruned already."""
+    None: it is pruned already. among: the rates. keeps_norms: as `recover` has it."""
     best: tuple[float, float, nn.Module] | None = None
     rates = {}
-    for rate in RATES:
+    for rate in among:
         net = copy.deepcopy(small)
         pruned = None if factor is None else gradually(net, data[0], factor)
-        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs, pruned)
+        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs, pruned, keeps_norms)
         rates[str(rate)] = 100 - 100 * float(wrong(net, data[1]).double().mean())
         if best is None or rates[str(rate)] > best[0]:
             best = rates[str(rate)], rate, net
@@ -187,22 +191,16 @@ def sized(small: nn.Module, example: Tensor) -> dict[str, Any]:
 
 def main() -> None:
     """The networks that are not known, one by one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar", type=Path, required=True)
-    parser.add_argument("--resnet", type=Path, required=True)
+    parser = options_of(__doc__, 10_000)
     parser.add_argument("--net", choices=["resnet20", "resnet56"], default="resnet20")
     parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0])
-    parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, nargs="+", default=[0, 1])
     parser.add_argument(
         "--only", nargs="+", choices=NAMES, default=NAMES, help="without Taylor's at once nothing is ahead of it"
     )
-    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    train, chosen, reported = cifar10.data(str(options.cifar), options.images, options.cache)
-    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))  # they lie class by class
-    train = train[0][order], train[1][order]
+    train, chosen, reported = mixed(options)
     teacher = dense(options.resnet, options.net)
     setting = {"images": options.images, "epochs": options.epochs, "machine": machine(), "torch": torch.__version__}
     torch.manual_seed(SEED)

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 import svdcompress as svdc
 from svdcompress.sources import load_weights
+from svdcompress.train import norms
 from svdcompress.uncertainty import wilson
 
 BATCH, WARM, SEED = 128, 50, 0
@@ -68,6 +69,23 @@ WAYS = {
     "sgd-0.05-no-decay": Way(True, 0.05),
     "adam-0.01": Way(False, 1e-2),
 }
+
+
+def options_of(text: str | None, count: int) -> argparse.ArgumentParser:
+    """A script's parser, with what all that train on these images take. count: of them, where nobody says."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar", type=Path, required=True)
+    parser.add_argument("--resnet", type=Path, required=True)
+    parser.add_argument("--images", type=int, default=count)
+    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
+    return parser
+
+
+def mixed(options: argparse.Namespace) -> tuple[Split, Split, Split]:
+    """Training images in a drawn order (they lie class by class), test images that choose, and those that are reported."""
+    train, chosen, reported = cifar10.data(str(options.cifar), options.images, options.cache)
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))
+    return (train[0][order], train[1][order]), chosen, reported
 
 
 def dense(folder: Path, name: str) -> nn.Module:
@@ -145,9 +163,8 @@ def recover(
     held = [(p, p.detach() != 0) for p in model.parameters() if p.dim() > 1 and not p.detach().all()]
     for _ in range(epochs):
         model.train()
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d) and keeps_norms:
-                module.eval()
+        for module in norms(model) if keeps_norms else ():
+            module.eval()
         for rows in torch.randperm(len(train[1]), generator=generator).split(BATCH):
             x, y = moved(images(train[0][rows]), generator), train[1][rows]
             if pruned is not None and pruned(step / steps):
@@ -205,14 +222,10 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """The ways that are not known, one by one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar", type=Path, required=True)
-    parser.add_argument("--resnet", type=Path, required=True)
+    parser = options_of(__doc__, 25_000)
     parser.add_argument("--pruned", type=Path, help="a checkpoint of ResNet-56")
-    parser.add_argument("--images", type=int, default=25_000)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--cache", help="file that keeps the decoded images (.npz)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     train, chosen, _ = cifar10.data(str(options.cifar), options.images, options.cache)

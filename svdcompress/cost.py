@@ -202,8 +202,8 @@ PATIENCE = 20.0
 
 
 WARM_UPS, SLOW = 3, 1.0
-"""Calls of a file before the clock starts; where they have taken so many seconds no more follow, as these are as long as those
-that count (a BERT, a batch of 128: half of a search's time for measuring)."""
+"""Calls of a file before the clock starts; where they have taken so many seconds no more follow: of a file that `PATIENCE`
+calls three times, three more were half of the time (a BERT, a batch of 128)."""
 
 
 def latencies(

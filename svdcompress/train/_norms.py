@@ -37,18 +37,23 @@ def keeps_norms(work: Work) -> tuple[bool, str | None]:
         running, own = (_loss(work, *batch, own) for own in (False, True))
     except Exception:  # of the user's model or data: training will meet it too, and say whose it is
         return False, None
-    if not (own > TIMES * running and own - running > MORE):
+    if not far(running, own):
         return False, None
-    far = (
+    found = (
         f"{work.section}.norms: with the statistics of a batch of {size} the network has a loss of {own:.2g}, with the running "
         f"ones of its batch normalisations {running:.2g}"
     )
     if asked == "auto":
-        return True, f"{far}, so they keep those (auto; --set {work.section}.norms=batch lets batches change them)"
+        return True, f"{found}, so they keep those (auto; --set {work.section}.norms=batch lets batches change them)"
     return False, (
-        f"{far}, so training begins by unlearning. Where its data were of another mixture than these, let it have its "
+        f"{found}, so training begins by unlearning. Where its data were of another mixture than these, let it have its "
         f"own: --set {work.section}.norms=keep"
     )
+
+
+def far(running: float, own: float) -> bool:
+    """Whether the loss with the statistics of a batch (own) is that of a network which would begin by unlearning."""
+    return own > TIMES * running and own - running > MORE
 
 
 @torch.no_grad()

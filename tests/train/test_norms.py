@@ -12,6 +12,7 @@ from svdcompress.pipeline._trainer import Trainer
 from svdcompress.recipe import LossSection, Training, load_recipe
 from svdcompress.sources import InMemory
 from svdcompress.train import fit
+from svdcompress.train._norms import far
 from svdcompress.train._standing import Standing
 
 COUNT = 64
@@ -136,6 +137,25 @@ def test_an_epoch_that_is_done_again_keeps_what_was_settled():
     assert standing.keeps_norms
     standing.take(Standing(epoch=1, keeps_norms=False).state(), torch.device("cpu"))
     assert not standing.keeps_norms
+
+
+def test_a_state_that_does_not_say_goes_on_as_the_recipe_asks(tmp_path):
+    """Those of former versions, of a stage with `norms: keep`."""
+    model, file = taught(), tmp_path / "state.pt"
+    settings = Training(epochs=2, batch_size=32, norms="keep")
+    fit(model, data(), make_loss(LossSection()), settings, stage="recover", device="cpu", last_epoch=1, state=file)
+    former = torch.load(file, weights_only=True)
+    del former["keeps_norms"]
+    torch.save(former, file)
+    before = buffers(model)
+    fit(model, data(), make_loss(LossSection()), settings, stage="recover", device="cpu", state=file)
+    assert all(torch.equal(value, before[name]) for name, value in buffers(model).items())
+
+
+def test_far_takes_both_many_times_the_loss_and_much_more():
+    assert far(0.001, 0.12)
+    assert not far(0.001, 0.05)  # a network that has its data by heart
+    assert not far(0.5, 1.5)  # one that a cut has changed in any case
 
 
 def states_equal(one, other):
