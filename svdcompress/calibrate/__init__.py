@@ -1,7 +1,7 @@
 """What validation data say about certainty: temperature, posterior refits, conformal sets, and when to answer."""
 
 from svdcompress.calibrate._answer import AnswerAbove, answer_above
-from svdcompress.calibrate._choose import POSTERIORS, Calibrated, Tried, calibrate
+from svdcompress.calibrate._choose import LOOKS, POSTERIORS, Calibrated, Tried, calibrate, looked_at
 from svdcompress.calibrate._conformal import (
     ConformalIntervals,
     ConformalSets,
@@ -20,6 +20,7 @@ from svdcompress.calibrate._refit import refit
 from svdcompress.calibrate._tempering import Tempered, fit_knob, fit_tempering, nll_rows
 
 __all__ = [
+    "LOOKS",
     "POSTERIORS",
     "AnswerAbove",
     "Block",
@@ -53,6 +54,7 @@ __all__ = [
     "kronecker",
     "load_promises",
     "log_variances",
+    "looked_at",
     "low_rank",
     "measured",
     "nll_rows",

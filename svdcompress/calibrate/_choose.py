@@ -36,6 +36,9 @@ SAMPLES, EXAMPLES, CURVATURE = 50, 5000, 5000
 EVEN = 1.1
 """Predicted deviations of nine in ten examples that differ by no more than this factor say nothing of single inputs."""
 
+LOOKS = {"variational": 1, "scaled": 16, "refit": 16, "laplace-diagonal": 20, "auto": 50}
+"""So often a posterior, and the one as it is, are looked at, about."""
+
 MOST_MACS = 2 * 10**12
 """Multiply-accumulates of one set of draws: a minute or two on a core. Beyond it there are fewer draws, then fewer examples."""
 
@@ -207,14 +210,19 @@ def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
     return best
 
 
+def looked_at(validation: int, macs: int) -> tuple[int, int]:
+    """Validation examples, and draws of each, that one look at a posterior takes. macs: of one example."""
+    allowed = MOST_MACS // max(macs, 1)
+    samples = max(10, min(SAMPLES, allowed // max(min(validation, EXAMPLES), 1)))
+    return min(validation, EXAMPLES, max(100, allowed // samples)), samples
+
+
 def _bounded(validation: Examples, draws: Draws, macs: int) -> tuple[Examples, int]:
     """So many validation examples, and draws of each, that the work and the memory stay bounded."""
     import torch
 
     each = len(draws) / max(len(validation), 1) * draws.outputs[0, 0].numel()
-    allowed = MOST_MACS // max(macs, 1)
-    samples = max(10, min(SAMPLES, allowed // min(len(validation), EXAMPLES)))
-    count = min(len(validation), EXAMPLES, max(100, allowed // samples))
+    count, samples = looked_at(len(validation), macs)
     samples = affordable(samples, count, max(1, math.ceil(each)))
     if count == len(validation):
         return validation, samples
@@ -272,7 +280,7 @@ def _laplace(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted
     def draw(log_prior: float) -> Draws:
         return draws_of(baked(log_prior), work.validation, work.likelihood, work.samples, work.seed, work.device)
 
-    fitted = fit_setting(draw, work.likelihood, PRIORS, temperature=work.temperature)
+    fitted = fit_setting(draw, work.likelihood, PRIORS, start=PRIORS[-1], temperature=work.temperature)
     return baked(fitted.setting), fitted
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.calibrate._draws import Draws, draws_of
-from svdcompress.calibrate._search import least
+from svdcompress.calibrate._search import outward, refined
 from svdcompress.calibrate._tempering import (
     centre,
     cross_validated,
@@ -32,8 +32,11 @@ SCALES = tuple(1.0 * step for step in range(-3, 10))
 SPREAD = 3.0
 """Standard deviation of the log factor beforehand: it decides only where the validation data do not."""
 
-REFINED = 8
-"""Further draws after the grid."""
+REFINED, NEAR = 4, 0.05
+"""Further draws after the grid, at most, and how near the least they go: 5% of a variance changes nothing that is seen."""
+
+FAR, FAR_EACH = 30.0, 0.05
+"""Nats, in all and for each target, by which a setting is worse than the best when it is hopeless."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,19 @@ def fit_setting(
     likelihood: Likelihood,
     grid: Sequence[float],
     *,
+    start: float = 0.0,
     beforehand: Callable[[float], float] = lambda setting: 0.0,
     temperature: bool = True,
 ) -> Fitted:
     """The setting and the temperature of least validation NLL, judged by 5-fold cross-validation.
 
-    draw: draws for a setting, by the same noise at each call, so that the NLL is a smooth function of it. beforehand: nats that
-    a setting costs at first sight. temperature: False keeps it at 1 (a regression's noise is fitted in any case).
+    draw: draws for a setting, by the same noise at each call, so that the NLL is a smooth function of it. grid: ascending;
+    it is looked at from `start` on, as far as there is hope. beforehand: nats that a setting costs at first sight.
+    temperature: False keeps it at 1 (a regression's noise is fitted in any case).
     """
     search = _Search(draw, likelihood, beforehand, temperature or likelihood.constant_noise)
+    search.look(start)
+    grid = outward(search.look, grid, start, FAR + FAR_EACH * len(search.last))
     costs = {setting: search.look(setting) for setting in grid}
     tables = [search.table(setting) for setting in grid]
     extras = [search.extras() + beforehand(setting) for setting in grid]
@@ -77,7 +84,7 @@ def fit_setting(
     if len(grid) > 1:
         at = list(grid).index(best)
         around = sorted({grid[max(at - 1, 0)], best, grid[min(at + 1, len(grid) - 1)]})
-        best, _ = least(search.look, around, REFINED)
+        best = refined(search.look, around, REFINED, NEAR)
     return Fitted(best, search.knobs[best], search.nlls[best], rows)
 
 

@@ -1,4 +1,4 @@
-"""The least of a smooth function of one number."""
+"""The least of a smooth function of one number: of a cheap one, and of one whose every look is dear."""
 
 from __future__ import annotations
 
@@ -32,3 +32,46 @@ def least(function: Callable[[float], float], grid: Sequence[float], steps: int 
             at_right = function(right)
     found = min((at_left, left), (at_right, right))
     return (found[1], found[0]) if found[0] < best[1] else best
+
+
+def outward(function: Callable[[float], float], grid: Sequence[float], start: float, far: float) -> list[float]:
+    """The places of an ascending grid that were looked at: from `start` down, then up, each way until two neighbours in a row
+    are worse than the best so far by more than `far`."""
+    values = {start: function(start)}
+    at = list(grid).index(start)
+    for places in (grid[:at][::-1], grid[at + 1 :]):
+        hopeless = 0
+        for place in places:
+            values[place] = function(place)
+            hopeless = hopeless + 1 if values[place] > min(values.values()) + far else 0
+            if hopeless == 2:
+                break
+    return sorted(values)
+
+
+def refined(function: Callable[[float], float], around: Sequence[float], steps: int, near: float) -> float:
+    """The place of the least between `around`, one to three ascending places: at most so many looks, each at the vertex of the
+    parabola through the best and its neighbours (Brent 1973, ch. 5), until it is within `near` of the best."""
+    values = {place: function(place) for place in around}
+    for _ in range(steps if len(values) > 1 else 0):
+        best = min(values, key=values.__getitem__)
+        below = max((place for place in values if place < best), default=None)
+        above = min((place for place in values if place > best), default=None)
+        if below is None or above is None:  # the best is at an end: towards its one neighbour
+            neighbour = above if below is None else below
+            assert neighbour is not None
+            place = best + (1 - GOLDEN) * (neighbour - best)
+        else:
+            place = _vertex([(each, values[each]) for each in (below, best, above)])
+        if abs(place - best) < near:
+            break
+        values[place] = function(place)
+    return min(values, key=values.__getitem__)
+
+
+def _vertex(three: Sequence[tuple[float, float]]) -> float:
+    """Of the parabola through three points, the middle one the lowest: between the others."""
+    (a, at_a), (b, at_b), (c, at_c) = three
+    right, left = (b - a) * (at_b - at_c), (b - c) * (at_b - at_a)
+    bend = right - left
+    return b if not bend else b - 0.5 * ((b - a) * right - (b - c) * left) / bend

@@ -243,7 +243,8 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
 
         levels, trials = levels_and_trials(made)
         shown = [f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in ((trials, "trial"), (levels, "level"))]
-        console.print(f"a search: at most {shown[0]} on {shown[1]} of pressure (--trials)", highlight=False)
+        where = f"on {shown[1]} of pressure" if levels else "cut from the dense weights at once, as train.epochs is 0"
+        console.print(f"a search: at most {shown[0]} {where} (--trials)", highlight=False)
         if made.search.trials is None and made.recover.epochs:
             console.print(
                 "  the best of them recovers on, with what may be left of three times the epochs of one run", highlight=False

@@ -71,7 +71,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
                 plain,
                 posterior=settings.posterior,
                 temperature=settings.temperature,
-                macs=_macs(model, opened.inputs),
+                macs=macs_of(model, opened.inputs),
                 epochs=settings.epochs,
                 beta=settings.beta,
                 seed=context.recipe.seed,
@@ -104,7 +104,7 @@ def _told(found: Calibrated) -> str:
     return "; ".join(part for part in parts if part) + f" (posterior: {found.posterior})"
 
 
-def _macs(model: nn.Module, inputs: Any) -> int:
+def macs_of(model: nn.Module, inputs: Any) -> int:
     """Of one example."""
     try:
         return int(cost.measure(model, inputs).to_dict().get("macs") or 0)
@@ -130,7 +130,7 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
     found: dict[str, Promises] = {}
     with _figures.there(context.place.device, model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        known = _known(context, data.validation, _macs(model, opened.inputs), asked)
+        known = _known(context, data.validation, macs_of(model, opened.inputs), asked)
         for who, (examples, samples) in known.items():
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
@@ -181,7 +181,7 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
         return
     likelihood = own_likelihood(model, data.task, data.dim)
     with _figures.there(context.place.device, model):
-        known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, _macs(model, opened.inputs))}
+        known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, macs_of(model, opened.inputs))}
         for who, (examples, samples) in known.items():
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:

@@ -12,19 +12,22 @@ import torch
 from torch import nn
 
 from svdcompress.batch import call
+from svdcompress.calibrate import LOOKS, looked_at
 from svdcompress.convert import PlanEntry
 from svdcompress.layers import arranged_convolutions, variance_parameters, variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice, slow_precision
+from svdcompress.pipeline._calibrate import macs_of
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
-from svdcompress.pipeline._search_cost import left_for, levels_of, trials_of
-from svdcompress.pipeline._search_start import objective_of
-from svdcompress.recipe import Recipe, Training
-from svdcompress.sources import example_inputs, open_data
+from svdcompress.pipeline._search_cost import left_for, no_path
+from svdcompress.pipeline._search_start import levels_and_trials, objective_of
+from svdcompress.pipeline._uncertainty import seconds_for
+from svdcompress.recipe import Distillation, Recipe, Training
+from svdcompress.sources import Data, example_inputs, open_data
 from svdcompress.train import Reach, find_place, make_optimizer, resolved_precision
 
 TRIAL_STEPS = 5
@@ -32,6 +35,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 REST_SECONDS = 15.0
 """Pruning, export, measuring and the report, for a small model."""
+
+JUDGED = 4
+"""So often a run asks the test and the validation data: dense and small model, before and after the files are written."""
 
 
 @dataclass
@@ -78,29 +84,8 @@ def estimate(recipe: Recipe) -> Estimate:
     rate = rate_of_variances(recipe, model, len(data.train), final)
     found = reach_of(recipe, model, len(data.train), final, rate)
     warned += out_of_reach(recipe, found) if trained else []
-    seconds = {}
-    loss = make_loss(recipe.loss, dim=data.dim)
-    if not trained:
-        seconds["dense"] = _stage_seconds(dense, data.train, loss, recipe.dense, place.device)
-    seconds["train"] = _stage_seconds(model, data.train, loss, recipe.train, place.device)
-    step = seconds["train"] / max(recipe.train.epochs, 1)
-    seconds["recover"] = step * recipe.recover.epochs
-    if recipe.search.wanted:  # in place of one training: the path, and trials at the full size
-        settings = recipe.search
-        del seconds["train"]
-        level, cooling = (step * epochs_of(recipe.train, share) for share in (LEVEL_EPOCHS, COOLING_EPOCHS))
-        trial = cooling + seconds.pop("recover")
-        measure = objective_of(recipe)
-        levels, trials = levels_of(recipe, measure), trials_of(recipe, measure)
-        spent = sum(
-            count * epochs_of(recipe.train, share) for count, share in ((levels, LEVEL_EPOCHS), (trials, COOLING_EPOCHS))
-        )
-        spent += trials * recipe.recover.epochs
-        last = step * left_for(recipe, spent)
-        seconds["search"] = levels * level + trials * trial + last
-        if settings.max_minutes is not None:
-            seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + max(trial, last))
-    seconds["rest"] = REST_SECONDS
+    macs = macs_of(dense, inputs)  # before the models go to the device, where the inputs are not
+    seconds = _seconds(recipe, data, dense, model, trained, place.device, macs)
     return Estimate(
         plan=entries,
         examples={name: len(getattr(data, name)) for name in ("train", "validation", "test")},
@@ -115,26 +100,104 @@ def estimate(recipe: Recipe) -> Estimate:
     )
 
 
-def _stage_seconds(model: nn.Module, examples: Any, loss: Any, settings: Training, device: torch.device) -> float:
-    """Seconds of a stage, from the time of a few steps of the real kind on the real data."""
+def _seconds(
+    recipe: Recipe, data: Data, dense: nn.Module, model: nn.Module, trained: bool, device: torch.device, macs: int
+) -> dict[str, float]:
+    """Seconds of each stage, with what its epochs validate; both models are taken to the device. macs: of one example."""
+    loss, settings = make_loss(recipe.loss, dim=data.dim), recipe.search
+    each = _forward_seconds(dense, data, recipe, device)
+    validating = each * len(data.validation)
+
+    def epoch(trained: nn.Module, stage: Training, **more: Any) -> float:
+        return _epoch_seconds(trained, data.train, loss, stage, device, **more) + validating
+
+    def teacher(distill: Distillation) -> nn.Module | None:
+        return dense if distill.weight > 0 or recipe.data.unlabelled else None
+
+    train, recover = recipe.train, recipe.recover
+    seconds = {} if trained else {"dense": epoch(dense, recipe.dense) * recipe.dense.epochs}
+    trains = epoch(model, train, teacher=teacher(train.distill))
+    recovers = epoch(model, recover, teacher=teacher(recover.distill), noise=recover.noise)
+    if settings.wanted:  # in place of one training: the path, and trials at the full size
+        measure, (levels, trials) = objective_of(recipe), levels_and_trials(recipe)
+        shares = () if no_path(recipe, measure) else (LEVEL_EPOCHS, COOLING_EPOCHS)
+        level, cooling = [epochs_of(train, share) for share in shares] or (0, 0)
+        trial = cooling * trains + recover.epochs * recovers
+        last = recovers * left_for(recipe, levels * level + trials * (cooling + recover.epochs))
+        seconds["search"] = levels * level * trains + trials * trial + last
+        if settings.max_minutes is not None:
+            seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + max(trial, last))
+    else:
+        seconds |= {"train": train.epochs * trains, "recover": recover.epochs * recovers}
+    seconds["rest"] = REST_SECONDS + JUDGED * each * (len(data.validation) + len(data.test))
+    if recipe.calibrate.temperature or recipe.calibrate.posterior != "variational":
+        count, samples = looked_at(len(data.validation), macs)
+        seconds["rest"] += LOOKS[recipe.calibrate.posterior] * count * samples * each
+    if recipe.uncertainty.samples:
+        budget = seconds_for(recipe.uncertainty.budget, sum(seconds.values()) - seconds["rest"])
+        draws = recipe.uncertainty.samples * each * len(data.test)
+        seconds["rest"] += draws if budget is None else min(draws, budget)
+    return seconds
+
+
+def _median(times: list[float]) -> float:
+    return sorted(times)[len(times) // 2]
+
+
+@torch.no_grad()
+def _forward_seconds(model: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> float:
+    """Seconds that one example takes in judging, in batches as large as those of training."""
+    model = model.to(device).eval()
+    size, times = recipe.train.batch_size, []
+    for x, _ in islice(data.train.batches(size, device=device), TRIAL_STEPS):
+        started = time.perf_counter()
+        call(model, x)
+        _wait(device)
+        times.append(time.perf_counter() - started)
+    return _median(times) / min(size, len(data.train))
+
+
+def _epoch_seconds(
+    model: nn.Module,
+    examples: Any,
+    loss: Any,
+    settings: Training,
+    device: torch.device,
+    *,
+    teacher: nn.Module | None = None,
+    noise: bool = True,
+) -> float:
+    """Seconds of an epoch, from the time of a few steps of the real kind on the real data.
+
+    noise: False trains the means of a converted model, without their KL. teacher: whose answers are targets, too.
+    """
     model = model.to(device).train()
+    layers = [layer for _, layer in variational_layers(model)]
+    for layer in layers if not noise else ():
+        layer.eval()
     optimizer = make_optimizer(model, settings)
-    variational = next(variational_layers(model), None) is not None
-    elbo = ELBO(model, lambda value: value, len(examples)) if variational else (lambda value: value)
+    elbo = ELBO(model, lambda value: value, len(examples)) if layers and noise else (lambda value: value)
     times, precision = [], resolved_precision(settings.precision, device)
-    right = arranged_convolutions([model] if precision in AUTOCAST and device.type == "cpu" else [])
+    called = [model] if teacher is None else [model, teacher.to(device).eval()]
+    right = arranged_convolutions(called if precision in AUTOCAST and device.type == "cpu" else [])
     for x, y in islice(examples.batches(settings.batch_size, shuffle=0, device=device), TRIAL_STEPS):
         started = time.perf_counter()
         with torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST), right:
             output = elbo(loss(call(model, x), y))
+            if teacher is not None:
+                with torch.no_grad():
+                    call(teacher, x)
         output.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _wait(device)
         times.append(time.perf_counter() - started)
-    steps = -(-len(examples) // settings.batch_size)
-    return sorted(times)[len(times) // 2] * steps * settings.epochs
+    return _median(times) * -(-len(examples) // settings.batch_size)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _state_bytes(model: nn.Module, settings: Training) -> int:

@@ -35,6 +35,11 @@ def reconstructs(recipe: Recipe, measure: str) -> bool:
     return recipe.search.reconstruct == "auto" and measure not in ("nonzero", "bytes") and cuts_of(recipe, measure) > 1
 
 
+def no_path(recipe: Recipe, measure: str) -> bool:
+    """Whether there is no training before the cuts at all: neither levels nor cooling."""
+    return not recipe.train.epochs and reconstructs(recipe, measure)
+
+
 def levels_of(recipe: Recipe, measure: str) -> int:
     """Levels of the path: those that are set, else `LEVELS`, or as many as lead to what cuts in steps begin from."""
     if recipe.search.levels is not None:
@@ -52,7 +57,7 @@ def trials_of(recipe: Recipe, measure: str) -> int:
         return settings.trials
     trial = epochs_of(recipe.train, COOLING_EPOCHS) + once
     left = TIMES * one_run(recipe) - levels_of(recipe, measure) * epochs_of(recipe.train, LEVEL_EPOCHS)
-    if not recipe.train.epochs and reconstructs(recipe, measure):  # no path, no cooling
+    if no_path(recipe, measure):
         trial, left = once, TIMES * once
     if not trial:
         return MOST

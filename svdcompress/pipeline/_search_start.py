@@ -12,7 +12,7 @@ from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._judged import judged
-from svdcompress.pipeline._search_cost import levels_of, trials_of
+from svdcompress.pipeline._search_cost import levels_of, no_path, trials_of
 from svdcompress.recipe import MEASURES, Recipe, parse_goal
 from svdcompress.search import Budget, Losses
 
@@ -32,7 +32,7 @@ def objective_of(recipe: Recipe) -> str:
 def levels_and_trials(recipe: Recipe) -> tuple[int, int]:
     """Levels of the path and trials that a search makes, at most."""
     measure = objective_of(recipe)
-    return levels_of(recipe, measure), trials_of(recipe, measure)
+    return 0 if no_path(recipe, measure) else levels_of(recipe, measure), trials_of(recipe, measure)
 
 
 def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:

@@ -262,6 +262,57 @@ def test_an_estimate_counts_the_search(tiny_recipe):
     assert many["search"] > 5 * found["search"]  # the times of steps differ from call to call
 
 
+def test_an_estimate_counts_the_epochs_of_each_kind(tiny_recipe, monkeypatch):
+    """By hand: an epoch of training takes 1 s, one of the mean alone 0.1 s, the teacher's answers 100 s an epoch."""
+    from svdcompress.pipeline import _estimate, estimate, levels_and_trials
+
+    def seconds(model, examples, loss, settings, device, teacher=None, noise=True):
+        return (1.0 if noise else 0.1) + 100.0 * (teacher is not None)
+
+    monkeypatch.setattr(_estimate, "_epoch_seconds", seconds)
+    monkeypatch.setattr(_estimate, "_forward_seconds", lambda *given: 0.0)
+    epochs = tiny_recipe.train.epochs, tiny_recipe.recover.epochs
+    assert [estimate(tiny_recipe).seconds[stage] for stage in ("train", "recover")] == list(epochs)
+
+    mean = ("recover.noise=false", "recover.distill={weight: 0.5}", "search.goal='macs=2x'", "recover.epochs=6")
+    once = searching(tiny_recipe, "train.epochs=0", "search.trials=2", *mean)
+    assert estimate(once).seconds["search"] == pytest.approx(2 * 6 * 100.1) and levels_and_trials(once) == (0, 2)
+    steps = searching(tiny_recipe, "train.epochs=16", "search.levels=1", "search.trials=1", *mean)
+    level, cooling = (max(1, round(16 * share)) for share in (_estimate.LEVEL_EPOCHS, _estimate.COOLING_EPOCHS))
+    assert estimate(steps).seconds["search"] == pytest.approx(level + cooling + 6 * 100.1)
+
+
+def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
+    """The teacher's answers, the mean alone where noise is left out, and the validation of each epoch."""
+    from svdcompress.layers import variational_layers
+    from svdcompress.pipeline import _estimate, estimate
+
+    called = []
+
+    def call(model, x):
+        layers = [layer for _, layer in variational_layers(model)]
+        called.append((bool(layers), model.training, any(layer.training for layer in layers)))
+        return model(x)
+
+    monkeypatch.setattr(_estimate, "call", call)
+    estimate(tiny_recipe)
+    dense, drawn, mean, teacher = (False, True, False), (True, True, True), (True, True, False), (False, False, False)
+    plain = called.count(teacher)
+    assert called.count(dense) and called.count(drawn) and not called.count(mean) and plain  # it judges
+    called.clear()
+    estimate(searching(tiny_recipe, "recover.noise=false", "recover.distill={weight: 0.5}", "train.distill={weight: 0.5}"))
+    assert called.count(mean) and called.count(drawn)
+    assert called.count(teacher) == plain + called.count(mean) + called.count(drawn)
+
+    monkeypatch.setattr(_estimate, "_epoch_seconds", lambda *given, **more: 0.0)
+    monkeypatch.setattr(_estimate, "_forward_seconds", lambda *given: 1.0)
+    found = estimate(tiny_recipe)
+    for stage in ("train", "recover"):
+        assert found.seconds[stage] == getattr(tiny_recipe, stage).epochs * found.examples["validation"]
+    judged = found.examples["validation"] + found.examples["test"]
+    assert found.seconds["rest"] > judged  # at least once each
+
+
 def test_a_size_that_leaves_one_answer_is_not_reached_by_it(tiny_recipe, tmp_path):
     """Below the biases alone: no weight could stay."""
     with pytest.raises(PruneError, match="every trial left a model of one answer to all inputs"):

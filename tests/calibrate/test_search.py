@@ -1,0 +1,56 @@
+"""The least of a function of one number whose every look is dear: found, and by few looks."""
+
+import math
+
+import pytest
+
+from svdcompress.calibrate._search import outward, refined
+
+
+class Counted:
+    """A function, and where it was asked."""
+
+    def __init__(self, function):
+        self.function, self.asked = function, []
+
+    def __call__(self, place):
+        self.asked.append(place)
+        return self.function(place)
+
+
+@pytest.mark.parametrize("centre", [-0.83, -0.3, 0.0, 0.41, 0.97])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda d: d * d,
+        lambda d: math.exp(d) - d,  # steeper above, as the noise of too large variances is
+        lambda d: math.exp(-1.5 * d) + 1.5 * d,
+        lambda d: 1000 * math.log(math.cosh(d)),
+    ],
+)
+def test_a_least_between_neighbours_is_found_by_few_looks(centre, shape):
+    asked = Counted(lambda place: shape(place - centre))
+    found = refined(asked, [-1.0, 0.0, 1.0], 4, 0.05)
+    assert found == pytest.approx(centre, abs=0.1) and len(asked.asked) <= 3 + 4
+    assert asked.function(found) == min(asked.function(place) for place in asked.asked)
+
+
+@pytest.mark.parametrize("best", [0.0, 0.25])
+def test_a_least_at_an_end_or_near_it(best):
+    assert refined(lambda place: (place - best) ** 2, [0.0, 1.0], 4, 0.05) == pytest.approx(best, abs=0.06)
+    assert refined(lambda place: 3.0, [2.0], 4, 0.05) == 2.0
+
+
+def test_a_grid_is_left_where_there_is_no_hope():
+    grid = [float(place) for place in range(-3, 10)]
+    asked = Counted(lambda place: 100 * (place - 1) ** 2)
+    assert outward(asked, grid, 0.0, 250.0) == [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]  # two each side beyond 250
+    assert len(asked.asked) == 7
+
+
+def test_a_plateau_and_a_hill_before_the_least_are_crossed():
+    """Variances of an untrained network: thousands of times too small, which nothing shows before they matter."""
+    grid = [float(place) for place in range(-3, 10)]
+    costs = dict.fromkeys(grid, 10.0) | {4.0: 900.0, 5.0: 10.0, 7.0: -200.0, 8.0: 900.0, 9.0: 2000.0}
+    assert outward(costs.__getitem__, grid, 0.0, 100.0) == grid
+    assert outward(costs.__getitem__, grid[::1], 9.0, 100.0)[-1] == 9.0
