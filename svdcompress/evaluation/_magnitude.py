@@ -59,7 +59,7 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
     for stage, section in (("train", recipe.train), ("recover", recovery(opened))):
         settings = section.model_copy(update={"keep": "last"})  # the best epoch may be one before the pruning
         if settings.epochs:
-            teacher = copy.deepcopy(opened.dense) if settings.distill.weight else None
+            teacher = copy.deepcopy(opened.dense) if settings.distill.wanted else None
             more: dict[str, Any] = {"teacher": teacher, "distill": settings.distill}
             more |= {"on_epoch": thin_out} if stage == "train" else {}
             dense_fit(opened, model, settings, stage, recipe.seed, device, bars, **more)

@@ -112,7 +112,7 @@ def _seconds(
         return _epoch_seconds(trained, data.train, loss, stage, device, **more) + validating
 
     def teacher(distill: Distillation) -> nn.Module | None:
-        return dense if distill.weight > 0 or recipe.data.unlabelled else None
+        return dense if distill.wanted or recipe.data.unlabelled else None
 
     train, recover = recipe.train, recipe.recover
     seconds = {} if trained else {"dense": epoch(dense, recipe.dense) * recipe.dense.epochs}

@@ -49,8 +49,8 @@ class Trainer:
         """
         context, data, recipe = self.context, self.data, self.context.recipe
         if recipe.data.unlabelled and stage != "dense" and not (distill and distill.weight):
-            distill = Distillation(weight=1.0)  # there is nothing else to learn from
-        taught = distill is not None and distill.weight > 0
+            distill = Distillation(weight=1.0, layers=distill.layers if distill else 0.0)  # there is nothing else to learn from
+        taught = distill is not None and distill.wanted
         result = fit(
             model,
             data.train,

@@ -154,6 +154,7 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
         now.inputs = Selection(report.inputs_dim, report.inputs_kept)
     surgery = Surgery.from_dict(getattr(model, "surgery", None) or {}).then(now).to_dict()
     report.surgery = surgery
+    report.outputs_kept = dict(done.outputs)
     object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = count_means(model), count_means(small)
     if masks and not any(mask.any() for mask in masks.values()):

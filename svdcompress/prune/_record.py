@@ -23,12 +23,14 @@ class Surgery:
 
     attributes: {module: {attribute: length}}, of integers and of tuples of them (as lists). shapes: {tensor: shape}, where it
     changed. kept: {module: what it returns of what it would}. inputs: what the model reads of its input, None for all.
+    outputs: {module: which of its weight's outputs stay}, of the last pruning alone; no manifest has it.
     """
 
     attributes: dict[str, dict[str, int | list[int]]] = field(default_factory=dict)
     shapes: dict[str, list[int]] = field(default_factory=dict)
     kept: dict[str, Selection] = field(default_factory=dict)
     inputs: Selection | None = None
+    outputs: dict[str, list[int]] = field(default_factory=dict)
 
     def set(self, model: nn.Module, name: str, attribute: str, value: Any) -> None:
         """Set an attribute of a module of the model, and note it if it is another now."""

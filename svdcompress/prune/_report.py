@@ -53,6 +53,7 @@ class PruneReport:
     seconds: wall time. parameters_before, parameters_after: means only. round_to: as it was asked for.
     parameters_unrounded: what would have been left without rounding (cut by the same surgery, not verified; None if that
     cannot be told). notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
+    outputs_kept: which outputs stay of modules (layers, normalisations) that lost some, in the order of the given model.
     """
 
     groups: list[PruneGroup] = field(default_factory=list)
@@ -67,6 +68,7 @@ class PruneReport:
     parameters_unrounded: int | None = None
     notes: list[str] = field(default_factory=list)
     surgery: dict[str, Any] = field(default_factory=dict)
+    outputs_kept: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def removed(self) -> int:

@@ -39,6 +39,7 @@ def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "
             keep = [~choice.removed[a : a + n] for a, n in zip(parameter.axes, parameter.sizes, strict=True)]
             if not all(part.all() for part in keep):
                 _slice(model, parameter, keep, done, record)
+                _note_outputs(model, parameter, keep[0], record)
         for module, part in made:
             for tensor in (module.bias, getattr(module, "bias_sigma2", None)):
                 if isinstance(tensor, Tensor):
@@ -69,6 +70,14 @@ def _slice(model: nn.Module, parameter: Parameter, keep: list[np.ndarray], done:
                 done.add(id(tensor))
         for attribute, value in own_sizes(module, key, parameter, keep).items():
             record.set(model, name, attribute, value)
+
+
+def _note_outputs(model: nn.Module, parameter: Parameter, keep: np.ndarray, record: Surgery) -> None:
+    if keep.all() or parameter.transposed:
+        return
+    for name, _, key in named_holders(model, parameter):
+        if key in ("weight", "running_mean"):  # batch normalisation may have no weight
+            record.outputs[name] = np.flatnonzero(keep).tolist()
 
 
 def cut(parameter: Parameter, tensor: Tensor, keep: list[np.ndarray]) -> Tensor:

@@ -141,10 +141,19 @@ class BetaSchedule(Section):
 
 
 class Distillation(Section):
-    """Learning from the dense model's outputs: `weight` of its soft targets in the loss, at a temperature."""
+    """Learning from the dense model: `weight` of its soft targets in the loss, at a temperature.
+
+    layers: so many times the error of each layer's outputs as well, on the units that stay.
+    """
 
     weight: float = Field(default=0.0, ge=0, le=1)
     temperature: float = Field(default=2.0, gt=0)
+    layers: float = Field(default=0.0, ge=0)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to learn from the dense model."""
+        return self.weight > 0 or self.layers > 0
 
 
 class Training(Section):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from svdcompress.batch import call
 from svdcompress.likelihoods import Likelihood, Loss
 from svdcompress.recipe import Distillation
+from svdcompress.train._layerwise import Layerwise
 
 
 class Teacher:
@@ -21,6 +22,7 @@ class Teacher:
 
     def __init__(self, model: nn.Module, settings: Distillation, likelihood: Likelihood, loss: Loss) -> None:
         self.model, self.settings, self.likelihood, self.loss = model, settings, likelihood, loss
+        self.layers: Layerwise | None = None
         self._called: Any = model
 
     def ready(self, device: torch.device, compiled: bool) -> None:
@@ -28,9 +30,18 @@ class Teacher:
         self.model.to(device).eval()
         self._called = torch.compile(self.model) if compiled else self.model
 
+    def begin(self) -> None:
+        """Before the student's pass over a batch that `mix` is then asked of."""
+        if self.layers is not None:
+            self.layers.clear()
+
     def mix(self, loss: Tensor, output: object, inputs: Any) -> Tensor:
-        """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`; output: the student's, for `inputs`."""
+        """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`, and the error of the layers where it counts;
+        output: the student's, for `inputs`."""
         with torch.no_grad():
             teacher = call(self._called, inputs)
         weight, temperature = self.settings.weight, self.settings.temperature
-        return (1 - weight) * loss + weight * self.likelihood.soft_loss(self.loss, output, teacher, temperature)
+        if weight:
+            loss = (1 - weight) * loss + weight * self.likelihood.soft_loss(self.loss, output, teacher, temperature)
+        error = None if self.layers is None else self.layers.error()
+        return loss if error is None else loss + self.settings.layers * error

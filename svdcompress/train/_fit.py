@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from svdcompress.sources import Examples
 from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._gradients import means_alone
+from svdcompress.train._layerwise import Layerwise
 from svdcompress.train._loop import Loop
 from svdcompress.train._progress import Bars
 from svdcompress.train._standing import Fit
@@ -40,6 +41,7 @@ def fit(
     noise: bool = True,
     teacher: nn.Module | None = None,
     distill: Distillation | None = None,
+    outputs_kept: Mapping[str, Sequence[int]] | None = None,
     task: str | Likelihood = "classification",
     dim: int | None = None,
     validate: Callable[[nn.Module], dict[str, float]] | None = None,
@@ -72,6 +74,8 @@ def fit(
         means alone, beside Adam: 0.001).
     noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
     teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
+    outputs_kept: which outputs of the teacher's layers the model's have, where it has fewer (`PruneReport.outputs_kept`), for
+        `distill.layers`.
     dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     masks: which weights stay, of the model in `eval()` after each epoch, for the history's sparsity (None: those that are
@@ -96,8 +100,10 @@ def fit(
     if last_epoch is not None and not 1 <= last_epoch <= settings.epochs:
         raise UsageError(f"last_epoch: {last_epoch} is not one of the {settings.epochs} epochs ({section}.epochs)")
     learnt = None
-    if teacher is not None and distill is not None and distill.weight:
+    if teacher is not None and distill is not None and distill.wanted:
         learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
+        if distill.layers:
+            learnt.layers = Layerwise(model, teacher, outputs_kept or {})
     work = Work(
         model,
         examples,
@@ -124,8 +130,12 @@ def fit(
         on_epoch=on_epoch,
         on_note=on_note,
     )
-    with nullcontext() if noise else means_alone(model):
-        return Loop(work).run()
+    try:
+        with nullcontext() if noise else means_alone(model):
+            return Loop(work).run()
+    finally:
+        if learnt is not None and learnt.layers is not None:
+            learnt.layers.close()
 
 
 def _as_it_is(loss: Tensor) -> Tensor:

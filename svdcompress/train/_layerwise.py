@@ -1,0 +1,89 @@
+"""Each layer's outputs held against the teacher's, on the units that a pruned student still has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from svdcompress.layers import variational_layers
+
+NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""What they give has a scale that training keeps; what the layer before them gives need not."""
+
+
+CONSTANT = 1e-6
+"""Outputs whose variance is a smaller part of their square than this say nothing that an error could be relative to."""
+
+
+class Layerwise:
+    """The outputs of layers in a student and its teacher (Romero et al. 2015, arXiv 1412.6550, eq. 3, of every layer; without
+    its regressors, as it is known which of the teacher's units each of the student's is).
+
+    Compared are the outputs of normalisations where the student has any, else those of its converted layers but the last one,
+    whose outputs the loss sees. What runs several times in a pass is left out.
+    """
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, outputs_kept: Mapping[str, Sequence[int]]) -> None:
+        modules = dict(teacher.named_modules())
+        norms = [name for name, module in student.named_modules() if isinstance(module, NORMS)]
+        names = [name for name in norms or [name for name, _ in variational_layers(student)] if name in modules]
+        self._kept = {name: torch.tensor(outputs_kept[name]) if name in outputs_kept else None for name in names}
+        self._all_but_last = not norms
+        self._own: dict[str, list[Tensor]] = {}
+        self._wanted: dict[str, list[Tensor]] = {}
+        self._dims: dict[str, int] = {}
+        self._handles = []
+        for name in names:
+            module = student.get_submodule(name)
+            self._dims[name] = _dim(module)
+            self._handles.append(module.register_forward_hook(self._note(self._own, name, learns=True)))
+            self._handles.append(modules[name].register_forward_hook(self._note(self._wanted, name, learns=False)))
+
+    def clear(self) -> None:
+        """Forget the outputs of a pass."""
+        self._own.clear()
+        self._wanted.clear()
+
+    def close(self) -> None:
+        """Leave both models without hooks."""
+        self.clear()
+        for handle in self._handles:
+            handle.remove()
+
+    def error(self) -> Tensor | None:
+        """Mean over the layers of the squared error, relative to the variance of the teacher's outputs over a batch; None where
+        the student's were not seen. Forgets the pass."""
+        names = [name for name in self._own if len(self._own[name]) == 1 == len(self._wanted.get(name, ()))]
+        errors = []
+        for name in names[:-1] if self._all_but_last else names:
+            own, wanted, dim = self._own[name][0], self._wanted[name][0], self._dims[name]
+            kept = self._kept[name]
+            if kept is not None:
+                self._kept[name] = kept = kept.to(wanted.device)
+                wanted = wanted.index_select(dim, kept)
+            if own.shape == wanted.shape:
+                errors.append(_relative(own.float(), wanted.float(), dim))
+        self.clear()
+        return torch.stack(errors).mean() if errors else None
+
+    def _note(self, into: dict[str, list[Tensor]], name: str, learns: bool) -> Any:
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and torch.is_grad_enabled() == learns:
+                into.setdefault(name, []).append(output)
+
+        return hook
+
+
+def _dim(module: nn.Module) -> int:
+    """Of a module's outputs, that which its units lie along."""
+    return -1 if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.Linear) else 1
+
+
+def _relative(own: Tensor, wanted: Tensor, dim: int) -> Tensor:
+    others = [d for d in range(wanted.dim()) if d != dim % wanted.dim()]
+    spread, size = wanted.var(others, correction=0).mean(), wanted.square().mean()
+    return (own - wanted).square().mean() / spread.where(spread > CONSTANT * size, torch.inf)
