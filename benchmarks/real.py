@@ -178,6 +178,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     )
     trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets
+    if layers := opened.recipe.recover.distill.layers:  # of our recovery alone: peers' layers are not known to be the teacher's
+        small["layers"] = layers
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
     nets["dense start"] = {**start, "change": change(start_missed, missed)}

@@ -76,6 +76,10 @@ def table(results: dict[str, Any]) -> str:
             lines += ["- our network's own dropout draws beside its weights (`convert.dropout=draw`)"]
         shared = ", every row" if made["distill"] and "recovery" in made else ""
         lines += [f"- distillation {made['distill']:g}{shared}{'' if 'loss' not in made else ', loss ' + made['loss']}"]
+        if layers := made.get("layers"):
+            lines += [
+                f"- ours alone: {layers:g} times the error of the layers' outputs, falling to 0 (`recover.distill.layers`)"
+            ]
         lines += [f"- {made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), beside other work"]
         lines += [f"- {', '.join(f'{key} {value}' for key, value in made['versions'].items())}", ""]
         sizes = [key for key in SIZES if any(key in net for net in nets.values())]

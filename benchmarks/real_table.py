@@ -41,6 +41,11 @@ def table(results: dict[str, Any]) -> str:
             optimizers(made),
             f"precision {made['precision'].replace('no', 'float32')}",
             f"distillation {made['distill']:g} ({'every row' if 'recovery' in made else 'ours alone'})",
+            *(
+                [f"ours alone: {layers:g} times the error of layers' outputs, falling to 0 (`recover.distill.layers`)"]
+                if (layers := one["nets"]["ours"].get("layers"))
+                else []
+            ),
             f"augmentation {json.dumps(made['augment'])}",
             f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
         ]

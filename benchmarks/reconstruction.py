@@ -57,7 +57,9 @@ def ours(model: nn.Module, x: Tensor, reconstructed: bool) -> Made:
         masks = whole_units(cut, ranking.at({"macs": ranking.total["macs"] / factor}, evenness=EVENNESS).masks)
         if reconstructed:
             svdc.reconstruct(cut, images(x[:FRESH]), masks)
-        small = svdc.to_dense(svdc.prune(cut, images(x[:2]), masks=masks))
+        pruned = svdc.prune(cut, images(x[:2]), masks=masks)
+        small = svdc.to_dense(pruned)
+        object.__setattr__(small, "pruning", pruned.pruning)  # which of the outputs each layer has
         return small, time.monotonic() - begun
 
     return made
@@ -167,15 +169,16 @@ def trained(
     *,
     among: tuple[float, ...] = RATES,
     keeps_norms: bool = False,
+    layers: float = 0.0,
 ) -> tuple[dict[str, Any], Tensor]:
     """With the rate that is best on the images that choose; and which of the others are wrong. factor: to prune to meanwhile;
-    None: it is pruned already. among: the rates. keeps_norms: as `recover` has it."""
+    None: it is pruned already. among: the rates. keeps_norms, layers: as `recover` has them."""
     best: tuple[float, float, nn.Module] | None = None
     rates = {}
     for rate in among:
         net = copy.deepcopy(small)
         pruned = None if factor is None else gradually(net, data[0], factor)
-        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs, pruned, keeps_norms)
+        recover(net, teacher, data[0], Way(True, rate, 5e-4, True), epochs, pruned, keeps_norms, layers)
         rates[str(rate)] = 100 - 100 * float(wrong(net, data[1]).double().mean())
         if best is None or rates[str(rate)] > best[0]:
             best = rates[str(rate)], rate, net

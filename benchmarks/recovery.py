@@ -31,6 +31,7 @@ from torch.nn import functional as F
 import svdcompress as svdc
 from svdcompress.sources import load_weights
 from svdcompress.train import norms
+from svdcompress.train._layerwise import Layerwise
 from svdcompress.uncertainty import wilson
 
 BATCH, WARM, SEED = 128, 50, 0
@@ -155,9 +156,13 @@ def recover(
     epochs: int,
     pruned: Callable[[float], bool] | None = None,
     keeps_norms: bool = False,
+    layers: float = 0.0,
 ) -> None:
     """Train in place. pruned: asked before each step with the share of the steps that are done; True: it has changed the
-    network, which then has other parameters. keeps_norms: batch normalisation computes with its running statistics."""
+    network, which then has other parameters. keeps_norms: batch normalisation computes with its running statistics. layers:
+    weight of the error of layers' outputs against the teacher's, of a network that `svdc.prune` made (`.pruning`)."""
+    pruning: Any = getattr(model, "pruning", None)
+    watched = Layerwise(model, teacher, pruning.outputs_kept) if layers and teacher is not None else None
     optimizer, generator = way.optimizer(model), torch.Generator().manual_seed(SEED)
     steps, step = epochs * math.ceil(len(train[1]) / BATCH), 0
     held = [(p, p.detach() != 0) for p in model.parameters() if p.dim() > 1 and not p.detach().all()]
@@ -178,6 +183,8 @@ def recover(
                     answer = (teacher(x) / TEMPERATURE).softmax(1)
                 soft = F.cross_entropy(output / TEMPERATURE, answer) * TEMPERATURE**2
                 loss = (1 - DISTILLED) * loss + DISTILLED * soft
+            if watched is not None and (error := watched.error()) is not None:
+                loss = loss + layers * (1 - step / steps) ** 2 * error
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -185,6 +192,8 @@ def recover(
                 for weight, kept in held:
                     weight.mul_(kept)
             step += 1
+    if watched is not None:
+        watched.close()
 
 
 def table(results: dict[str, Any]) -> str:

@@ -143,7 +143,7 @@ class BetaSchedule(Section):
 class Distillation(Section):
     """Learning from the dense model: `weight` of its soft targets in the loss, at a temperature.
 
-    layers: so many times the error of each layer's outputs as well, on the units that stay.
+    layers: so many times the error of each layer's outputs as well, on the units that stay; it falls to 0 by the end.
     """
 
     weight: float = Field(default=0.0, ge=0, le=1)

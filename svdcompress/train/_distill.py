@@ -23,6 +23,7 @@ class Teacher:
     def __init__(self, model: nn.Module, settings: Distillation, likelihood: Likelihood, loss: Loss) -> None:
         self.model, self.settings, self.likelihood, self.loss = model, settings, likelihood, loss
         self.layers: Layerwise | None = None
+        self._left = 1.0
         self._called: Any = model
 
     def ready(self, device: torch.device, compiled: bool) -> None:
@@ -30,8 +31,13 @@ class Teacher:
         self.model.to(device).eval()
         self._called = torch.compile(self.model) if compiled else self.model
 
-    def begin(self) -> None:
-        """Before the student's pass over a batch that `mix` is then asked of."""
+    def begin(self, share: float) -> None:
+        """Before the student's pass over a batch that `mix` is then asked of. share: of the training that is done.
+
+        The weight of the layers falls as (1 - share)^2: they lead the student near the teacher, and what fits into fewer units
+        is in the end not what the teacher's layers give.
+        """
+        self._left = (1 - share) ** 2
         if self.layers is not None:
             self.layers.clear()
 
@@ -44,4 +50,4 @@ class Teacher:
         if weight:
             loss = (1 - weight) * loss + weight * self.likelihood.soft_loss(self.loss, output, teacher, temperature)
         error = None if self.layers is None else self.layers.error()
-        return loss if error is None else loss + self.settings.layers * error
+        return loss if error is None else loss + self.settings.layers * self._left * error

@@ -102,7 +102,7 @@ def train_mode(work: Work, keeps_norms: bool) -> None:
 def forward(work: Work, network: Network, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
     """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
     if work.teacher is not None:
-        work.teacher.begin()
+        work.teacher.begin(where / work.settings.epochs)
     with work.autocast(), work.right:
         output = call(network.called, x)
         loss = work.loss(output, y)

@@ -132,7 +132,10 @@ def fit(
     )
     try:
         with nullcontext() if noise else means_alone(model):
-            return Loop(work).run()
+            done = Loop(work).run()
+        if learnt is not None and learnt.layers is not None and on_note is not None and (line := learnt.layers.missing()):
+            on_note(f"{section}.{line}", False)
+        return done
     finally:
         if learnt is not None and learnt.layers is not None:
             learnt.layers.close()

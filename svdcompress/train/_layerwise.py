@@ -36,6 +36,7 @@ class Layerwise:
         self._own: dict[str, list[Tensor]] = {}
         self._wanted: dict[str, list[Tensor]] = {}
         self._dims: dict[str, int] = {}
+        self._seen = self._alike = 0  # layers of the last pass that was compared, and those of them that could be
         self._handles = []
         for name in names:
             module = student.get_submodule(name)
@@ -57,9 +58,14 @@ class Layerwise:
     def error(self) -> Tensor | None:
         """Mean over the layers of the squared error, relative to the variance of the teacher's outputs over a batch; None where
         the student's were not seen. Forgets the pass."""
-        names = [name for name in self._own if len(self._own[name]) == 1 == len(self._wanted.get(name, ()))]
-        errors = []
-        for name in names[:-1] if self._all_but_last else names:
+        if not self._own:
+            self.clear()
+            return None
+        names, errors = list(self._own), []
+        names = names[:-1] if self._all_but_last else names
+        for name in names:
+            if not len(self._own[name]) == 1 == len(self._wanted.get(name, ())):
+                continue
             own, wanted, dim = self._own[name][0], self._wanted[name][0], self._dims[name]
             kept = self._kept[name]
             if kept is not None:
@@ -67,8 +73,18 @@ class Layerwise:
                 wanted = wanted.index_select(dim, kept)
             if own.shape == wanted.shape:
                 errors.append(_relative(own.float(), wanted.float(), dim))
+        self._seen, self._alike = len(names), len(errors)
         self.clear()
         return torch.stack(errors).mean() if errors else None
+
+    def missing(self) -> str | None:
+        """What to say where fewer than half of the layers were compared; None otherwise."""
+        if self._alike and 2 * self._alike >= self._seen:
+            return None
+        return (
+            f"distill.layers: {self._alike} of {self._seen} layers could be held against the dense network's (others run several "
+            "times, have other units than it is known of, or are the last), so it changed little or nothing"
+        )
 
     def _note(self, into: dict[str, list[Tensor]], name: str, learns: bool) -> Any:
         def hook(module: nn.Module, given: Any, output: Any) -> None:

@@ -188,7 +188,7 @@ def test_a_fit_is_that_of_a_hand_written_loop(compiled):
     other.train()
     optimizer = torch.optim.SGD(other.parameters(), 0.02)
     ((x, y),) = list(examples.batches(64))
-    for _ in range(3):
+    for epoch in range(3):
         output = other(x)
         running = {name: own.clone() for name, own in other.named_buffers()}
         with torch.no_grad():
@@ -197,7 +197,7 @@ def test_a_fit_is_that_of_a_hand_written_loop(compiled):
         soft = soft + 9 * float(-((answer / 3).softmax(1) * (answer / 3).log_softmax(1)).sum(1).mean())
         layers = by_hand(other, teacher, x, kept)
         optimizer.zero_grad()
-        (0.5 * F.cross_entropy(output, y) + 0.5 * soft + 4.0 * layers).backward()
+        (0.5 * F.cross_entropy(output, y) + 0.5 * soft + 4.0 * (1 - epoch / 3) ** 2 * layers).backward()
         optimizer.step()
         for name, own in other.named_buffers():  # that pass moved the statistics once more
             own.copy_(running[name])
@@ -223,6 +223,22 @@ def test_without_a_weight_of_outputs_layers_alone_teach():
     with torch.no_grad():
         after = float(by_hand(small.eval(), teacher, x, kept))
     assert after < 0.7 * before
+
+
+def test_layers_that_cannot_be_compared_are_told():
+    """A single layer, which is the last one; and a student of which it is not known what its units are."""
+    examples, said = data(), []
+    made = Training(epochs=1, batch_size=32)
+    more = {"distill": Distillation(layers=1.0), "device": "cpu", "on_note": lambda *line: said.append(line)}
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(50, 3))
+    fit(svdc.convert(copy.deepcopy(alone)), examples, F.cross_entropy, made, teacher=alone, **more)
+    assert len(said) == 1 and said[0][0].startswith("train.distill.layers: 0 of 0 layers") and not said[0][1]
+    teacher = block()
+    small, _, _ = pruned(teacher, torch.randn(2, 2, 5, 5), CUT)
+    fit(small, examples, F.cross_entropy, made, teacher=teacher, **more)
+    assert len(said) == 2 and "0 of 3 layers" in said[1][0]
+    fit(small, examples, F.cross_entropy, made, teacher=teacher, outputs_kept=small.pruning.outputs_kept, **more)
+    assert len(said) == 2
 
 
 def test_a_run_recovers_by_layers_and_keeps_the_report_as_it_was(tiny_recipe, tmp_path):
