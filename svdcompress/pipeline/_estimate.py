@@ -19,6 +19,7 @@ from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice, slow_precision
 from svdcompress.pipeline._calibrate import macs_of
+from svdcompress.pipeline._choose_masks import compared_on
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
@@ -35,6 +36,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 REST_SECONDS = 15.0
 """Pruning, export, measuring and the report, for a small model."""
+
+CHOSEN = 10
+"""So often a trial asks the examples that it compares ways of cutting on: four ways, others on a part, all reconstructed."""
 
 JUDGED = 4
 """So often a run asks the test and the validation data: dense and small model, before and after the files are written."""
@@ -122,7 +126,8 @@ def _seconds(
         measure, (levels, trials) = objective_of(recipe), levels_and_trials(recipe)
         shares = () if no_path(recipe, measure) else (LEVEL_EPOCHS, COOLING_EPOCHS)
         level, cooling = [epochs_of(train, share) for share in shares] or (0, 0)
-        trial = cooling * trains + recover.epochs * recovers
+        choosing = CHOSEN * each * compared_on(len(data.train), epochs_of(train, COOLING_EPOCHS))
+        trial = cooling * trains + recover.epochs * recovers + (choosing if settings.mixture == "auto" else 0.0)
         last = recovers * left_for(recipe, levels * level + trials * (cooling + recover.epochs))
         seconds["search"] = levels * level * trains + trials * trial + last
         if settings.max_minutes is not None:

@@ -309,6 +309,8 @@ def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
     found = estimate(tiny_recipe)
     for stage in ("train", "recover"):
         assert found.seconds[stage] == getattr(tiny_recipe, stage).epochs * found.examples["validation"]
+    searched = estimate(searching(tiny_recipe, "search.goal='macs=2x'", "search.trials=1", "search.levels=1")).seconds["search"]
+    assert searched > 2 * found.examples["train"]  # ways of cutting are compared on training examples
     judged = found.examples["validation"] + found.examples["test"]
     assert found.seconds["rest"] > judged  # at least once each
 
