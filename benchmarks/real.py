@@ -121,8 +121,12 @@ def wrong(model: nn.Module, examples: Examples) -> Tensor:
     return torch.cat([(model(x).argmax(1) != y).cpu() for x, y in batches])
 
 
-def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
-    """Size and errors, and which images of the reported half are wrong."""
+Missed = dict[str, Tensor]
+"""Which images a network gets wrong, by part of the test images (N,)."""
+
+
+def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Missed]:
+    """Size and errors, and which images are wrong: "reported", and "all" where both halves are test images."""
     chosen, reported = wrong(model, opened.data.validation), wrong(model, opened.data.test)
     parts = {"chosen": chosen, "reported": reported}
     if not str(opened.recipe.data.name).endswith(":whole"):  # both are test images then
@@ -135,7 +139,13 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Tensor]:
         "accuracy": {name: 100 - 100 * float(part.double().mean()) for name, part in parts.items()},
         "interval": [100 - 100 * bound for bound in reversed(wilson(float(reported.sum()), len(reported)))],
     }
-    return found, reported
+    return found, parts
+
+
+def changes(before: Missed, after: Missed) -> dict[str, Any]:
+    """Of the reported half, and of all test images where half of them chose."""
+    found = {"change": change(before["reported"], after["reported"])}
+    return found | ({"change_all": change(before["all"], after["all"])} if "all" in before else {})
 
 
 def trained_by(settings: Any) -> dict[str, Any]:
@@ -182,7 +192,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         small["layers"] = layers
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
-    nets["dense start"] = {**start, "change": change(start_missed, missed)}
+    nets["dense start"] = start | changes(start_missed, missed)
     known |= {"anchor": CASES[name].anchor, "goal": CASES[name].goal, "epochs": way.epochs, "machine": machine()}
     recipe = opened.recipe
     known["setting"] = {
@@ -207,7 +217,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         key: small[key] for key in ("macs", "accuracy")
     }
     for peer in (peer for peer in before if peer in PEERS):  # a difference from another network of ours is none from this
-        nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if key != "change"}
+        nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if "change" not in key}
     store(known)
     for peer, pruner in PEERS.items():
         file = options.runs / f"{row(name, options.label)}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
@@ -238,7 +248,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             torch.save(model, done)  # for benchmarks that ask more of it, too
             file.unlink(missing_ok=True)
         found, other = figures(model, opened)
-        nets[peer] = {**found, "change": change(other, missed), "seconds": seconds, "epochs": epochs}
+        nets[peer] = {**found, **changes(other, missed), "seconds": seconds, "epochs": epochs}
         store(known)
 
 

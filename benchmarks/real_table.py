@@ -20,6 +20,10 @@ def _stepped(by: dict[str, Any]) -> str:
     return f"{by['optimizer']} at {by['lr']:g}{decay}"
 
 
+def _moved(change: list[float]) -> str:
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*change)
+
+
 def table(results: dict[str, Any]) -> str:
     """Markdown: a part for each network."""
     lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
@@ -29,7 +33,7 @@ def table(results: dict[str, Any]) -> str:
     lines.append(
         "chosen: on those that chose; all 10,000: on both. Change: the error of our network less that of the row, in points,"
     )
-    lines += ["paired, 95%; below 0 ours is better.", ""]
+    lines += ["paired, 95%; below 0 ours is better. The same of all 10,000, half of which chose ours, in some rows.", ""]
     head = ("net", "MACs", "parameters", "non-zeros", "accuracy %", "chosen", "all 10,000", "change", "wall-clock")
     for name, one in results.items():
         made, base = one["setting"], one["nets"]["dense start"]
@@ -53,14 +57,16 @@ def table(results: dict[str, Any]) -> str:
         lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
         for label, net in one["nets"].items():
             accuracy, (low, high) = net["accuracy"], net["interval"]
-            moved = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*net["change"]) if "change" in net else ""
+            moved = _moved(net["change"]) if "change" in net else ""
+            everywhere = f"{accuracy['all']:.2f}" if "all" in accuracy else ""
+            everywhere += f"; {_moved(net['change_all'])}" if "change_all" in net else ""
             others = net.get("epochs") or one["epochs"]  # of a network of ours that was made since
             label += f" ({others} epochs)" if others != one["epochs"] else ""
             cells = [label, f"{base['macs'] / net['macs']:.2f}x", f"{base['parameters'] / net['parameters']:.2f}x"]
             cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})"]
             cells += [
                 f"{accuracy['chosen']:.2f}",
-                f"{accuracy['all']:.2f}" if "all" in accuracy else "",
+                everywhere,
                 moved,
                 f"{net['seconds'] / 60:.0f} min" if net.get("seconds") else "",
             ]
