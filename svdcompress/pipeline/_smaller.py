@@ -118,6 +118,7 @@ def recover_stage(
         noise=recover.noise,
         lr_log_sigma2=recover.lr_log_sigma2,
         distill=recover.distill,
+        student=bare(small.model),
         outputs_kept=small.pruning.get("outputs_kept"),
         total=sum(prod(shape) for shape in variational.shapes.values()),
         state=state,

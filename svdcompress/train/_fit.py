@@ -41,6 +41,7 @@ def fit(
     noise: bool = True,
     teacher: nn.Module | None = None,
     distill: Distillation | None = None,
+    student: nn.Module | None = None,
     outputs_kept: Mapping[str, Sequence[int]] | None = None,
     task: str | Likelihood = "classification",
     dim: int | None = None,
@@ -74,8 +75,8 @@ def fit(
         means alone, beside Adam: 0.001).
     noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
     teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
-    outputs_kept: which outputs of the teacher's layers the model's have, where it has fewer (`PruneReport.outputs_kept`), for
-        `distill.layers`.
+    student: the part of the model whose layers are named as the teacher's (None: the model), and outputs_kept: which of their
+        outputs it has, where it has fewer (`PruneReport.outputs_kept`); for `distill.layers`.
     dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.
     validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
     masks: which weights stay, of the model in `eval()` after each epoch, for the history's sparsity (None: those that are
@@ -103,7 +104,7 @@ def fit(
     if teacher is not None and distill is not None and distill.wanted:
         learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
         if distill.layers:
-            learnt.layers = Layerwise(model, teacher, outputs_kept or {})
+            learnt.layers = Layerwise(student or model, teacher, outputs_kept or {})
     work = Work(
         model,
         examples,

@@ -36,7 +36,7 @@ class Layerwise:
         self._own: dict[str, list[Tensor]] = {}
         self._wanted: dict[str, list[Tensor]] = {}
         self._dims: dict[str, int] = {}
-        self._seen = self._alike = 0  # layers of the last pass that was compared, and those of them that could be
+        self._asked, self._seen, self._alike = False, 0, 0  # layers of the last pass, and those of them that could be compared
         self._handles = []
         for name in names:
             module = student.get_submodule(name)
@@ -58,6 +58,7 @@ class Layerwise:
     def error(self) -> Tensor | None:
         """Mean over the layers of the squared error, relative to the variance of the teacher's outputs over a batch; None where
         the student's were not seen. Forgets the pass."""
+        self._asked = self._asked or torch.is_grad_enabled()
         if not self._own:
             self.clear()
             return None
@@ -79,7 +80,7 @@ class Layerwise:
 
     def missing(self) -> str | None:
         """What to say where fewer than half of the layers were compared; None otherwise."""
-        if self._alike and 2 * self._alike >= self._seen:
+        if not self._asked or (self._alike and 2 * self._alike >= self._seen):
             return None
         return (
             f"distill.layers: {self._alike} of {self._seen} layers could be held against the dense network's, so it changed "

@@ -239,6 +239,26 @@ def test_layers_that_cannot_be_compared_are_told():
     assert len(said) == 2 and "0 of 3 layers" in said[1][0]
     fit(small, examples, F.cross_entropy, made, teacher=teacher, outputs_kept=small.pruning.outputs_kept, **more)
     assert len(said) == 2
+    outer = nn.Sequential(small)  # as of a model that takes whole inputs and hands on some
+    more["outputs_kept"] = small.pruning.outputs_kept
+    fit(outer, examples, F.cross_entropy, made, teacher=teacher, student=small, **more)
+    assert len(said) == 2
+    fit(outer, examples, F.cross_entropy, made, teacher=teacher, **more)
+    assert len(said) == 3 and "0 of 0 layers" in said[2][0]
+
+
+def test_a_fit_that_was_done_before_says_nothing_of_layers(tmp_path):
+    teacher, said = block(), []
+    small, _, _ = pruned(teacher, torch.randn(2, 2, 5, 5), CUT)
+    more = {
+        "outputs_kept": small.pruning.outputs_kept,
+        "on_note": lambda *line: said.append(line),
+        "state": tmp_path / "fit.pt",
+    }
+    for _ in range(2):
+        made = Training(epochs=1, batch_size=32)
+        fit(small, data(), F.cross_entropy, made, teacher=teacher, distill=Distillation(layers=1.0), device="cpu", **more)
+    assert said == []
 
 
 def test_a_run_recovers_by_layers_and_keeps_the_report_as_it_was(tiny_recipe, tmp_path):
@@ -252,6 +272,7 @@ def test_a_run_recovers_by_layers_and_keeps_the_report_as_it_was(tiny_recipe, tm
         content["recover"]["epochs"] = 2
         made[layers] = run(parse_recipe(content), tmp_path / str(layers), quiet=True)
         assert "outputs_kept" not in made[layers]["pruning"]
+        assert not any("distill.layers" in line for line in made[layers]["warnings"])
     hashes = [found["files"]["model.safetensors"]["sha256"] for found in made.values()]
     assert hashes[0] != hashes[1]
     assert load_recipe(tmp_path / "2.0" / "recipe.yaml").recover.distill.layers == 2.0
