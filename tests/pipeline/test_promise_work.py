@@ -29,7 +29,7 @@ def staged(tiny_run, tmp_path, monkeypatch):
             return real(model, inputs, samples=2, **more)
 
         monkeypatch.setattr(_calibrate, "mc_predict", counted)
-        monkeypatch.setattr(_calibrate, "_macs", lambda *_: macs)
+        monkeypatch.setattr(_calibrate, "macs_of", lambda *_: macs)
         settings = run.recipe.calibrate.model_copy(update=asked)
         recipe = run.recipe.model_copy(update={"calibrate": settings})
         place, results = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(promises=None)
