@@ -60,7 +60,8 @@ def table(results: dict[str, Any]) -> str:
             continue
         seconds = one["seconds"]
         dense = f"{seconds['dense'] / 3600:.1f} h" if "dense" in seconds else "its weights are public"
-        done = "with fewer epochs" if name in there else "no: it waits for a GPU"
+        run = any(row == name or row.startswith(f"{name}-") for row in there)  # with a label, or without
+        done = "with fewer epochs" if run else "no: it waits for a GPU"
         size = f"{one['parameters'] / 1e6:.2f} M"
         cells = [name, size, f"{one['examples']['train']:,}", dense, f"{seconds['search'] / 3600:.1f} h", done]
         lines.append(f"| {' | '.join(cells)} |")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -145,21 +146,24 @@ def _seconds(
     return seconds
 
 
-def _median(times: list[float]) -> float:
+def _step_seconds(batches: Iterable[tuple[Any, Any]], step: Callable[[Any, Any], Any], device: torch.device) -> float:
+    """Median of the first few."""
+    times = []
+    for x, y in islice(batches, TRIAL_STEPS):
+        started = time.perf_counter()
+        step(x, y)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
     return sorted(times)[len(times) // 2]
 
 
 @torch.no_grad()
 def _forward_seconds(model: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> float:
     """Seconds that one example takes in judging, in batches as large as those of training."""
-    model = model.to(device).eval()
-    size, times = recipe.train.batch_size, []
-    for x, _ in islice(data.train.batches(size, device=device), TRIAL_STEPS):
-        started = time.perf_counter()
-        call(model, x)
-        _wait(device)
-        times.append(time.perf_counter() - started)
-    return _median(times) / min(size, len(data.train))
+    model, size = model.to(device).eval(), recipe.train.batch_size
+    seconds = _step_seconds(data.train.batches(size, device=device), lambda x, y: call(model, x), device)
+    return seconds / min(size, len(data.train))
 
 
 def _epoch_seconds(
@@ -182,11 +186,11 @@ def _epoch_seconds(
         layer.eval()
     optimizer = make_optimizer(model, settings)
     elbo = ELBO(model, lambda value: value, len(examples)) if layers and noise else (lambda value: value)
-    times, precision = [], resolved_precision(settings.precision, device)
+    precision = resolved_precision(settings.precision, device)
     called = [model] if teacher is None else [model, teacher.to(device).eval()]
     right = arranged_convolutions(called if precision in AUTOCAST and device.type == "cpu" else [])
-    for x, y in islice(examples.batches(settings.batch_size, shuffle=0, device=device), TRIAL_STEPS):
-        started = time.perf_counter()
+
+    def step(x: Any, y: Any) -> None:
         with torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST), right:
             output = elbo(loss(call(model, x), y))
             if teacher is not None:
@@ -195,14 +199,9 @@ def _epoch_seconds(
         output.backward()
         optimizer.step()
         optimizer.zero_grad()
-        _wait(device)
-        times.append(time.perf_counter() - started)
-    return _median(times) * -(-len(examples) // settings.batch_size)
 
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    batches = examples.batches(settings.batch_size, shuffle=0, device=device)
+    return _step_seconds(batches, step, device) * -(-len(examples) // settings.batch_size)
 
 
 def _state_bytes(model: nn.Module, settings: Training) -> int:

@@ -152,9 +152,11 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
                 report.layers.append(LayerShape(name, shape or (), tuple(tensor.shape), sparsity))
     if report.inputs_kept is not None and report.inputs_dim is not None:
         now.inputs = Selection(report.inputs_dim, report.inputs_kept)
-    surgery = Surgery.from_dict(getattr(model, "surgery", None) or {}).then(now).to_dict()
+    earlier = Surgery.from_dict(getattr(model, "surgery", None) or {})
+    surgery = earlier.then(now).to_dict()
     report.surgery = surgery
-    report.outputs_kept = dict(done.outputs)
+    if not earlier.shapes:  # else they would be places in a model that is dense no more
+        report.outputs_kept = done.outputs
     object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = count_means(model), count_means(small)
     if masks and not any(mask.any() for mask in masks.values()):

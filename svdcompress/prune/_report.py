@@ -53,7 +53,8 @@ class PruneReport:
     seconds: wall time. parameters_before, parameters_after: means only. round_to: as it was asked for.
     parameters_unrounded: what would have been left without rounding (cut by the same surgery, not verified; None if that
     cannot be told). notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
-    outputs_kept: which outputs stay of modules (layers, normalisations) that lost some, in the order of the given model.
+    outputs_kept: which of the dense model's outputs stay, of modules (layers, normalisations) that lost some; nothing where the
+    given model had lost units before.
     """
 
     groups: list[PruneGroup] = field(default_factory=list)

@@ -14,7 +14,6 @@ from svdcompress.layers import variational_layers
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """What they give has a scale that training keeps; what the layer before them gives need not."""
 
-
 CONSTANT = 1e-6
 """Outputs whose variance is a smaller part of their square than this say nothing that an error could be relative to."""
 

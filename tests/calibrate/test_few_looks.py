@@ -53,4 +53,4 @@ def test_a_plateau_and_a_hill_before_the_least_are_crossed():
     grid = [float(place) for place in range(-3, 10)]
     costs = dict.fromkeys(grid, 10.0) | {4.0: 900.0, 5.0: 10.0, 7.0: -200.0, 8.0: 900.0, 9.0: 2000.0}
     assert outward(costs.__getitem__, grid, 0.0, 100.0) == grid
-    assert outward(costs.__getitem__, grid[::1], 9.0, 100.0)[-1] == 9.0
+    assert outward(costs.__getitem__, grid, 9.0, 100.0) == [5.0, 6.0, 7.0, 8.0, 9.0]  # two behind the least are far worse
