@@ -35,6 +35,11 @@ def test_a_least_between_neighbours_is_found_by_few_looks(centre, shape):
     assert asked.function(found) == min(asked.function(place) for place in asked.asked)
 
 
+def test_a_parabola_is_asked_no_further_once_its_vertex_is_known():
+    asked = Counted(lambda place: (place - 0.41) ** 2)
+    assert refined(asked, [-1.0, 0.0, 1.0], 4, 0.05) == pytest.approx(0.41) and len(asked.asked) == 4
+
+
 @pytest.mark.parametrize("best", [0.0, 0.25])
 def test_a_least_at_an_end_or_near_it(best):
     assert refined(lambda place: (place - best) ** 2, [0.0, 1.0], 4, 0.05) == pytest.approx(best, abs=0.06)

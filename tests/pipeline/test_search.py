@@ -313,6 +313,9 @@ def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
     assert searched > 2 * found.examples["train"]  # ways of cutting are compared on training examples
     judged = found.examples["validation"] + found.examples["test"]
     assert found.seconds["rest"] > judged  # at least once each
+    scaled = estimate(searching(tiny_recipe, "calibrate.posterior=scaled")).seconds["rest"]
+    plain = estimate(searching(tiny_recipe, "calibrate.posterior=variational")).seconds["rest"]
+    assert scaled - plain == 15 * 50 * found.examples["validation"]  # 15 looks more, by 50 draws each
 
 
 def test_a_size_that_leaves_one_answer_is_not_reached_by_it(tiny_recipe, tmp_path):

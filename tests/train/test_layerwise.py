@@ -281,9 +281,12 @@ def test_a_run_recovers_by_layers_and_keeps_the_report_as_it_was(tiny_recipe, tm
         content = parse_yaml(dump_recipe(tiny_recipe))
         content["recover"]["distill"] = {"weight": 0.5, "layers": layers}
         content["recover"]["epochs"] = 2
+        content["train"]["epochs"] = 0
+        content["search"] |= {"goal": "macs=2x", "trials": 1}  # units go
         made[layers] = run(parse_recipe(content), tmp_path / str(layers), quiet=True)
         assert "outputs_kept" not in made[layers]["pruning"]
-        assert not any("distill.layers" in line for line in made[layers]["warnings"])
+        assert made[layers]["sparse"]["macs"] < 0.6 * made[layers]["dense"]["macs"]
+        assert not any("distill.layers" in line for line in made[layers]["warnings"])  # all could be compared
     hashes = [found["files"]["model.safetensors"]["sha256"] for found in made.values()]
     assert hashes[0] != hashes[1]
     assert load_recipe(tmp_path / "2.0" / "recipe.yaml").recover.distill.layers == 2.0
