@@ -188,7 +188,7 @@ def data(count=64):
 def test_a_fit_is_that_of_a_hand_written_loop(compiled):
     teacher, examples = block(), data()
     small, _ = pruned(teacher, torch.randn(2, 2, 5, 5), CUT)
-    kept, other = small.pruning.outputs_kept, svdc.to_dense(small)
+    kept, other = small.pruning.outputs_kept, copy.deepcopy(svdc.to_dense(small))  # which shares its parameters
     made = Training(epochs=3, batch_size=64, optimizer="sgd", lr=0.02, momentum=0.0, schedule="constant", norms="batch")
     more = {"teacher": teacher, "distill": Distillation(weight=0.5, temperature=3.0, layers=4.0), "outputs_kept": kept}
     before = sum(len(module._forward_hooks) for model in (small, teacher) for module in model.modules())
