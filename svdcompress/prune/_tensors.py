@@ -1,4 +1,4 @@
-"""The tensors in whatever models take and return."""
+"""The tensors in whatever models take and return, and the memory that they share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+Storages = dict[int, StorageWeakRef]
+"""Storages by address. A weak reference lets go of the memory, but while it is held no other storage gets the address, which
+would be taken for the one that was noted."""
+
+
+def mark(storages: Storages, tensor: Tensor) -> None:
+    """Note the storage of a tensor."""
+    storage = tensor.untyped_storage()
+    if storage._cdata not in storages:
+        storages[storage._cdata] = StorageWeakRef(storage)
+
+
+def marked(storages: Storages, tensor: Tensor) -> bool:
+    """Whether the storage of a tensor was noted."""
+    return tensor.untyped_storage()._cdata in storages
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from svdcompress.prune._shadow import Shadow, flat, small, varying
+from svdcompress.prune._tensors import Storages, marked
 from svdcompress.prune._units import Parameter, Units
 
 
@@ -100,8 +101,8 @@ class Trace:
         self.kept: list[Tensor] = []
         self.shadows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.parameters: dict[int, Parameter] = {}
-        self.viewed: set[int] = set()
-        self.dirty: set[int] = set()
+        self.viewed: Storages = {}
+        self.dirty: Storages = {}
         self.macs: dict[int, int] = {}
         self.products: list[tuple[Tensor, int]] = []
         self.batch = 1
@@ -152,7 +153,7 @@ class Trace:
             return Shadow(None, flat(not constant, tensor.shape))
         if known.taint.shape != tensor.shape:  # resized in place
             return Shadow(None, flat(True, tensor.shape))
-        if tensor.untyped_storage()._cdata in self.dirty:
+        if marked(self.dirty, tensor):
             return dataclasses.replace(known, taint=flat(True, tensor.shape), simplex=False)
         return known
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import flop_registry
 
 from svdcompress.prune._operators._registry import Operator, Unfollowed, known, note_bug
 from svdcompress.prune._shadow import Shadow, flat, varying
-from svdcompress.prune._tensors import tensors_in
+from svdcompress.prune._tensors import mark, marked, tensors_in
 from svdcompress.prune._trace import Trace
 
 
@@ -38,16 +38,16 @@ def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None
         count_macs(trace, entry, func, args, kwargs, out)
     for result in results:
         if any(result is operand for operand in operands) or func.is_view:
-            trace.viewed.add(result.untyped_storage()._cdata)
+            mark(trace.viewed, result)
     if before is not None and results[0] is args[0]:
         after = trace.of(results[0])
         changed = before.taint.shape != after.taint.shape or bool((after.taint & ~before.taint).any())
         if (changed or after.parameter is not before.parameter) and _shared(trace, results[0]):
-            trace.dirty.add(results[0].untyped_storage()._cdata)
+            mark(trace.dirty, results[0])
 
 
 def _shared(trace: Trace, tensor: Tensor) -> bool:
-    return tensor._is_view() or tensor.untyped_storage()._cdata in trace.viewed
+    return tensor._is_view() or marked(trace.viewed, tensor)
 
 
 def base_name(func: Any) -> str:

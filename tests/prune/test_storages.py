@@ -1,0 +1,51 @@
+"""What is written into a part of one tensor says nothing of another one that later lies at the same address."""
+
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.layers import variational_layers
+from svdcompress.prune._tensors import mark, marked
+
+
+def test_a_storage_that_is_gone_leaves_no_mark_on_others():
+    storages, gone = {}, 0
+    for _ in range(50):
+        written = torch.zeros(4)
+        mark(storages, written)
+        assert marked(storages, written) and marked(storages, written[:2])
+        del written
+        others = [torch.zeros(4) for _ in range(20)]
+        gone += sum(marked(storages, other) for other in others)
+    assert gone == 0 and len(storages) == 50
+
+
+class Writing(nn.Module):
+    """Writes into part of a copy of a parameter before each of its layers, and lets it go."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(12)))
+        self.other = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            for _ in range(3):
+                written = self.other.clone()
+                written[:1].zero_()
+                del written
+            x = torch.relu(layer(x))
+        return x.sum(1, keepdim=True)
+
+
+def test_units_go_on_each_call():
+    torch.manual_seed(0)
+    model = svdc.convert(Writing()).eval()
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    for name, layer in variational_layers(model):
+        if name != "layers.11":
+            masks[name][:3] = False
+            layer.bias.data.fill_(-1)  # dead behind the relu
+    for _ in range(5):
+        groups = svdc.prune(model, torch.randn(2, 6), masks=masks).pruning.groups
+        assert [group.removed for group in groups] == 11 * [3] + [0], [group.reason for group in groups]
