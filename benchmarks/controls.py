@@ -123,7 +123,7 @@ def control(folder: Path, kind: str, plan: str, seed: int, out: Path) -> Path:
     file = out / f"{folder.name}-{kind}-{plan.replace(' ', '-')}.pt"
     if not file.is_file():
         opened = open_run(folder)
-        model, recipe = copy.deepcopy(opened.dense), opened.recipe
+        model, recipe = copy.deepcopy(opened.dense), opened.recipe.model_copy(update={"recover": opened.recovery})
         keep = sum(layer["weights"] for layer in opened.results["layers"])
         ramp = 0.5 * (recipe.train.epochs + recipe.recover.epochs)
         prune = Magnitude(model, keep, ramp) if kind == "magnitude" else lambda epoch: None

@@ -188,7 +188,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     )
     trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets
-    if layers := opened.recipe.recover.distill.layers:  # of our recovery alone: peers' layers are not known to be the teacher's
+    if layers := opened.recovery.distill.layers:  # of our recovery alone: peers' layers are not known to be the teacher's
         small["layers"] = layers
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
@@ -199,11 +199,11 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
         "precision": resolved_precision(recipe.train.precision, device),
-        "distill": recipe.recover.distill.weight,
+        "distill": opened.recovery.distill.weight,
         "augment": recipe.data.augment,
         "lr": recipe.train.lr,
         "training": trained_by(recipe.train) | {"distill": recipe.train.distill.weight},
-        "recovery": trained_by(recipe.recover),
+        "recovery": trained_by(opened.recovery),
         "levels": len(results["search"]["path"]),
         "images": len(opened.data.train),
         "threads": torch.get_num_threads(),

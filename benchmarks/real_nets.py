@@ -211,10 +211,10 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "trials": sum(trial.get("continues") is None for trial in opened.results["search"]["trials"]),
         "levels": len(opened.results["search"]["path"]),
         "lr": recipe.train.lr,
-        "recovery": {key: getattr(recipe.recover, key) for key in ("optimizer", "lr", "weight_decay")},
+        "recovery": {key: getattr(opened.recovery, key) for key in ("optimizer", "lr", "weight_decay")},
         "precision": resolved_precision(recipe.train.precision, device),
         "distill": recipe.train.distill.weight,
-        "layers": recipe.recover.distill.layers,
+        "layers": opened.recovery.distill.layers,
         "examples": {part: len(getattr(opened.data, part)) for part in ("train", "validation", "test")},
         "data": {
             key: value for key, value in recipe.data.args.items() if key not in ("folder", "vocabulary", "speech", "cache")

@@ -53,7 +53,7 @@ class Loss:
 
     def __init__(self, opened: OpenRun, device: torch.device) -> None:
         recipe = opened.recipe
-        self.task, self.unlabelled, self.distill = recipe.task, recipe.data.unlabelled, recipe.recover.distill
+        self.task, self.unlabelled, self.distill = recipe.task, recipe.data.unlabelled, opened.recovery.distill
         wanted = self.unlabelled or self.distill.weight > 0
         self.teacher = opened.dense.to(device).eval() if wanted else None
 
@@ -174,7 +174,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, s
     file: what was reached, after each epoch from where the pruning has ended, for a later slice; it stays, with the model.
     """
     recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
-    settings, loss, first, state = recipe.recover, Loss(opened, device), 0, None
+    settings, loss, first, state = opened.recovery, Loss(opened, device), 0, None
     earlier, begun = 0.0, time.monotonic()
     layout: Any = torch.channels_last if device.type == "cuda" else torch.preserve_format  # as the package trains ours
     if file.is_file():

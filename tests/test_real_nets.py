@@ -262,7 +262,7 @@ def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
 def opened_for(dense, task, weight, unlabelled=False):
     recover = SimpleNamespace(distill=SimpleNamespace(weight=weight, temperature=3.0))
     return SimpleNamespace(
-        dense=dense, recipe=SimpleNamespace(task=task, data=SimpleNamespace(unlabelled=unlabelled), recover=recover)
+        dense=dense, recovery=recover, recipe=SimpleNamespace(task=task, data=SimpleNamespace(unlabelled=unlabelled))
     )
 
 

@@ -71,7 +71,7 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
 
 def recovery(opened: OpenRun) -> RecoverSection:
     """The section `recover` of a run, with as many epochs as its small model had: the best trial of a search may recover on."""
-    recover, search = opened.recipe.recover, opened.results.get("search") or {}
+    recover, search = opened.recovery, opened.results.get("search") or {}
     chosen = next((trial for trial in search.get("trials", ()) if trial["number"] == search.get("chosen")), {})
     if chosen.get("continues") is None:
         return recover

@@ -15,16 +15,6 @@ from svdcompress.train import resolved_precision
 STAGES = ("dense", "train", "recover")
 """Sections of a recipe that train."""
 
-RECOVER_BY_SGD = (
-    "optimizer=sgd",
-    "lr=0.01",
-    "weight_decay=0.0005",
-    "schedule.warmup=5%",
-    "distill.weight=0.9",
-    "distill.temperature=3",
-)
-"""Settings of a recovery that brought a pruned ResNet-56 further than Adam did (benchmarks/recovery.py)."""
-
 HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
 
@@ -41,7 +31,8 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
             f"train.beta.final={final:g} with {weights:,} weights and N={examples:,} examples is likely to prune "
             f"very hard; {better} is a better start"
         )
-    if recipe.convert.log_alpha is None and recipe.convert.log_sigma2 > -12 and total >= LARGE:
+    draws = train.epochs or (recipe.recover.epochs and recipe.recover.noise)
+    if draws and recipe.convert.log_alpha is None and recipe.convert.log_sigma2 > -12 and total >= LARGE:
         lines.append(
             f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much noise for a large pretrained model; start with "
             "--set convert.log_sigma2=-15"
@@ -81,17 +72,6 @@ def precision_taken(recipe: Recipe, device: torch.device, trained: bool) -> str 
         return None
     taken = {"bf16": "bfloat16 (bf16)", "no": "float32 (no)"}[resolved_precision("auto", device)]
     return f"precision auto: {taken} on {device.type}"
-
-
-def better_recovery(recipe: Recipe, model: nn.Module) -> str | None:
-    """What to set where a classifier with batch normalisation is left to Adam, the default, after pruning; None elsewhere."""
-    given = {"optimizer", "lr", "distill"} & recipe.recover.model_fields_set
-    if given or not recipe.recover.epochs or recipe.task != "classification" or recipe.data.unlabelled:
-        return None
-    if not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
-        return None
-    sets = " ".join(f"--set recover.{setting}" for setting in RECOVER_BY_SGD)
-    return f"a pruned ResNet-56 recovered further by SGD and the dense model's answers than by Adam; here, too, try {sets}"
 
 
 def _pretrained(recipe: Recipe, model: nn.Module) -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _figures
-from svdcompress.pipeline._advice import advice, better_recovery, precision_taken, slow_precision
+from svdcompress.pipeline._advice import advice, precision_taken, slow_precision
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking, while_training
 from svdcompress.pipeline._dense import check_model, dense_model
@@ -19,6 +19,7 @@ from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
@@ -79,6 +80,8 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_model(model, recipe, data, inputs)
+    context.recipe, recovers = for_recovery(recipe, model)
+    recipe = context.recipe
     beta = final_beta(recipe, model, len(data.train), inputs)
     for line in data.notes:
         context.note(line)
@@ -86,7 +89,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     warned = [*advice(recipe, model, len(data.train), context.place.world, inputs), *slow_precision(recipe, device, trained)]
     for line in [*data.warnings, *warned]:
         context.warn(line)
-    for line in (precision_taken(recipe, device, trained), better_recovery(recipe, model)):
+    for line in (precision_taken(recipe, device, trained), recovers):
         if line:
             context.note(line)
     _tell_phases(context, trained)

@@ -25,6 +25,7 @@ from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._search_cost import left_for, no_path
 from svdcompress.pipeline._search_start import levels_and_trials, objective_of
 from svdcompress.pipeline._uncertainty import seconds_for
@@ -77,6 +78,7 @@ def estimate(recipe: Recipe) -> Estimate:
     dense, trained = dense_model(recipe)
     inputs = example_inputs(data.train, 2)
     check_model(dense, recipe, data, inputs)
+    recipe, _ = for_recovery(recipe, dense)
     entries = planned(dense, recipe, inputs)
     warned = [
         *data.notes,

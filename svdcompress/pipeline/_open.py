@@ -17,8 +17,9 @@ from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageError, explained, shortened
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
+from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._select import whole
-from svdcompress.recipe import LossSection, Recipe
+from svdcompress.recipe import LossSection, Recipe, RecoverSection
 from svdcompress.sources import (
     Data,
     code_in,
@@ -77,6 +78,12 @@ class OpenRun:
         data = open_data(section, self.recipe.task, strict=False)
         data.dim = self.dim
         return data
+
+    @property
+    def recovery(self) -> RecoverSection:
+        """The section `recover` as the run took it: what it left to the network is settled."""
+        asked = self.recipe.recover
+        return for_recovery(self.recipe, self.dense)[0].recover if asked.optimizer == "auto" else asked
 
     @property
     def loss(self) -> LossSection:

@@ -109,9 +109,8 @@ class Trace:
         self.entered: set[str] = set()
         self.touched: set[int] = set()
         self.bugs: list[str] = []
-        self._constants = {
-            id(value) for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)
-        } | {id(buffer) for buffer in model.buffers()}
+        own = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        self._constants = {id(tensor): tensor for tensor in [*own, *model.buffers()]}  # held: a forward may replace its own
         self._register(masks, protect)
 
     # What is known before the run

@@ -204,6 +204,8 @@ class RecoverSection(Training):
     """Training on with the masks frozen, after pruning."""
 
     epochs: int = Field(default=5, ge=0)
+    # auto: what suits the network, sgd with the dense model's answers or adam; see docs/search.md.
+    optimizer: Literal["auto", "adam", "adamw", "sgd"] = "auto"  # type: ignore[assignment]
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[RecoverLrSchedule, short("name")] = RecoverLrSchedule()
     norms: Literal["auto", "batch", "keep"] = "auto"

@@ -10,7 +10,7 @@ from torch import nn
 from svdcompress import convert, relevance
 from svdcompress.errors import PruneError
 from svdcompress.pipeline import advice, converted, dense_model, final_beta, make_schedule, run
-from svdcompress.pipeline._advice import RECOVER_BY_SGD, better_recovery, precision_taken, slow_precision
+from svdcompress.pipeline._advice import precision_taken, slow_precision
 from svdcompress.recipe import BetaSchedule, load_recipe
 from svdcompress.relevance import as_masks
 from svdcompress.selection import check_some_left
@@ -58,6 +58,9 @@ def test_advice_is_given_where_settings_do_not_suit():
     said = warned(large, 50_000, "train.beta.final=1")
     assert "train.beta.final=1 with 6,000,000 weights and N=50,000" in said and "0.05 to 0.2 is a better start" in said
     assert "convert.log_sigma2=-10" in said
+    assert "log_sigma2" in warned(large, 50_000, "train.epochs=0", "recover.epochs=3")
+    assert "log_sigma2" not in warned(large, 50_000, "train.epochs=0", "recover.epochs=3", "recover.noise=false")
+    assert "log_sigma2" not in warned(large, 50_000, "train.epochs=0", "recover.epochs=0")
     assert "beta" not in warned(large, 50_000)
     small = nn.Sequential(nn.Linear(300, 300))
     assert "0.11 is a better start" in warned(small, 1000, "train.beta.final=1")
@@ -93,23 +96,6 @@ def test_emulated_bfloat16_is_told(monkeypatch, fast):
         "precision auto: bfloat16 (bf16) on cpu" if fast else "precision auto: float32 (no) on cpu"
     )
     assert precision_taken(settings("train.precision=bf16"), cpu, True) is None
-
-
-def test_a_better_recovery_is_told_to_convolutions_with_batch_normalisation():
-    def net():
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
-
-    line = better_recovery(settings(), net())
-    assert line is not None and line.endswith("--set recover.distill.weight=0.9 --set recover.distill.temperature=3")
-    sets = line.partition("try ")[2].replace("--set ", "").split()
-    assert len(sets) == len(RECOVER_BY_SGD)
-    recover = settings(*sets).recover  # what is said can be set
-    assert (recover.optimizer, recover.lr, recover.weight_decay) == ("sgd", 0.01, 5e-4)
-    assert (recover.distill.weight, recover.distill.temperature) == (0.9, 3)
-    assert (recover.schedule.warmup, recover.schedule.start) == ("5%", settings().recover.schedule.start)
-    for other in (sets[:1], ["recover.optimizer=adam"], ["recover.lr=0.01"], ["recover.epochs=0"], ["loss=mse"]):
-        assert better_recovery(settings(*other), net()) is None, other
-    assert better_recovery(settings(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))) is None
 
 
 def test_a_recovery_by_sgd_trains_variances_too(tmp_path):
