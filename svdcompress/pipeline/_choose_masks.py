@@ -109,6 +109,7 @@ def chosen(
     examples = some(data.train, count)
 
     def judged(way: Way, examples: Any) -> Option:
+        to_size.context.check("while it chose what goes")
         return option(to_size.model, way, examples, data, device, to_size.left, reconstructor)
 
     with there(device, to_size.model):

@@ -44,8 +44,7 @@ class Context:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Within it the stage's seconds are counted, over all sittings of the run. Raises Interrupted if asked to stop."""
-        if self.stop():
-            raise Interrupted(f"stopped by {self.stop.signal} before the stage {name}.")
+        self.check(f"before the stage {name}")
         self._stage, self._noted = name, time.monotonic()
         self._began = self._noted - self._unfinished().get(name, 0.0)
         try:
@@ -58,6 +57,11 @@ class Context:
         seconds = self.results.seconds
         seconds[name] = seconds.get(name, 0.0) + time.monotonic() - self._began
         self.state.put(seconds=seconds, unfinished={key: took for key, took in self._unfinished().items() if key != name})
+
+    def check(self, where: str) -> None:
+        """Raises Interrupted if asked to stop: for work of minutes that no training does. where: as in "while it chose"."""
+        if self.stop():
+            raise Interrupted(f"stopped by {self.stop.signal} {where}.")
 
     def beat(self, every: float = BEAT) -> None:
         """Note how long the stage under way has taken, if that was not done for `every` seconds: a sitting may end anywhere."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from svdcompress import cost
 from svdcompress.convert import convert
+from svdcompress.errors import Interrupted
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _choose_masks
 from svdcompress.pipeline._choose_masks import chosen, compared_on, option
@@ -72,7 +73,8 @@ def data_of(model: nn.Module, size: int, count: int = 600) -> tuple[Any, Tensor,
 def ways_of(model: nn.Module, x: Tensor, measure: str, target: float, enough: bool = True) -> Ways:
     recipe = load_recipe(None, [f"search.goal='{measure}={target:g}'"])
     results = SimpleNamespace(reach=SimpleNamespace(enough=enough))
-    context: Any = SimpleNamespace(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")), results=results)
+    place = SimpleNamespace(device=torch.device("cpu"))
+    context: Any = SimpleNamespace(recipe=recipe, place=place, results=results, check=lambda where: None)
     opened: Any = SimpleNamespace(inputs=x[:20], data=SimpleNamespace(train=InMemory(x, torch.zeros(len(x)))))
     return ways(context, opened, SimpleNamespace(model=None), model, Measure(measure, recipe, None, x[:2]), target)  # type: ignore
 
@@ -130,6 +132,24 @@ def narrow() -> nn.Module:
     nats = {"0": jittered((3, 4), 0.1), "2": jittered((20, 3), 0.1), "4": jittered((2, 20), 16.0)}
     nats["4"][:, 4:] = (1 + 0.05 * torch.arange(8)).repeat_interleave(2) + jittered((2, 16), 0.01)  # pairs go one by one
     return known(model, nats)
+
+
+def test_a_choice_can_be_stopped_between_two_ways() -> None:
+    """A stop that waited for all of them would take many minutes with a large network."""
+    model = half_useful()
+    data, x, _ = data_of(model, 12)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    to_size, asked = ways_of(model, x, "nonzero", 40), []
+
+    def check(where: str) -> None:
+        asked.append(where)
+        if len(asked) == 2:
+            raise Interrupted(f"stopped by SIGTERM {where}.")
+
+    to_size.context.check = check  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="stopped by SIGTERM while it chose what goes"):
+        chosen(to_size, data, "auto", "cpu")
+    assert len(asked) == 2 and all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_single_weights_go_where_every_unit_is_half_useful() -> None:
