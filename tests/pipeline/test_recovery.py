@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from svdcompress.evaluation._magnitude import recovery as magnitude_recovery
 from svdcompress.pipeline import estimate, open_run, run
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.recipe import load_recipe
@@ -42,7 +43,7 @@ def test_a_classifier_with_batch_normalisation_recovers_by_sgd_and_the_dense_mod
     assert recipe.train == load_recipe(None, []).train
 
 
-@pytest.mark.parametrize("other", [["loss=mse"], ["loss=gaussian-nll"], []])
+@pytest.mark.parametrize("other", [["loss=mse"], ["loss=gaussian-nll"], ["data.unlabelled=true"], []])
 def test_elsewhere_it_is_adam_with_the_settings_as_they_are(other):
     for model in (net, plain) if other else (plain,):
         recipe, said = settled(*other, "recover.lr=0.002", model=model)
@@ -107,6 +108,7 @@ def test_a_run_trains_as_with_the_settings_by_hand_and_says_so(tmp_path):
         assert torch.equal(tensor, wanted), name
     assert one.recipe.recover.optimizer == "auto"  # run again, it is settled again
     assert one.recovery == other.recovery == other.recipe.recover
+    assert magnitude_recovery(one) == one.recovery  # the control of an evaluation has the same
     said = [json.loads((file.parent / "report.json").read_text())["notes"] for file in files]
     assert sum("recover.optimizer auto: SGD" in note for note in said[0]) == 1
     assert not any("recover.optimizer" in note for note in said[1])

@@ -1,5 +1,6 @@
 """What is written into a part of one tensor says nothing of another one that later lies at the same address."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -49,3 +50,34 @@ def test_units_go_on_each_call():
     for _ in range(5):
         groups = svdc.prune(model, torch.randn(2, 6), masks=masks).pruning.groups
         assert [group.removed for group in groups] == 11 * [3] + [0], [group.reason for group in groups]
+
+
+class Beside(nn.Module):
+    """Adds to its units what looks like constants of their own until the input is written into them, by another name."""
+
+    def __init__(self, through_view):
+        super().__init__()
+        self.through_view, self.shift = through_view, nn.Parameter(torch.ones(6))
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        beside = self.shift.expand(len(x), 6).clone()
+        flat = beside.view(-1)
+        if self.through_view:
+            flat.add_(x.reshape(-1))
+        else:
+            beside.add_(x)
+            beside = flat.view(len(x), 6)
+        return self.last(torch.relu(self.first(x)) + beside)
+
+
+@pytest.mark.parametrize("through_view", [True, False])
+def test_what_is_written_by_another_name_is_seen(through_view):
+    torch.manual_seed(0)
+    model = svdc.convert(Beside(through_view)).eval()
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    masks["first"][[0, 4]] = False
+    model.first.bias.data.fill_(-1)  # dead, but for what is beside them
+    small, x = svdc.prune(model, torch.randn(2, 6), masks=masks), torch.randn(5, 6)
+    assert small.pruning.groups[0].removed == 0 and not small.pruning.groups[0].reason  # all are in use
+    torch.testing.assert_close(small(x), svdc.hold(model, masks)(x))
