@@ -23,6 +23,7 @@ import torch
 from mnist import HERE, machine, read, write
 from real import wrong
 from slices import Slice, sparsified
+from torch import Tensor
 
 from svdcompress.pipeline import open_run
 from svdcompress.uncertainty import paired_means
@@ -66,18 +67,19 @@ def arguments(case: Case, seed: int, options: argparse.Namespace) -> list[str]:
 def table(results: dict[str, Any]) -> str:
     """Markdown: a row for each network and size."""
     lines = ["# What a network with batch normalisation recovers by, where nothing is set", ""]
-    lines += [
-        "Written by `benchmarks/recovery_auto.py`, which says how. Test errors in %; auto, less Adam: in points, paired by"
-    ]
-    lines += ["example, 95%; below 0 auto is better.", ""]
+    lines += ["Written by `benchmarks/recovery_auto.py`, which says how. Test errors in %; auto, less Adam: in points, paired"]
+    lines += ["by example, 95%; below 0 auto is better.", ""]
     lines += ["| network | fewer MACs | seeds | epochs | dense | auto | Adam | auto, less Adam |", "|" + "---|" * 8]
     for one in results.values():
         errors = [f"{one[name]:.2f}" for name in ("dense", "auto", "adam")]
         at, low, high = one["less"]
         cells = [one["net"], f"{one['factor']}x", str(len(one["seeds"])), str(one["epochs"]), *errors]
         lines.append(f"| {' | '.join([*cells, f'{at:+.2f} [{low:+.2f}, {high:+.2f}]'])} |")
-    made = {(one["machine"]["cpu"], one["torch"]) for one in results.values()}
-    lines += ["", *(f"{cpu}, one thread, beside other work, torch {version}." for cpu, version in sorted(made))]
+    made = {(one["machine"]["cpu"], one["threads"], one["torch"]) for one in results.values()}
+    lines += [
+        "",
+        *(f"{cpu}, {threads} thread(s), beside other work, torch {version}." for cpu, threads, version in sorted(made)),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -90,9 +92,9 @@ def main() -> None:
     parser.add_argument("--runs", type=lambda text: Path(text).resolve(), default=HERE.parent / "runs/benchmarks/recovery_auto")
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
     for name in options.only:
-        case, missed, epochs, dense = CASES[name], {arm: [] for arm in ARMS}, 0, []
+        case, made = CASES[name], {}
+        missed: dict[str, list[Tensor]] = {arm: [] for arm in [*ARMS, "dense"]}
         if case.net == "resnet20" and not (options.cifar and options.resnet):
             print(f"left out, as --cifar and --resnet are not named: {name}")
             continue
@@ -103,11 +105,12 @@ def main() -> None:
                     raise SystemExit(f"failed: {folder.name}")
                 opened = open_run(folder, trust_code=True)
                 missed[arm].append(wrong(opened.model, opened.data.test).double())
-                epochs = sum(row["stage"] != "dense" for row in opened.results["history"])
-            dense.append(float(wrong(opened.dense, opened.data.test).double().mean()))
+                made["epochs"] = sum(row["stage"] != "dense" for row in opened.results["history"])
+                made["threads"] = opened.results["torch_threads"]
+            missed["dense"].append(wrong(opened.dense, opened.data.test).double())
         means = {arm: torch.stack(each).mean(0) for arm, each in missed.items()}
-        found: dict[str, Any] = {"net": case.net, "factor": case.factor, "seeds": case.seeds, "epochs": epochs}
-        found |= {"machine": machine(), "torch": torch.__version__, "dense": 100 * sum(dense) / len(dense)}
+        found: dict[str, Any] = {"net": case.net, "factor": case.factor, "seeds": case.seeds, **made}
+        found |= {"machine": machine(), "torch": torch.__version__}
         found |= {arm: 100 * float(each.mean()) for arm, each in means.items()}
         less = means["auto"] - means["adam"]
         found["less"] = [100 * float(each) for each in (less.mean(), *paired_means(less))]

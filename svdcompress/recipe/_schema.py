@@ -205,7 +205,7 @@ class RecoverSection(Training):
 
     epochs: int = Field(default=5, ge=0)
     # auto: what suits the network, sgd with the dense model's answers or adam; see docs/search.md.
-    optimizer: Literal["auto", "adam", "adamw", "sgd"] = "auto"  # type: ignore[assignment]
+    optimizer: Literal["auto", "adam", "adamw", "sgd"] = "auto"
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[RecoverLrSchedule, short("name")] = RecoverLrSchedule()
     norms: Literal["auto", "batch", "keep"] = "auto"
