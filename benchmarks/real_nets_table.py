@@ -66,6 +66,7 @@ def table(results: dict[str, Any]) -> str:
         lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
         lines += [
             f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
+            f"{', those of ' + made['dense_of'] if 'dense_of' in made else ''}"
         ]
         precision = made["precision"].replace("no", "float32")
         lines += [f"- {one['epochs']} epochs from there for each row but the starts; {optimizers(made)}, {precision}"]

@@ -251,6 +251,8 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
             )
     counted = "train and recover are counted" if made.train.shrink is not None else "recover is counted"
     console.print(f"{counted} at full size, an upper bound: units that are removed on the way save time", highlight=False)
+    for line in found.notes:
+        console.print(f"[dim]note:[/] {escape(line)}")
     for line in found.warnings:
         console.print(f"[yellow]warning:[/] {escape(line)}")
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from svdcompress.likelihoods import likelihood_for, own_likelihood
-from svdcompress.pipeline._figures import noise_precision
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._passes import Passes
 from svdcompress.sources import Data
-from svdcompress.train import losses
 from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
 
 
-def changes(dense: nn.Module, sparse: nn.Module, data: Data, device: torch.device | str = "cpu") -> dict[str, dict[str, float]]:
+def changes(dense: Passes, sparse: Passes, data: Data) -> dict[str, dict[str, float]]:
     """`changes` of the report: for each metric `low` and `high` of the 95% interval of sparse less dense, paired on the same
     test examples; in points for the error, for the rmse in the target's units, for the nll in nats.
 
-    It says what other test data could have given, not what other seeds of the training would have. device: of both models.
+    It says what other test data could have given, not what other seeds of the training would have.
     """
     likelihood = likelihood_for(data.task, data.dim)
-    own = [own_likelihood(model, likelihood).of_mean() for model in (dense, sparse)]
-    found = [losses(model, data.test, its, device=device) for model, its in zip((dense, sparse), own, strict=True)]
+    found = [passes.test.each for passes in (dense, sparse)]
     some = found[0][2] > 0  # positions of the class -100 do not count, and they may be all that an example has
     found = [tuple(part[some] for part in one) for one in found]
     if len(found[0][0]) < 2:
@@ -36,8 +33,7 @@ def changes(dense: nn.Module, sparse: nn.Module, data: Data, device: torch.devic
         return {"error": _interval(error, 100.0), "nll": _interval(paired_means((second[1] - second[0]) * weight))}
     scale = 1.0 if data.target_scale is None else data.target_scale[1]
     if likelihood.constant_noise:
-        taus = [noise_precision(model, data) for model in (dense, sparse)]
-        second = [_nll(squares, tau) for squares, tau in zip(second, taus, strict=True)]
+        second = [_nll(squares, one.noise_precision) for squares, one in zip(second, (dense, sparse), strict=True)]
     rmse = paired_rmse(first[0] * weight, first[1] * weight)
     return {"rmse": _interval(rmse, scale), "nll": _interval(paired_means((second[1] - second[0]) * weight))}
 

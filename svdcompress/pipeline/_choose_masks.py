@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._adapted import adapted
 from svdcompress.pipeline._begin import Dense, Opened
+from svdcompress.pipeline._calibrate import macs_of
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Cooled
 from svdcompress.pipeline._figures import there
@@ -37,6 +38,9 @@ judged on them, in float32, which would take a large model as long as the coolin
 
 MANY, FIRST, BEST = 4, 0.25, 3
 """More candidates than that are compared on this share of the examples first, and the best few and the usual way on all."""
+
+LONG = 5 * 10**11
+"""Multiply-accumulates of a look at examples, some ten seconds of a core, above which a way is pruned for it."""
 
 ADAPTED = 1000
 """Training examples that normalisation statistics are taken anew of, for each candidate."""
@@ -108,9 +112,12 @@ def chosen(
         return usual, None
     examples = some(data.train, count)
 
+    each = macs_of(to_size.model, to_size.opened.inputs)
+
     def judged(way: Way, examples: Any) -> Option:
         to_size.context.check("while it chose what goes")
-        return option(to_size.model, way, examples, data, device, to_size.left, reconstructor)
+        small = to_size.small if each * len(examples) > LONG else None
+        return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
 
     with there(device, to_size.model):
         if len(found) > MANY:
@@ -136,12 +143,15 @@ def option(
     device: Any,
     left: Masks | None = None,
     reconstructor: Reconstructor | None = None,
+    small: Callable[[Masks], nn.Module | None] | None = None,
 ) -> Option:
     """What a way loses on examples, untrained: as it is reconstructed, else but for its normalisation statistics, which fit
-    outputs that are as before. model: where `device` is. left: what is left of it before."""
+    outputs that are as before. model: where `device` is. left: what is left of it before. small: from masks to what they leave
+    of the model as it then is, which computes less than the model with masks (None: that)."""
     likelihood = likelihood_for(data.task, data.dim)
     with _cut(model, way.masks, data, device, left, reconstructor):
-        first, second, numbers = losses(model, examples, likelihood, device=device)
+        asked = small(way.masks) if small is not None else None
+        first, second, numbers = losses(model if asked is None else asked.to(device), examples, likelihood, device=device)
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1]
     metrics = likelihood.metrics(float(first.sum()), float(second.sum()), float(numbers.sum()), scale)
     return Option(way.name, way.size, float(metrics["nll"]), second / numbers.mean())

@@ -18,7 +18,7 @@ from svdcompress.convert import PlanEntry
 from svdcompress.layers import arranged_convolutions, variance_parameters, variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
-from svdcompress.pipeline._advice import advice, slow_precision
+from svdcompress.pipeline._advice import advice, precision_taken, slow_precision
 from svdcompress.pipeline._calibrate import macs_of
 from svdcompress.pipeline._choose_masks import compared_on
 from svdcompress.pipeline._convert import converted, final_beta, planned
@@ -42,8 +42,8 @@ REST_SECONDS = 15.0
 CHOSEN = 10
 """So often a trial asks the examples that it compares ways of cutting on: four ways, others on a part, all reconstructed."""
 
-JUDGED = 4
-"""So often a run asks the test and the validation data: dense and small model, before and after the files are written."""
+JUDGED = 3
+"""So often a run asks the test and the validation data: the dense model twice, and the small one."""
 
 
 @dataclass
@@ -65,6 +65,7 @@ class Estimate:
     beta: float
     reach: Reach
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -78,10 +79,10 @@ def estimate(recipe: Recipe) -> Estimate:
     dense, trained = dense_model(recipe)
     inputs = example_inputs(data.train, 2)
     check_model(dense, recipe, data, inputs)
-    recipe, _ = for_recovery(recipe, dense)
+    recipe, recovers = for_recovery(recipe, dense)
     entries = planned(dense, recipe, inputs)
+    told = [*data.notes, precision_taken(recipe, place.device, trained), recovers]
     warned = [
-        *data.notes,
         *data.warnings,
         *advice(recipe, dense, len(data.train), inputs=inputs),
         *slow_precision(recipe, place.device, trained),
@@ -104,6 +105,7 @@ def estimate(recipe: Recipe) -> Estimate:
         beta=final,
         reach=found,
         warnings=warned,
+        notes=[line for line in told if line],
     )
 
 

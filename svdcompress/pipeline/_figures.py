@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from svdcompress import cost
 from svdcompress.batch import map_tensors
-from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._select import Select, bare
 from svdcompress.relevance import Masks
 from svdcompress.sources import Data, example_inputs
@@ -57,12 +57,6 @@ def noise_precision(model: nn.Module, data: Data) -> float | None:
         return None
     rmse = evaluate(model, data.validation, data.task, device=_device(model), dim=data.dim)["rmse"]
     return 1 / max(rmse**2, 1e-12)
-
-
-def test_metrics(model: nn.Module, data: Data) -> dict[str, float]:
-    """Metrics on the test data; the noise of a regression is that of the validation data."""
-    tau, own = noise_precision(model, data), own_likelihood(model, data.task, data.dim).of_mean()
-    return evaluate(model, data.test, own, device=_device(model), tau=tau, scale=data.target_scale, dim=data.dim)
 
 
 def layer_rows(

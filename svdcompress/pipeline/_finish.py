@@ -20,6 +20,7 @@ from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._measure import BATCHES
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller
+from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
@@ -42,18 +43,19 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
     """The first look at the test data, and counts."""
     results, data, device = context.results, opened.data, context.place.device
     dense, small, variational = models.dense.model, models.small.model, models.variational
+    passes = {model: Passes(model, data) for model in (dense, small)}
 
     def metrics(side: Side, model: nn.Module) -> None:
         with _figures.there(device, model):
-            side.validation = models.dense.trainer.metrics(model)
-            side.metrics = _figures.test_metrics(model, data)
+            side.validation = passes[model].validation_metrics()
+            side.metrics = passes[model].test_metrics()
 
     def count(side: Side, model: nn.Module) -> None:
         side.counts = cost.measure(model, opened.inputs)
 
     def compared() -> None:
         with _figures.there(device, dense, small):
-            results.changes = changes(dense, small, data, device)
+            results.changes = changes(passes[dense], passes[small], data)
 
     def layers() -> None:
         results.layers = _figures.layer_rows(variational.shapes, models.masks, dense, small, opened.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from svdcompress.pipeline._finish import (
     verify_stage,
 )
 from svdcompress.pipeline._late import Late
+from svdcompress.pipeline._listening import listening
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import for_objective
 from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, recover_stage, tell_selection, threshold_stage
@@ -57,6 +59,8 @@ def run_stages(context: Context) -> dict[str, Any]:
     written: dict[str, Any] = {}
     if context.place.first:
         late = Late(context, opened.data, dense.model)
+        stopped = partial(context.check, "before its figures were done; what was trained is kept")
+        opened = replace(opened, data=listening(opened.data, stopped))
         with context.stage("calibrate"):
             small = _calibrated(context, opened, small, late)
         models = Finished(dense, variational, selection.masks, small)

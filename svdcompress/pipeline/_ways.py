@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from svdcompress.errors import PruneError
 from svdcompress.layers import Threshold
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
@@ -194,6 +195,10 @@ class Ways:
         """The masks of a way that was stored: nothing is measured."""
         raise NotImplementedError
 
+    def small(self, masks: Masks) -> nn.Module | None:
+        """What masks leave of the model as it is now, in shapes of its own; None where these stay, or where it can't be had."""
+        return None
+
     def _both(self, one: Masks | None, other: Masks) -> Masks:
         if one is None:
             return other
@@ -356,6 +361,15 @@ class Units(Ways):
         # A weight between units that stay costs nothing, and may help.
         return masks if self.measure.name == "bytes" else whole_units(self.model, masks)
 
+    def small(self, masks: Masks) -> nn.Module | None:
+        try:
+            return self._pruned(masks)
+        except PruneError:  # as where too few units are left for what the model does with them
+            return None
+
     def _costs(self, chosen: Masks) -> dict[str, float]:
+        return self.measure.of_small(self._pruned(chosen), self.dense.model)
+
+    def _pruned(self, chosen: Masks) -> nn.Module:
         small: Any = prune(self.model, self.opened.inputs, masks=chosen, time_budget=self.time_budget, **self.pruning)
-        return self.measure.of_small(whole(small, small.pruning.to_dict()).eval(), self.dense.model)
+        return whole(small, small.pruning.to_dict()).eval()

@@ -15,7 +15,7 @@ from svdcompress.train._device import (
     wait,
 )
 from svdcompress.train._fit import fit
-from svdcompress.train._metrics import evaluate, losses
+from svdcompress.train._metrics import evaluate, losses, metrics_of
 from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._norms import norms
 from svdcompress.train._optim import LrFactor, make_optimizer, rate_of_log_sigma2
@@ -48,6 +48,7 @@ __all__ = [
     "losses",
     "make_accelerator",
     "make_optimizer",
+    "metrics_of",
     "mix",
     "norms",
     "out_of_memory",

@@ -41,6 +41,17 @@ def evaluate(
         likelihood = likelihood_for(likelihood, tau=tau)
     explained = None if likelihood.probabilities else Explained()
     each = losses(model, examples, likelihood, device=device, batch_size=batch_size, explained=explained)
+    return metrics_of(each, likelihood, scale=scale, explained=explained)
+
+
+def metrics_of(
+    each: tuple[Tensor, Tensor, Tensor],
+    likelihood: Likelihood,
+    *,
+    scale: tuple[float, float] | None = None,
+    explained: Explained | None = None,
+) -> dict[str, Any]:
+    """The metrics of `evaluate` from what `losses` gives."""
     first, second, count = (part.sum() for part in each)
     if not count:
         raise DataError("data.target: every position has the class -100, which does not count: there is nothing to judge by")

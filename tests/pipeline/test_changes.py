@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from svdcompress.pipeline import open_run
-from svdcompress.pipeline._changes import changes
+from svdcompress.pipeline._changes import changes as between
+from svdcompress.pipeline._passes import Passes
 from svdcompress.sources import InMemory
 from svdcompress.train import evaluate, losses
 
@@ -26,6 +27,10 @@ def examples(task, n=300):
 def data(task, scale=None):
     kind = "classification" if task == "pixels" else task
     return SimpleNamespace(task=kind, test=examples(task), validation=examples(task), target_scale=scale, dim=1)
+
+
+def changes(dense, sparse, source):
+    return between(Passes(dense, source), Passes(sparse, source), source)
 
 
 def two(outputs):

@@ -8,7 +8,8 @@ from torch import nn
 
 from svdcompress import convert, cost, report
 from svdcompress.errors import DataError, ExportError
-from svdcompress.pipeline import _figures, _finish, _onnx, _uncertainty, run
+from svdcompress.pipeline import _finish, _onnx, _uncertainty, run
+from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._uncertainty import _plan, seconds_for, uncertainty
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, InMemory
@@ -30,7 +31,7 @@ def test_figures_that_fail_cost_no_files(tiny_recipe, tmp_path, monkeypatch):
     def look():
         there.append({path.name for path in folder.iterdir()})
 
-    monkeypatch.setattr(_figures, "test_metrics", failing(DataError("data: test.csv: 3.5 in row 7 (test)")))
+    monkeypatch.setattr(Passes, "test_metrics", failing(DataError("data: test.csv: 3.5 in row 7 (test)")))
     monkeypatch.setattr(cost, "measure", failing(TypeError("an operation that nobody counts")))
     monkeypatch.setattr(_finish, "uncertainty", failing(RuntimeError("out of memory\nand more"), look))
     monkeypatch.setattr(cost, "latencies", failing(ExportError("no such runtime"), look))

@@ -114,6 +114,14 @@ def test_a_run_trains_as_with_the_settings_by_hand_and_says_so(tmp_path):
     assert not any("recover.optimizer" in note for note in said[1])
 
 
+@pytest.mark.parametrize("setting", ["recover.optimizer=auto", "recover.optimizer=adam", "recover.epochs=0"])
+def test_a_plan_tells_how_the_network_will_recover(setting):
+    recipe = load_recipe(None, [*SHORT, setting])
+    recipe.model.name, recipe.data.name = f"{__file__}:net", f"{__file__}:images"
+    told = [line for line in estimate(recipe).notes if line.startswith("recover.optimizer auto: SGD")]
+    assert len(told) == (setting == "recover.optimizer=auto")
+
+
 def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch):
     asked = []
 

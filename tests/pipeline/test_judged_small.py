@@ -1,0 +1,77 @@
+"""Ways of cutting a large model are judged by what they leave, in shapes of its own; the figures are those with masks."""
+
+import pytest
+import torch
+from test_cool import SHAPES
+from test_search import searching
+from torch import nn
+
+from svdcompress.errors import PruneError
+from svdcompress.layers import variational_layers
+from svdcompress.pipeline import _choose_masks, _ways, run
+
+SHORT = (*SHAPES, "train.lr=1.0e-6", "search.mixture=auto")
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """Weights of each model that a way was judged by."""
+    found, losses = [], _choose_masks.losses
+
+    def noted(model, *args, **kwargs):
+        found.append(sum(layer.weight.numel() for _, layer in variational_layers(model)))
+        return losses(model, *args, **kwargs)
+
+    monkeypatch.setattr(_choose_masks, "losses", noted)
+    return found
+
+
+def watched(monkeypatch):
+    """Of each way that is judged, whether it left the large model as it was."""
+    asked, option = [], _choose_masks.option
+
+    def noted(model: nn.Module, *args, **kwargs):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        found = option(model, *args, **kwargs)
+        after = model.state_dict()
+        asked.append(after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before))
+        return found
+
+    monkeypatch.setattr(_choose_masks, "option", noted)
+    return asked
+
+
+@pytest.mark.parametrize("reconstruct", ["auto", "off"])
+def test_small_ones_and_masked_ones_are_judged_alike(tiny_recipe, tmp_path, monkeypatch, sizes, reconstruct):
+    recipe = searching(tiny_recipe, *SHORT, f"search.reconstruct={reconstruct}")
+    masked = run(recipe, tmp_path / "masked")["search"]["trials"][0]
+    whole = max(sizes)
+    assert set(sizes) == {whole} and len(sizes) > 3
+    sizes.clear()
+    monkeypatch.setattr(_choose_masks, "LONG", 0)
+    unchanged = watched(monkeypatch)
+    small = run(recipe, tmp_path / "small")["search"]["trials"][0]
+    assert len(sizes) > 3 and max(sizes) < whole / 3 and len(unchanged) > 3 and all(unchanged)
+    assert small["mixture"]["chosen"] == masked["mixture"]["chosen"]
+    for one, other in zip(small["mixture"]["candidates"], masked["mixture"]["candidates"], strict=True):
+        assert one["name"] == other["name"] and one["nll"] == pytest.approx(other["nll"], rel=1e-5)
+    files = [tmp_path / name / "model.onnx" for name in ("small", "masked")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_one_that_cannot_be_pruned_is_judged_with_its_masks(tiny_recipe, tmp_path, monkeypatch, sizes):
+    """What fails is what the choice asks for; the cut that is taken is made elsewhere."""
+    monkeypatch.setattr(_choose_masks, "LONG", 0)
+    small = _ways.Units.small
+
+    def failing(self, masks):
+        with monkeypatch.context() as patch:
+            patch.setattr(_ways, "prune", refused)
+            return small(self, masks)
+
+    def refused(*args, **kwargs):
+        raise PruneError("two heads are needed")
+
+    monkeypatch.setattr(_ways.Units, "small", failing)
+    trial = run(searching(tiny_recipe, *SHORT), tmp_path / "run")["search"]["trials"][0]
+    assert len(set(sizes)) == 1 and len(trial["mixture"]["candidates"]) > 1

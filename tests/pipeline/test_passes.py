@@ -1,0 +1,120 @@
+"""Figures of the test data from one pass of each model, and a pass that hears that the run is to stop."""
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from svdcompress.errors import Interrupted
+from svdcompress.likelihoods import likelihood_for, set_likelihood
+from svdcompress.pipeline import run
+from svdcompress.pipeline._changes import changes
+from svdcompress.pipeline._listening import Listening, listening
+from svdcompress.pipeline._passes import Passes
+from svdcompress.sources import Data, InMemory
+from svdcompress.train import evaluate
+
+
+def data(task, seed=0):
+    """Three splits that differ; targets of two classes or of two numbers."""
+    g = torch.Generator().manual_seed(seed)
+
+    def part(n):
+        x = torch.randn(n, 3, generator=g)
+        numbers = x[:, :2] + torch.randn(n, 2, generator=g)
+        return InMemory(x, numbers if task == "regression" else (numbers[:, 0] > 0).long())
+
+    scale = (1.0, 3.0) if task == "regression" else None
+    return Data(part(40), part(50), part(60), task, 2, target_scale=scale)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("carries", [False, True])
+def test_figures_are_those_of_a_pass_for_each(task, carries):
+    """Of `evaluate`, once for each figure; a model may carry a temperature, or a noise of its own."""
+    torch.manual_seed(1)
+    source, model = data(task), nn.Linear(3, 2).eval()
+    own = likelihood_for(task)
+    if carries:
+        own = likelihood_for(task, tau=7.0) if task == "regression" else type(own)(1, 2.5)
+        set_likelihood(model, own)
+    found = Passes(model, source)
+    tau = None
+    if task == "regression":
+        with torch.no_grad():
+            tau = 1 / float((model(source.validation.inputs) - source.validation.targets).square().mean())
+        assert found.noise_precision == pytest.approx(tau, rel=1e-6)
+    scale = source.target_scale
+    assert found.validation_metrics() == evaluate(model, source.validation, own, scale=scale)
+    wanted = evaluate(model, source.test, own, scale=scale, tau=tau)
+    assert found.test_metrics() == pytest.approx(wanted, rel=1e-6) and found.test_metrics() != found.validation_metrics()
+
+
+def test_each_model_sees_each_split_once_for_all_figures():
+    seen = []
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            seen.append((id(self), len(x)))
+            return super().forward(x)
+
+    source, models = data("regression"), [Counting(3, 2).eval() for _ in range(2)]
+    passes = [Passes(model, source) for model in models]
+    for each in passes:
+        each.validation_metrics(), each.test_metrics(), each.noise_precision
+    changes(*passes, source)
+    assert sorted(seen) == sorted((id(model), n) for model in models for n in (50, 60))
+
+
+def test_a_pass_stops_after_the_batch_under_way():
+    asked, done = [], []
+
+    def check():
+        if asked:
+            raise Interrupted("stopped.")
+
+    source = listening(data("classification"), check)
+    assert len(source.test) == 60 and len(source.test.subset(torch.arange(5))) == 5
+    whole = [x for x, _ in source.validation.batches(20)]
+    assert torch.equal(torch.cat(whole), data("classification").validation.inputs)
+    with pytest.raises(Interrupted):
+        for x, _ in source.test.subset(torch.arange(40)).batches(10, device="cpu"):
+            done.append(len(x))
+            if len(done) == 2:
+                asked.append(True)
+    assert done == [10, 10]
+
+
+@pytest.mark.parametrize("stage", ["calibrate", "evaluate", "figures"])
+def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypatch, stage):
+    """It comes while a pass is made; the run goes on and ends as one that never stopped."""
+    from svdcompress.pipeline._context import Context
+
+    plain, stopped = run(tiny_recipe, tmp_path / "plain"), tmp_path / "stopped"
+    batches, under_way = Listening.batches, []
+    real = Context.stage
+
+    def staged(self, name):
+        under_way[:] = [name]
+        return real(self, name)
+
+    def signalled(self, *args, **kwargs):
+        for batch in batches(self, *args, **kwargs):
+            if under_way == [stage]:
+                under_way.clear()
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "stage", staged)
+        patch.setattr(Listening, "batches", signalled)
+        with pytest.raises(Interrupted, match=r"stopped by SIGTERM before its figures were done.*Go on with"):
+            run(tiny_recipe, stopped)
+    assert not (stopped / "report.json").exists()
+    found = run(tiny_recipe, stopped, resume=True)
+    assert found["sparse"]["metrics"] == plain["sparse"]["metrics"] and found["changes"] == plain["changes"]
+    for name in ("model.safetensors", "model.onnx", "model_mc.onnx"):
+        assert (stopped / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert not found.get("failed")
