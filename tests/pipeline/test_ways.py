@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from svdcompress import cost
 from svdcompress.convert import convert
-from svdcompress.errors import Interrupted
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _choose_masks
 from svdcompress.pipeline._choose_masks import chosen, compared_on, option
@@ -132,13 +131,6 @@ def narrow() -> nn.Module:
     nats = {"0": jittered((3, 4), 0.1), "2": jittered((20, 3), 0.1), "4": jittered((2, 20), 16.0)}
     nats["4"][:, 4:] = (1 + 0.05 * torch.arange(8)).repeat_interleave(2) + jittered((2, 16), 0.01)  # pairs go one by one
     return known(model, nats)
-
-
-def test_a_choice_can_be_stopped_between_two_ways() -> None:
-    data, x, _ = data_of(model := half_useful(), 12)
-    (to_size := ways_of(model, x, "nonzero", 40)).context.check = Mock(side_effect=[None, Interrupted()])  # type: ignore
-    with pytest.raises(Interrupted):
-        chosen(to_size, data, "auto", "cpu")
 
 
 def test_single_weights_go_where_every_unit_is_half_useful() -> None:
