@@ -12,9 +12,10 @@ a GPU: the recipes train in bfloat16 where the device is fast at it.
 Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
 dense network and has its training data, its precision, the optimizer and the distillation of its recovery, and as many epochs
 as the way to our network, with one fall of the learning rate; peers of CREPE learn from the same answers of the full network.
---dense: a finished run of the same data, as of another row: its dense network is begun with, and none is trained.
 `benchmarks/real_peers.py` holds them. MC dropout is that of the dense network, which was trained with dropout; its noise is
 fitted on validation data as ours is.
+
+--dense: a finished run of the same case, as of another row: its dense network is begun with, and none is trained.
 
 A run that is finished is not repeated, one that was stopped goes on, a peer too at its last epoch; with --minutes a slice ends
 after so many. Results are written after each network to benchmarks/results/real_nets.json and real_nets.md.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,6 +44,7 @@ from torch import nn
 
 from svdcompress.layers import BernoulliDropout
 from svdcompress.pipeline import OpenRun, open_run
+from svdcompress.recipe import Recipe
 from svdcompress.train import resolved_precision
 
 HERE = Path(__file__).resolve().parent
@@ -73,10 +75,10 @@ ANCHORS = {
 }
 
 
-def cases(options: argparse.Namespace) -> dict[str, list[str]]:
+def cases(options: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str, list[str]]:
     """The arguments of `svdc sparsify` for each case whose files are named."""
     found: dict[str, list[str]] = {}
-    for name in NAMES:
+    for name in names:
         kind, _, part = name.partition("-")
         if name in PITCH and options.crepe and options.speech:
             weights, data = (
@@ -102,6 +104,9 @@ def cases(options: argparse.Namespace) -> dict[str, list[str]]:
         else:
             continue
         if options.dense:
+            args = open_run(options.dense, trust_code=True).recipe.data.args
+            if any(str(args.get(key)) != value for key, _, value in (each.partition("=") for each in data)):
+                sys.exit(f"--dense: {options.dense.name} has other data ({args}) than {name}: some may be test data here")
             weights = options.dense / "dense.safetensors"
             found[name] += ["--set", "weights.trained=true"]
         found[name] += ["--weights", str(weights), *(part for each in data for part in ("--data-arg", each))]
@@ -127,9 +132,6 @@ def compared(
     nets = known.setdefault("nets", {})
     known |= {"run": made, "anchor": ANCHORS[name.partition("-")[0]], "epochs": way.epochs, "machine": machine()}
     known["setting"] = setting(opened, device)
-    if options.dense:  # trained in the run of another row
-        begun = open_run(options.dense, trust_code=True).recipe
-        known["setting"] |= {"dense": begun.dense.epochs, "dense_of": options.dense.name}
     keys = {"r2", *(["spearman"] if options.samples else [])} if judge is yield_figures else {"macs"}
     differences = {f"{key}_ahead" for key in keys - {"macs"}}
     own = run.with_name(f"{run.name}-each.safetensors")  # of our network, what others' are held against
@@ -200,9 +202,23 @@ def reported(results: dict[str, Any], side: str) -> dict[str, Any]:
     return {key: results[side].get(key) for key in ("parameters", "nonzero", "macs", "latency_ms")}
 
 
+def origin(recipe: Recipe) -> tuple[Path, Recipe] | None:
+    """The run of another row whose dense network a run began with, and its recipe. Ends the program where its data are others:
+    what it was trained on may be among the test data."""
+    file = Path(recipe.weights.file or "")
+    if recipe.weights.trained is False or file.name != "dense.safetensors":
+        return None
+    begun = open_run(file.parent, trust_code=True).recipe
+    if begun.data != recipe.data:
+        sys.exit(f"--dense: {file.parent.name} has other data ({begun.data.args}) than this run ({recipe.data.args})")
+    return file.parent, begun
+
+
 def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
     """What the figures were made with."""
     recipe = opened.recipe
+    other = origin(recipe)
+    trained = recipe if other is None else other[1]
     names = ("torch", "onnxruntime", "transformers", "torch-pruning")
     versions: dict[str, str] = {}
     for name in names:
@@ -211,7 +227,8 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "not installed"
     return {
-        "dense": recipe.dense.epochs if recipe.weights.trained is False else 0,
+        "dense": trained.dense.epochs if trained.weights.trained is False else 0,
+        **({} if other is None else {"dense_of": other[0].name}),
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
         "goal": recipe.search.goal,
@@ -263,10 +280,12 @@ def main() -> None:
     parser.add_argument("--dense", type=lambda text: Path(text).resolve(), metavar="RUN", help="begin with its dense network")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real_nets")
     options = parser.parse_args()
+    if options.dense and len(options.only) != 1:
+        parser.error("--dense: name the one case that its network is of (--only)")
     options.runs = options.runs.resolve()
     options.runs.mkdir(parents=True, exist_ok=True)
     slot = Slice(options.minutes)
-    path, failed, found = HERE / "results" / "real_nets.json", [], cases(options)
+    path, failed, found = HERE / "results" / "real_nets.json", [], cases(options, options.only)
     if left := [name for name in options.only if name not in found]:
         print(f"left out, as their files are not named: {', '.join(left)}")
     try:

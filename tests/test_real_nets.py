@@ -377,3 +377,22 @@ def test_peers_of_another_setting_are_not_told_beside_ours(module):
     assert real.beside(stored, {"epochs": 6, "setting": {"images": 10, "lr": 0.05}}) == {}
     assert real.beside(stored, {"epochs": 6, "setting": {"images": 10, "lr": 0.1, "recovery": "sgd"}}) == {}
     assert (real.row("a", ""), real.row("a", "short")) == ("a", "a-short")
+
+
+def test_a_dense_network_of_other_data_is_not_begun_with(module, tmp_path, monkeypatch):
+    """What it was trained on may be among the test data of another split."""
+    real_nets = module("real_nets")
+    args = {"vocabulary": str(Path("r", "vocab.txt")), "folder": "f", "split": 0}
+    begun = SimpleNamespace(recipe=load_recipe(None, ["weights.trained=false", "dense.epochs=8"]))
+    begun.recipe.data.args = args
+    monkeypatch.setattr(real_nets, "open_run", lambda folder, trust_code: begun)
+    own = load_recipe(None, ["weights.trained=true"])
+    own.weights.file, own.data.args = str(tmp_path / "other" / "dense.safetensors"), dict(args)
+    assert real_nets.origin(own) == (tmp_path / "other", begun.recipe) and real_nets.origin(begun.recipe) is None
+    own.data.args["split"] = 1
+    with pytest.raises(SystemExit, match="other has other data"):
+        real_nets.origin(own)
+    files = {"dense": tmp_path / "other", "rxnfp": Path("r"), "yields": Path("f"), "crepe": None, "speech": None, "dncnn": None}
+    assert "weights.trained=true" in real_nets.cases(SimpleNamespace(**files), ["suzuki-0"])["suzuki-0"]
+    with pytest.raises(SystemExit, match="suzuki-1: some may be test data"):
+        real_nets.cases(SimpleNamespace(**files), ["suzuki-1"])

@@ -39,8 +39,8 @@ judged on them, in float32, which would take a large model as long as the coolin
 MANY, FIRST, BEST = 4, 0.25, 3
 """More candidates than that are compared on this share of the examples first, and the best few and the usual way on all."""
 
-LONG = 5 * 10**11
-"""Multiply-accumulates of a look at examples, some ten seconds of a core, above which a way is pruned for it."""
+LONG = 10**12
+"""Multiply-accumulates of a look at examples, half a minute of a core, above which a way is pruned for it on a CPU."""
 
 ADAPTED = 1000
 """Training examples that normalisation statistics are taken anew of, for each candidate."""
@@ -112,25 +112,25 @@ def chosen(
         return usual, None
     examples = some(data.train, count)
 
-    each = macs_of(to_size.model, to_size.opened.inputs)
+    each = macs_of(to_size.model, to_size.opened.inputs) if torch.device(device).type == "cpu" else 0
 
     def judged(way: Way, examples: Any) -> Option:
         to_size.context.check("while it chose what goes")
         small = to_size.small if each * len(examples) > LONG else None
-        return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
+        with there(device, to_size.model):  # sizes are measured where pruning and export have their inputs
+            return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
 
-    with there(device, to_size.model):
-        if len(found) > MANY:
-            few = some(data.train, round(FIRST * count))
-            first = {name: judged(way, few).nll for name, way in found.items()}
-            best = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
-            found = {name: way for name, way in found.items() if name in best}
-        options = {name: judged(way, examples) for name, way in found.items()}
-        while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
-            if (fitted := to_size.fitted(found[name], usual)) is None:
-                del options[name]
-                continue
-            found[name], options[name] = fitted, judged(fitted, examples)
+    if len(found) > MANY:
+        few = some(data.train, round(FIRST * count))
+        first = {name: judged(way, few).nll for name, way in found.items()}
+        best = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
+        found = {name: way for name, way in found.items() if name in best}
+    options = {name: judged(way, examples) for name, way in found.items()}
+    while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
+        if (fitted := to_size.fitted(found[name], usual)) is None:
+            del options[name]
+            continue
+        found[name], options[name] = fitted, judged(fitted, examples)
     return found[name], record([*options.values()], len(examples))
 
 

@@ -27,7 +27,7 @@ from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._search_cost import left_for, no_path
-from svdcompress.pipeline._search_start import levels_and_trials, objective_of
+from svdcompress.pipeline._search_start import for_objective, levels_and_trials, objective_of
 from svdcompress.pipeline._uncertainty import seconds_for
 from svdcompress.recipe import Distillation, Recipe, Training
 from svdcompress.sources import Data, example_inputs, open_data
@@ -42,8 +42,8 @@ REST_SECONDS = 15.0
 CHOSEN = 10
 """So often a trial asks the examples that it compares ways of cutting on: four ways, others on a part, all reconstructed."""
 
-JUDGED = 3
-"""So often a run asks the test and the validation data: the dense model twice, and the small one."""
+JUDGED = 4
+"""So often a run asks the test and the validation data: dense and small model, before and after the files are written."""
 
 
 @dataclass
@@ -76,12 +76,13 @@ def estimate(recipe: Recipe) -> Estimate:
     """Read the data, make the model, try a few steps of each kind; nothing is written. Raises what a run's start raises."""
     data = open_data(recipe.data, recipe.task)
     place = find_place(recipe.device)
-    dense, trained = dense_model(recipe)
+    dense, trained = dense_model(recipe, data.notes)
     inputs = example_inputs(data.train, 2)
     check_model(dense, recipe, data, inputs)
     recipe, recovers = for_recovery(recipe, dense)
+    recipe, shares = for_objective(recipe)
     entries = planned(dense, recipe, inputs)
-    told = [*data.notes, precision_taken(recipe, place.device, trained), recovers]
+    told = [*data.notes, precision_taken(recipe, place.device, trained), recovers, shares]
     warned = [
         *data.warnings,
         *advice(recipe, dense, len(data.train), inputs=inputs),

@@ -12,7 +12,7 @@ from svdcompress.sources import Data, Examples
 
 
 class Listening:
-    """Examples that call `check` after each batch, once what was made of it is done; it raises what is to stop the work."""
+    """Examples that call `check` ahead of each batch; it raises what is to stop the work."""
 
     def __init__(self, examples: Examples, check: Callable[[], None]) -> None:
         self._examples, self._check = examples, check
@@ -27,8 +27,8 @@ class Listening:
     def batches(self, batch_size: int, **how: Any) -> Iterator[tuple[Any, Tensor]]:
         """See `Examples.batches`."""
         for batch in self._examples.batches(batch_size, **how):
-            yield batch
             self._check()
+            yield batch
 
 
 def listening(data: Data, check: Callable[[], None]) -> Data:

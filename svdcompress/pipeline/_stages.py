@@ -59,26 +59,26 @@ def run_stages(context: Context) -> dict[str, Any]:
     written: dict[str, Any] = {}
     if context.place.first:
         late = Late(context, opened.data, dense.model)
-        stopped = partial(context.check, "before its figures were done; what was trained is kept")
-        opened = replace(opened, data=listening(opened.data, stopped))
+        stopped = partial(context.check, "before the run's figures were done; what was trained is kept")
+        heard = replace(opened, data=listening(opened.data, stopped))
         with context.stage("calibrate"):
-            small = _calibrated(context, opened, small, late)
+            small = _calibrated(context, heard, small, late)
         models = Finished(dense, variational, selection.masks, small)
         with context.stage("evaluate"):
             if late.known("evaluate", small.model) is None:
                 with late.keeping("evaluate", small.model):
-                    evaluate_stage(context, opened, models)
+                    evaluate_stage(context, heard, models)
         with context.stage("export"):
             files = export_stage(context, opened, models, late)
         with context.stage("figures"):  # from here on all that is left is figures
             if late.known("figures", small.model) is None:
                 with late.keeping("figures", small.model):
-                    figures_stage(context, opened, models)
-                    context.attempt("the promises on the test data", partial(measure_promises, context, opened, small))
+                    figures_stage(context, heard, models)
+                    context.attempt("the promises on the test data", partial(measure_promises, context, heard, small))
         with context.stage("cost"):
             cost_stage(context, opened, files)
         with context.stage("verify"):
-            wrong = verify_stage(context, opened, models)
+            wrong = verify_stage(context, heard, models)
         with context.stage("report"):
             written = report_stage(context, opened)
         if not wrong:

@@ -15,6 +15,7 @@ from svdcompress.errors import (
     DataError,
     DependencyError,
     ExportError,
+    Interrupted,
     ModelError,
     OutputError,
     RecipeError,
@@ -165,6 +166,8 @@ def _make(found: Verification, material: Material, steps: list[Step], *, strict:
     for name, file, work in steps:
         try:
             found.checks += list(work(material))
+        except Interrupted:  # says nothing of the file
+            raise
         except HINDRANCES as error:
             found.checks.append(Check(name, file, None, None, None, shortened(str(error), 300)))
         except (CheckpointError, ExportError) as error:

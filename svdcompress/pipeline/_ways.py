@@ -196,7 +196,7 @@ class Ways:
         raise NotImplementedError
 
     def small(self, masks: Masks) -> nn.Module | None:
-        """What masks leave of the model as it is now, in shapes of its own; None where these stay, or where it can't be had."""
+        """What masks leave of the model as it is now, pruned; None where the measure leaves the shapes, or pruning fails."""
         return None
 
     def _both(self, one: Masks | None, other: Masks) -> Masks:
@@ -274,6 +274,7 @@ class Units(Ways):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._usual: Way | None = None  # files are measured for it
+        self._prunes = True
         self.follows = FOLLOWS[self.measure.name]
         self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
 
@@ -332,7 +333,10 @@ class Units(Ways):
             return way
         left: set[float] = set()
         for _ in range(CORRECTIONS):
-            now = self._costs(way.masks)
+            try:
+                now = self._costs(way.masks)
+            except PruneError:  # what can't be pruned can't be taken
+                break
             size = now[self.measure.name]
             if size <= usual.size * (1 + CLOSE) and (best is None or size > (best.size or 0.0)):
                 best = replace(way, size=size)
@@ -363,12 +367,13 @@ class Units(Ways):
 
     def small(self, masks: Masks) -> nn.Module | None:
         try:
-            return self._pruned(masks)
+            return self._pruned(masks) if self._prunes else None
         except PruneError:  # as where too few units are left for what the model does with them
+            self._prunes = False  # it takes as long each time
             return None
 
     def _costs(self, chosen: Masks) -> dict[str, float]:
-        self.context.check("while it chose what goes")  # a latency takes half a minute with a large model
+        self.context.check("while it measured what could go")  # a latency takes half a minute with a large model
         return self.measure.of_small(self._pruned(chosen), self.dense.model)
 
     def _pruned(self, chosen: Masks) -> nn.Module:

@@ -51,7 +51,7 @@ def metrics_of(
     scale: tuple[float, float] | None = None,
     explained: Explained | None = None,
 ) -> dict[str, Any]:
-    """The metrics of `evaluate` from what `losses` gives."""
+    """The metrics of `evaluate` from what `losses` gives. Raises DataError where no position counts."""
     first, second, count = (part.sum() for part in each)
     if not count:
         raise DataError("data.target: every position has the class -100, which does not count: there is nothing to judge by")

@@ -129,3 +129,14 @@ def test_layers_are_reconstructed_as_on_the_cpu():
     assert next(there.parameters()).is_cuda
     np.testing.assert_allclose([moved.before, moved.after], [found.before, found.after], rtol=1e-2)
     torch.testing.assert_close(there[5].weight.cpu(), here[5].weight, rtol=5e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("long", [0, 10**12])
+def test_a_search_for_bytes_measures_its_files(tmp_path, monkeypatch, long):
+    """Ways are judged on the device; those that are taken are pruned and written on the CPU."""
+    monkeypatch.setattr("svdcompress.pipeline._choose_masks.LONG", long)
+    monkeypatch.setattr("svdcompress.pipeline._choose_masks.best_option", lambda options: options[-1])  # one to be measured
+    sets = ["data.limit=400", "dense.epochs=3", "train.epochs=2", "recover.epochs=1", "uncertainty.samples=0", "device=cuda"]
+    search = ["search.goal=bytes=3x", "search.trials=1", "search.levels=1", "train.beta={final: 1.0e-6}"]
+    results = run(load_recipe("digits", [*sets, *search]), tmp_path / "run")
+    assert results["search"]["trials"][0]["mixture"] is not None and results["verified"]["passed"] is True

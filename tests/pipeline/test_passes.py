@@ -9,10 +9,12 @@ from torch import nn
 
 from svdcompress.errors import Interrupted
 from svdcompress.likelihoods import likelihood_for, set_likelihood
-from svdcompress.pipeline import run
+from svdcompress.pipeline import _stages, run
 from svdcompress.pipeline._changes import changes
+from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._listening import Listening, listening
 from svdcompress.pipeline._passes import Passes
+from svdcompress.pipeline._verify import FAILED
 from svdcompress.sources import Data, InMemory
 from svdcompress.train import evaluate
 
@@ -90,8 +92,6 @@ def test_a_pass_stops_after_the_batch_under_way():
 @pytest.mark.parametrize("stage", ["calibrate", "evaluate", "figures"])
 def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypatch, stage):
     """It comes while a pass is made; the run goes on and ends as one that never stopped."""
-    from svdcompress.pipeline._context import Context
-
     plain, stopped = run(tiny_recipe, tmp_path / "plain"), tmp_path / "stopped"
     batches, under_way = Listening.batches, []
     real = Context.stage
@@ -110,7 +110,7 @@ def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Context, "stage", staged)
         patch.setattr(Listening, "batches", signalled)
-        with pytest.raises(Interrupted, match=r"stopped by SIGTERM before its figures were done.*Go on with"):
+        with pytest.raises(Interrupted, match=r"stopped by SIGTERM before the run's figures were done.*Go on with"):
             run(tiny_recipe, stopped)
     assert not (stopped / "report.json").exists()
     found = run(tiny_recipe, stopped, resume=True)
@@ -118,3 +118,20 @@ def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypa
     for name in ("model.safetensors", "model.onnx", "model_mc.onnx"):
         assert (stopped / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
     assert not found.get("failed")
+
+
+def test_a_signal_while_files_are_checked_makes_none_of_them_wrong(tiny_recipe, tmp_path, monkeypatch):
+    """A check that it ended is none that failed, or that could not be made."""
+    real, recipe = _stages.verify_stage, tiny_recipe.model_copy(deep=True)
+    recipe.export.precision, recipe.uncertainty.samples = "int8", 0  # a file in fewer bits is tried on the test data
+
+    def signalled(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    monkeypatch.setattr(_stages, "verify_stage", signalled)
+    with pytest.raises(Interrupted, match="before the run's figures were done"):
+        run(recipe, tmp_path / "run")
+    monkeypatch.setattr(_stages, "verify_stage", real)
+    found = run(recipe, tmp_path / "run", resume=True)
+    assert found["verified"]["passed"] and not list((tmp_path / "run").glob(f"{FAILED}*"))
