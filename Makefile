@@ -90,7 +90,7 @@ bench: $(VENV)/.installed-dev
 
 # With the Python that is there: such a machine has a torch of its own. ARGS="--cifar FOLDER --resnet FOLDER" for the long rows.
 gpu:
-	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(ARGS)
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) benchmarks/gpu.py $(ARGS)
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/api.py

@@ -5,32 +5,38 @@
 
 Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda`, the rows of
 benchmarks/speed.py that need a GPU, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options),
-resumed in each slice. A step that was done is not repeated; one that fails is told with its last lines, and the next begins.
+resumed in each slice. A step that was done is not repeated; one that fails is told with its last lines, the next begins, and
+another slice tries it after all others. The machine's own Python needs what is in NEEDED, and torch-pruning for its peers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-
-from real import CASES
-from real_nets import NAMES
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
+NEEDED = ("torch", "numpy", "pydantic", "yaml", "typer", "rich", "safetensors", "accelerate", "onnx", "onnxruntime", "pytest")
 
-SPEED = [part for name in (
+SPEED = (
     "ResNet-50, batch 128, bfloat16 AMP, compiled",
     "VGG-16, batch 128, bfloat16 AMP, compiled",
     "linear 4096, batch 4096, TF32",
-) for part in ("--only", name)]  # fmt: skip
+)
 """The rows of the speed benchmark that need a GPU."""
+
+CLOSING = 60.0
+"""Seconds before the end of a slice at which a long row is to stop by itself: one of its stages hears that late."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,13 @@ class Step:
 
 def steps(options: argparse.Namespace) -> list[Step]:
     """All of them, in order; the long rows as far as their folders are named."""
+    from real import CASES
+    from real_nets import NAMES
+
     python, slot = sys.executable, ["--minutes", "{minutes}"]
     found = [
         Step("tests", [python, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", "-p", "no:cacheprovider"], 60),
-        Step("speed", [python, "benchmarks/speed.py", "--again", *SPEED], 120),
+        *(Step(f"speed: {name}", [python, "benchmarks/speed.py", "--again", "--only", name], 120) for name in SPEED),
     ]
     long: list[tuple[str, list[str]]] = []
     if options.cifar and options.resnet:
@@ -62,6 +71,12 @@ def steps(options: argparse.Namespace) -> list[Step]:
     return found + [Step(name, [python, *command, "--runs", str(options.out), *slot], 120) for name, command in long]
 
 
+def in_turn(all_steps: list[Step], known: dict[str, Any]) -> list[Step]:
+    """Those that are not done: first those that were never tried or were stopped, in order, then those that failed."""
+    left = [step for step in all_steps if known.get(step.name, {}).get("rc") != 0]
+    return sorted(left, key=lambda step: known.get(step.name, {}).get("rc") is not None)
+
+
 def main() -> None:
     """One slice."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,6 +85,10 @@ def main() -> None:
     for name in ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech", "dncnn"):
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        sys.exit(f"{sys.executable} lacks {', '.join(missing)}: install them, or name a folder that has them in PYTHONPATH")
+    if find_spec("torch_pruning") is None:
+        print("torch-pruning is not there: the rows are made without its peers")
     import torch
 
     if not torch.cuda.is_available():
@@ -78,20 +97,18 @@ def main() -> None:
     ledger = options.out / "gpu.json"
     known = json.loads(ledger.read_text()) if ledger.is_file() else {}
     end = time.monotonic() + 60 * options.minutes
-    for step in steps(options):
-        if known.get(step.name, {}).get("rc") == 0:
-            continue
+    for step in in_turn(steps(options), known):
         left = end - time.monotonic()
         if left < step.least:
             break
         started = time.monotonic()
         print(f"== {step.name} ({left:.0f} s left)", flush=True)
-        command = [part.replace("{minutes}", f"{(left - 30) / 60:.2f}") for part in step.command]
-        process = subprocess.Popen(command, cwd=ROOT)
+        command = [part.replace("{minutes}", f"{(left - CLOSING) / 60:.2f}") for part in step.command]
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         try:
             rc: int | None = process.wait(left - 10)
         except subprocess.TimeoutExpired:
-            process.terminate()  # a run stops in good order, with its state
+            os.killpg(process.pid, signal.SIGTERM)  # a run stops in good order, with its state; so does what it started
             process.wait()
             rc = None
         known[step.name] = {"rc": rc, "seconds": time.monotonic() - started, "device": torch.cuda.get_device_name()}

@@ -29,6 +29,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,9 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             print(f"{name}: {peer} stays without its interval, as {done} is not there")
             continue
         elif options.peer and peer not in options.peer:
+            continue
+        elif peer.startswith("torch-pruning") and find_spec("torch_pruning") is None:
+            print(f"{name}: {peer} is left out, as the package is not there")
             continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)

@@ -174,6 +174,9 @@ def compared(
             model, seconds = train(copy.deepcopy(start).to(device), opened, way, PEERS.get(peer, nothing), file, slot)
         except Slice.Over:
             raise
+        except ModuleNotFoundError as error:  # another machine has it
+            print(f"{name}: {peer} is left out: {error}")
+            continue
         except Exception as error:  # what another package cannot do is a result
             nets[peer] = {"failed": f"{type(error).__name__}: {error}"[:300]}
         else:

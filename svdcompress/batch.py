@@ -59,7 +59,8 @@ def map_tensors(batch: Any, function: Any) -> Any:
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """A batch with all its tensors on a device."""
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    waits = torch.device(device).type == "cpu"  # else it would be read there before it has come
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=not waits))
 
 
 def first_tensor(batch: Any) -> Tensor:

@@ -39,7 +39,7 @@ class Kept:
         parts = []
         for name, place, shape in zip(self.names, self.places, self.shapes, strict=True):
             tensor = tensors[name]
-            parts.append(tensor.flatten(tensor.dim() - len(shape))[..., place])
+            parts.append(tensor.flatten(tensor.dim() - len(shape))[..., place.to(tensor.device)])
         return torch.cat(parts, -1)
 
     def scatter(self, vectors: Tensor, fill: float = 0.0) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class Kept:
         found = {}
         for name, place, part, shape in zip(self.names, self.places, self.slices, self.shapes, strict=True):
             flat = vectors.new_full((*vectors.shape[:-1], torch.Size(shape).numel()), fill)
-            found[name] = flat.index_copy(-1, place, vectors[..., part]).unflatten(-1, shape)
+            found[name] = flat.index_copy(-1, place.to(flat.device), vectors[..., part]).unflatten(-1, shape)
         return found
 
 

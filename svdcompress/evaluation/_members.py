@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from svdcompress.batch import to_device
 from svdcompress.evaluation._cache import is_kept, kept
 from svdcompress.likelihoods import make_loss
 from svdcompress.pipeline import OpenRun, class_weights
@@ -72,7 +73,8 @@ def dense_fit(
 ) -> nn.Module:
     """Train a dense model in place by one of the recipe's sections, by its loss alone; more: as `fit` takes it."""
     recipe, data, loss = opened.recipe, opened.data, opened.loss
-    weights = class_weights(loss, data, opened.dense, example_inputs(data.train, 2))
+    place = next(opened.dense.parameters()).device  # an evaluation has taken it along
+    weights = class_weights(loss, data, opened.dense, to_device(example_inputs(data.train, 2), place))
     fit(
         model,
         data.train,

@@ -97,7 +97,8 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     if not trained:
         context.history += trainer.fit(model, "dense", recipe.dense).history
     model.eval()
-    trainer = trainer.with_tau(_figures.noise_precision(model, data))
+    with _figures.there(context.place.device, model):
+        trainer = trainer.with_tau(_figures.noise_precision(model, data))
     if context.place.first:
         with _figures.there(context.place.device, model):
             found = None if recipe.loss.class_weights else no_skill(model, data, context.place.device)

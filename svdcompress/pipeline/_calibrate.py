@@ -58,10 +58,12 @@ Promise = ConformalSets | ConformalIntervals | AnswerAbove
 def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
     """The small model with its posterior chosen and its likelihood calibrated, as the recipe's `calibrate` says."""
     settings, data, model = context.recipe.calibrate, opened.data, small.model
-    tau = _figures.noise_precision(model, data)
+    with _figures.there(context.place.device, model):
+        tau = _figures.noise_precision(model, data)
     plain = likelihood_for(data.task, data.dim, tau)
     if not settings.temperature and settings.posterior == "variational":
         return replace(small, model=_carrying(model, plain))
+    macs = macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
         try:
             found = calibrate(
@@ -71,7 +73,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
                 plain,
                 posterior=settings.posterior,
                 temperature=settings.temperature,
-                macs=macs_of(model, opened.inputs),
+                macs=macs,
                 epochs=settings.epochs,
                 beta=settings.beta,
                 seed=context.recipe.seed,
@@ -105,7 +107,7 @@ def _told(found: Calibrated) -> str:
 
 
 def macs_of(model: nn.Module, inputs: Any) -> int:
-    """Of one example."""
+    """Of one example; the model is where the inputs are."""
     try:
         return int(cost.measure(model, inputs).to_dict().get("macs") or 0)
     except Exception:  # a model that cannot be counted is taken as small
@@ -128,9 +130,10 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
     likelihood = own_likelihood(model, data.task, data.dim)
     asked = settings.coverage is not None or settings.answer_above is not None
     found: dict[str, Promises] = {}
+    macs = macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        known = _known(context, data.validation, macs_of(model, opened.inputs), asked)
+        known = _known(context, data.validation, macs, asked)
         for who, (examples, samples) in known.items():
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
@@ -180,8 +183,9 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     if not results:
         return
     likelihood = own_likelihood(model, data.task, data.dim)
+    macs = macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
-        known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, macs_of(model, opened.inputs))}
+        known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, macs)}
         for who, (examples, samples) in known.items():
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:

@@ -33,7 +33,7 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
     notes: gets a line on what of a file to start from was not used, and on what it lacked.
     """
     seed_everything(recipe.seed, "model")
-    model = make_model(recipe.model)
+    model = make_model(recipe.model).cpu()  # one that is handed over may lie where it was trained
     weights = recipe.weights
     if weights.file and weights.trained is False:
         found = start_from(model, weights.file, weights.strip_prefix)

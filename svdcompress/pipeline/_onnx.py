@@ -12,7 +12,7 @@ from torch import nn
 
 from svdcompress.errors import ExportError
 from svdcompress.export import Exported, export_onnx
-from svdcompress.likelihoods import own_likelihood
+from svdcompress.likelihoods import likelihood_of, own_likelihood
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
@@ -115,7 +115,8 @@ class Files:
     def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
         path, units = self.out / "model_mc.onnx", self.units
         sets = self._sets("samples")
-        model, tau = units.model(small), units.tau(_figures.noise_precision(small, self.data))
+        known = likelihood_of(bare(small)) is not None  # with its noise: a pass over the data would say nothing more
+        model, tau = units.model(small), units.tau(None if known else _figures.noise_precision(small, self.data))
         try:
             file = export_onnx(
                 model,

@@ -140,7 +140,8 @@ def recover_stage(
 def keep(context: Context, opened: Opened, small: Small) -> None:
     """Write model.safetensors."""
     data, pruning = opened.data, small.pruning
-    tau = _figures.noise_precision(small.model, data)
+    with _figures.there(context.place.device, small.model):
+        tau = _figures.noise_precision(small.model, data)
     if likelihood_of(bare(small.model)) is None:  # it was not calibrated
         set_likelihood(bare(small.model), likelihood_for(data.task, data.dim, tau))
     extra: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Dead units out of the graph, exactly; what cannot be done exactly stays masked, with its reason."""
 
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
-from svdcompress.prune._copies import dense_copy
+from svdcompress.prune._copies import dense_copy, on_cpu
 from svdcompress.prune._folding import holders, oriented
 from svdcompress.prune._groups import count_means
 from svdcompress.prune._prune import analyse, groups, prune
@@ -20,6 +20,7 @@ __all__ = [
     "dense_copy",
     "groups",
     "holders",
+    "on_cpu",
     "oriented",
     "prune",
 ]

@@ -48,6 +48,12 @@ def dense_copy(model: nn.Module) -> nn.Module:
     return to_dense(full_copy(model, variances))  # the variances are dropped at once, so they need no copy
 
 
+def on_cpu(model: nn.Module) -> nn.Module:
+    """A copy on the CPU, in its usual layout: that of a GPU is slow there, and wrong in some convolutions."""
+    copied: Any = full_copy(model).cpu()
+    return copied.to(memory_format=torch.contiguous_format)
+
+
 def full_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy; what the model keeps of an earlier forward pass is copied without its gradient, which torch refuses to."""
     memo = dict(memo or {})

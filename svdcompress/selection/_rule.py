@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from svdcompress.layers import Threshold, variational_layers
+from svdcompress.prune import on_cpu
 from svdcompress.recipe import RelevanceSection
 from svdcompress.relevance import Masks, relevance
 from svdcompress.selection._coupled import Coupling
@@ -62,7 +62,7 @@ class WhileTraining:
     def __call__(self, model: nn.Module) -> Masks:
         shapes = {name: layer.weight.shape for name, layer in variational_layers(model)}
         if shapes != self._shapes:
-            on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-            traced = model if on_cpu else copy.deepcopy(model).cpu()
+            here = all(parameter.device.type == "cpu" for parameter in model.parameters())
+            traced = model if here else on_cpu(model)
             self._traced, self._shapes = _coupling(traced, self._settings, self._inputs), shapes
         return _judged(*self._traced, model)(self._threshold)

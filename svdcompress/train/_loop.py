@@ -43,6 +43,7 @@ class Loop:
         if not self._restored():
             self._save()
         self._network = Network(work)  # DDP takes the parameters as it finds them: after the state's
+        self._steps.lay_out()
 
     def run(self) -> Fit:
         """Train up to the last epoch; the model has the weights of the last one then, or of the best."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from svdcompress.batch import call
+from svdcompress.convert import as_it_was
 from svdcompress.objective import kl_divergence
 from svdcompress.train._work import Work
 
@@ -17,6 +19,11 @@ class Network:
         self._work = work
         self._format = _faster_format(work)
         self._laid_out(self._format)
+        if self._format is not None and not self._runs():  # as a model that flattens its outputs by `view`
+            self._laid_out(torch.contiguous_format)
+            self._format = None
+            if work.on_note is not None:
+                work.on_note(f"{work.section}: channels-last convolutions would be faster; this model runs without only", True)
         self.synced: Any = work.accelerator.prepare_model(work.model) if work.world > 1 else work.model
         self.called: Any = self._compiled()
 
@@ -38,8 +45,28 @@ class Network:
         work.model.eval()
 
     def _laid_out(self, memory: torch.memory_format | None) -> None:
-        if memory is not None:
-            self._work.model.to(memory_format=memory)  # type: ignore[call-overload]
+        if memory is None:
+            return
+        for tensor in (*self._work.model.parameters(), *self._work.model.buffers()):
+            if tensor.dim() == 4:  # those of 3-d convolutions have no such layout
+                tensor.data = tensor.data.contiguous(memory_format=memory)
+
+    def _runs(self) -> bool:
+        """Whether the model runs as it is laid out, or does not run at all, which is told elsewhere."""
+        work = self._work
+        inputs, _ = work.first_batch("layout")
+        with as_it_was(work.model, False), torch.no_grad(), work.autocast():
+            try:
+                call(work.model, inputs)
+            except RuntimeError:
+                self._laid_out(torch.contiguous_format)
+                try:
+                    call(work.model, inputs)
+                except Exception:
+                    self._laid_out(self._format)
+                    return True
+                return False
+        return True
 
     def _compiled(self) -> Any:
         if not self._work.compiled:

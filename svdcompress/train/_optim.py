@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress.errors import ModelError
 from svdcompress.layers import variance_parameters
@@ -76,6 +76,16 @@ class _Together(torch.optim.Optimizer):
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self._link()
+
+
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer's state the memory layout of its parameters: fused steps walk both as they lie in memory, and a state
+    may come from a device on which they lay otherwise."""
+    for part in getattr(optimizer, "_parts", [optimizer]):
+        for parameter, state in part.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 class LrFactor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from svdcompress.checkpoint import take_attributes
 from svdcompress.layers import set_posterior, variational_layers
-from svdcompress.prune import prune
+from svdcompress.prune import on_cpu, prune
 from svdcompress.relevance import Masks, hold
 
 WORTH_IT = 0.95
@@ -30,7 +29,7 @@ def shrink(model: nn.Module, inputs: Any, *, masks: Callable[[nn.Module], Masks]
     the last pruning will judge (None: by the threshold among the options, or the layers' own). options: of `prune`, such as
     `protect` and `round_to`, as the last pruning will have them.
     """
-    whole = copy.deepcopy(model).cpu()
+    whole = on_cpu(model)
     small: Any = prune(whole, inputs, masks=None if masks is None else masks(whole), **options)
     if size(small) > WORTH_IT * size(model):
         return False

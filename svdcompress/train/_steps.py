@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from svdcompress.train._optim import LrFactor, make_optimizer
+from svdcompress.train._optim import LrFactor, lay_out, make_optimizer
 from svdcompress.train._work import Work
 
 
@@ -20,6 +20,8 @@ class Steps:
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._factor = LrFactor(work.settings.schedule, work.settings.epochs)
         self._scaler = work.accelerator.scaler
+        if self._scaler is not None:  # accelerate unscales for all that it was ever given, also what they share
+            work.accelerator._optimizers.clear()
         self._scaled = work.accelerator.prepare_optimizer(self._optimizer) if self._scaler is not None else self._optimizer
 
     @property
@@ -52,6 +54,10 @@ class Steps:
         self._scaled.step()
         self._optimizer.zero_grad(set_to_none=True)
 
+    def lay_out(self) -> None:
+        """Follow the parameters, where they lie in memory otherwise than when the state was taken."""
+        lay_out(self._optimizer)
+
     def state(self) -> dict[str, Any]:
         """What a later fit needs to step on as this one would."""
         scaler = self._scaler.state_dict() if self._scaler is not None else None
@@ -60,5 +66,6 @@ class Steps:
     def take(self, saved: dict[str, Any]) -> None:
         """Step on from a saved state."""
         self._optimizer.load_state_dict(saved["optimizer"])
+        self.lay_out()
         if saved["scaler"] is not None and self._scaler is not None:
             self._scaler.load_state_dict(saved["scaler"])

@@ -140,3 +140,26 @@ def test_a_search_for_bytes_measures_its_files(tmp_path, monkeypatch, long):
     search = ["search.goal=bytes=3x", "search.trials=1", "search.levels=1", "train.beta={final: 1.0e-6}"]
     results = run(load_recipe("digits", [*sets, *search]), tmp_path / "run")
     assert results["search"]["trials"][0]["mixture"] is not None and results["verified"]["passed"] is True
+
+
+class Viewing(nn.Module):
+    """Flattens what a convolution gives by `view`, which takes no outputs that are channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36, 10)
+
+    def forward(self, x):
+        x = self.conv(x.reshape(-1, 1, 8, 8)).relu()
+        return self.head(x.view(-1, 4 * 36))
+
+
+@pytest.mark.parametrize("posterior", ["variational", "laplace-diagonal"])
+def test_a_model_that_lies_on_the_device_is_made_smaller(tmp_path, posterior):
+    torch.manual_seed(0)
+    x = torch.rand(300, 64)
+    y, model = (x[:, :10]).argmax(1), Viewing().cuda()
+    settings = {"train.epochs": 2, "recover.epochs": 1, "dense.epochs": 2, "uncertainty.samples": 5, "device": "cuda"}
+    more = {"trained": False, "settings": settings | {"calibrate.posterior": posterior}, "out": tmp_path / "run"}
+    found = svdc.sparsify(model, (x, y), **more)
+    assert found.results["verified"]["passed"] is True and next(model.parameters()).is_cuda

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from svdcompress.errors import Interrupted
 from svdcompress.likelihoods import likelihood_for, set_likelihood
-from svdcompress.pipeline import _stages, run
+from svdcompress.pipeline import _calibrate, _figures, _stages, run
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._listening import Listening, listening
@@ -135,3 +136,23 @@ def test_a_signal_while_files_are_checked_makes_none_of_them_wrong(tiny_recipe, 
     monkeypatch.setattr(_stages, "verify_stage", real)
     found = run(recipe, tmp_path / "run", resume=True)
     assert found["verified"]["passed"] and not list((tmp_path / "run").glob(f"{FAILED}*"))
+
+
+def test_the_work_of_calibration_is_bounded_wherever_the_model_is(tiny_recipe, tmp_path, monkeypatch):
+    """Its cost is counted where the inputs are, on the CPU: elsewhere it would not run on them, and count as nothing."""
+    away, counted = [], []
+    there, macs_of = _figures.there, _calibrate.macs_of
+
+    @contextmanager
+    def going(device, *models):
+        away.append(device)
+        with there(device, *models):
+            yield
+        away.pop()
+
+    monkeypatch.setattr(_figures, "there", going)
+    monkeypatch.setattr(_calibrate, "macs_of", lambda *given: counted.append((bool(away), macs_of(*given))) or counted[-1][1])
+    recipe = tiny_recipe.model_copy(deep=True)
+    recipe.calibrate.coverage, recipe.uncertainty.samples, recipe.export.onnx = 0.8, 0, False
+    run(recipe, tmp_path / "run")
+    assert len(counted) == 3 and all(not gone and macs > 0 for gone, macs in counted)

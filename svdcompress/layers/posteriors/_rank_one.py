@@ -52,9 +52,9 @@ class RankOne(Posterior):
         """To the ARD prior of each weight by itself."""
         weight = layer.weight
         plain = type(prior) is ARD and list(share) == ["weight"] and weight.dtype in (torch.float32, torch.float64)
-        if not plain or layer.transposed or not weight.is_contiguous() or torch.compiler.is_compiling():
+        if not plain or layer.transposed or torch.compiler.is_compiling():
             return None
-        return kl_rank_one(weight, layer.log_sigma2_row, layer.log_sigma2_column, layer.log_sigma2_column.shape[0])
+        return kl_rank_one(weight.contiguous(), layer.log_sigma2_row, layer.log_sigma2_column, layer.log_sigma2_column.shape[0])
 
 
 class Factors(NamedTuple):
