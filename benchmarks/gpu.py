@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,14 @@ def in_turn(all_steps: list[Step], known: dict[str, Any]) -> list[Step]:
     return sorted(left, key=lambda step: known.get(step.name, {}).get("rc") is not None)
 
 
+def bring_along(out: Path) -> None:
+    """Copy the results to a folder elsewhere, which may be all that comes back from the machine."""
+    if HERE / "results" not in out.resolve().parents:
+        for file in (HERE / "results").glob("*.*"):
+            if file.stem in ("speed", "real", "real_nets"):
+                shutil.copy2(file, out)
+
+
 def main() -> None:
     """One slice."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,6 +122,7 @@ def main() -> None:
             rc = None
         known[step.name] = {"rc": rc, "seconds": time.monotonic() - started, "device": torch.cuda.get_device_name()}
         ledger.write_text(json.dumps(known, indent=1) + "\n")
+        bring_along(options.out)
     names = [step.name for step in steps(options)]
     print(f"left: {', '.join(name for name in names if known.get(name, {}).get('rc') != 0) or 'nothing'}")
 

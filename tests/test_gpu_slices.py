@@ -31,3 +31,16 @@ def test_a_missing_package_is_named_before_anything_is_done(tmp_path):
         [sys.executable, "-I", "-S", str(BENCHMARKS / "gpu.py")], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 1 and "lacks torch, numpy, pydantic" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_results_are_brought_along_to_a_folder_elsewhere(gpu, tmp_path, monkeypatch):
+    results = tmp_path / "benchmarks" / "results"
+    (results / "gpu").mkdir(parents=True)
+    for name in ("speed.json", "real_nets.md", "other.json"):
+        (results / name).write_text(name)
+    monkeypatch.setattr(gpu, "HERE", tmp_path / "benchmarks")
+    gpu.bring_along(results / "gpu")
+    assert not list((results / "gpu").iterdir())
+    (away := tmp_path / "away").mkdir()
+    gpu.bring_along(away)
+    assert {file.name: file.read_text() for file in away.iterdir()} == {n: n for n in ("speed.json", "real_nets.md")}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from svdcompress.errors import RecipeError
 from svdcompress.likelihoods._named import likelihood_for
@@ -25,7 +26,8 @@ def make_loss(section: LossSection, *, tau: float = 1.0, class_weights: Tensor |
     dim: the dimension of the output that holds the classes (see `class_dim`). Positions of the class -100 do not count.
     """
     if ":" in section.name:
-        return import_name(section.name, RecipeError, "loss.name")
+        own = import_name(section.name, RecipeError, "loss.name")
+        return copy.deepcopy(own).cpu() if isinstance(own, nn.Module) else own  # the user's stays where it is
     options: dict[str, Any] = {}
     if section.name in ("cross-entropy", "binary"):
         options["class_weights"] = class_weights

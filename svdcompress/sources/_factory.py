@@ -77,7 +77,7 @@ def _pair(inputs: Any, targets: Any, name: str) -> Table:
     """Raises DataError unless both are numbers and of one length."""
     sizes: list[int] = []
     try:
-        inputs, targets = _tensors(inputs), torch.as_tensor(targets)
+        inputs, targets = _tensors(inputs), torch.as_tensor(targets).cpu()
         map_tensors(inputs, lambda tensor: sizes.append(len(tensor)))
         sizes.append(len(targets))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -88,12 +88,12 @@ def _pair(inputs: Any, targets: Any, name: str) -> Table:
 
 
 def _tensors(inputs: Any) -> Any:
-    """Arrays, and lists of numbers, as tensors; tuples and mappings of them stay what they are."""
+    """Arrays, and lists of numbers, as tensors on the CPU; tuples and mappings of them stay what they are."""
     if isinstance(inputs, dict):
         return {key: _tensors(value) for key, value in inputs.items()}
     if isinstance(inputs, tuple):
         return tuple(_tensors(value) for value in inputs)
-    return torch.as_tensor(np.asarray(inputs) if isinstance(inputs, list) else inputs)
+    return torch.as_tensor(np.asarray(inputs) if isinstance(inputs, list) else inputs).cpu()
 
 
 def _dataset(dataset: Any, name: str, collate: Any, workers: int | None) -> Table:

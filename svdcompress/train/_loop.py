@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from torch import nn
+
 from svdcompress.errors import CheckpointError, SvdcError, TrainingError, shortened
 from svdcompress.layers import variational_layers
 from svdcompress.relevance import relevance
@@ -33,6 +35,8 @@ class Loop:
         self._started = time.monotonic()
         self._work, self._file = work, work.file
         work.model.to(work.device)
+        if isinstance(work.loss, nn.Module):  # weights of classes, say
+            work.loss.to(work.device)
         if work.teacher is not None:
             work.teacher.ready(work.device, work.compiled)
         self._steps = Steps(work)

@@ -11,6 +11,7 @@ from svdcompress.likelihoods import make_loss
 from svdcompress.prune import on_cpu
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
+from svdcompress.sources.given import given
 from svdcompress.train import _network, fit
 from svdcompress.train._optim import lay_out
 
@@ -132,3 +133,22 @@ def test_a_copy_on_the_cpu_has_its_usual_layout_and_no_graph():
     copied = on_cpu(model)
     assert copied[0].weight.is_contiguous() and not model[0].weight.is_contiguous()
     assert torch.equal(copied[0].weight, model[0].weight) and copied[0].seen.grad_fn is None
+
+
+def test_a_loss_with_weights_goes_along_and_the_users_stays(monkeypatch):
+    """With a stand-in for a device: it is asked to move to where the model is."""
+    moved = []
+
+    class Weighted(nn.CrossEntropyLoss):
+        def to(self, *given, **more):
+            moved.append(given)
+            return super().to(*given, **more)
+
+    own = Weighted(weight=torch.tensor([1.0, 3.0]))
+    with given(loss=own) as names:
+        loss = make_loss(LossSection(name=names["loss"], task="classification"))
+    assert isinstance(loss, Weighted) and loss is not own and torch.equal(loss.weight, own.weight)
+    g = torch.Generator().manual_seed(0)
+    data = InMemory(torch.randn(20, 3, generator=g), torch.randint(2, (20,), generator=g))
+    fit(nn.Linear(3, 2), data, loss, Training(epochs=1), stage="dense")
+    assert [torch.device(*where).type for where in moved] == ["cpu"]
