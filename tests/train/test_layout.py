@@ -1,154 +1,56 @@
-"""How a model lies in memory while it trains on a GPU, tried on the CPU: channels last where it runs so, then as it was."""
+"""The layout of convolutions in memory while they are trained."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from svdcompress import convert, kl_divergence
+from svdcompress import convert
 from svdcompress.likelihoods import make_loss
-from svdcompress.prune import on_cpu
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
-from svdcompress.sources.given import given
-from svdcompress.train import _network, fit
-from svdcompress.train._optim import lay_out
+from svdcompress.train import fit
 
-LAST = torch.channels_last
+LOSS = make_loss(LossSection())
 
 
-class Image(nn.Module):
-    """flatten: how outputs of a convolution become rows."""
-
-    def __init__(self, flatten):
-        super().__init__()
-        self.conv, self.head, self.flatten = nn.Conv2d(2, 4, 3), nn.Linear(64, 2), flatten
-        self.seen = []
-
-    def forward(self, x):
-        self.seen.append(self.conv.weight.is_contiguous(memory_format=LAST))
-        return self.head(self.flatten(self.conv(x)))
-
-
-def by_view(x):
-    return x.view(len(x), -1)
-
-
-def by_flatten(x):
-    return x.flatten(1)
-
-
-def trained(model, monkeypatch, memory=LAST):
-    """Whether each pass of training had its weights in that layout, and what was said."""
-    g, said = torch.Generator().manual_seed(0), []
-    x = torch.randn(32, 2, 6, 6, generator=g)
-    monkeypatch.setattr(_network, "_faster_format", lambda work: memory)
-    settings = Training(epochs=1, batch_size=16)
-    data = InMemory(x, (x.mean((1, 2, 3)) > 0).long())
-    fit(model, data, make_loss(LossSection()), settings, stage="dense", on_note=lambda *line: said.append(line))
-    return said
-
-
-@pytest.mark.parametrize("flatten", [by_view, by_flatten])
-def test_a_model_that_cannot_run_channels_last_trains_without(monkeypatch, flatten):
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_convolutions_keep_their_layout_on_a_cpu(precision):
+    """Channels last, kernels of torch 2.13 are wrong for some shapes, such as those below."""
     torch.manual_seed(0)
-    model = Image(flatten)
-    plain = copy.deepcopy(model)
-    said = trained(model, monkeypatch)
-    assert set(model.seen[-2:]) == {flatten is by_flatten}
-    assert [settled for line, settled in said if "channels-last" in line] == [True] * (flatten is by_view)
-    assert model.conv.weight.is_contiguous()
-    trained(plain, monkeypatch, None)
-    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    model = convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)))
+    data, seen = InMemory(torch.randn(20, 3, 4, 4), torch.randint(0, 2, (20,))), []
+    model[0].register_forward_hook(lambda layer, args, out: seen.extend([layer.weight, layer.log_sigma2, args[0], out]))
+    fit(model, data, LOSS, Training(epochs=1, batch_size=16, precision=precision), device="cpu")
+    assert seen and all(tensor.is_contiguous() for tensor in seen)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
 
 
-def test_three_dimensional_convolutions_stay_as_they_are(monkeypatch):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.flat, self.deep, self.head = nn.Conv2d(2, 4, 3), nn.Conv3d(1, 2, 3), nn.Linear(2 * 2 * 2 * 2, 2)
-
-        def forward(self, x):
-            return self.head(self.deep(self.flat(x).unsqueeze(1)).flatten(1))
-
-    model = Both()
-    trained(model, monkeypatch)
-    assert model.flat.weight.is_contiguous() and model.deep.weight.is_contiguous()
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
-def test_a_state_from_another_layout_follows_its_parameters(kind):
-    """Two steps in one layout, and one, a change of layout, and another, end in the same weights."""
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(52, 110, (64, 1)), (52, 95, 1)),
+        (nn.Conv2d(131, 504, (64, 1)), (131, 71, 1)),
+        (nn.Conv2d(157, 64, (64, 1)), (157, 191, 1)),
+        (nn.Conv2d(52, 7, 2, dilation=2), (52, 32, 32)),
+        (nn.Conv2d(110, 131, 2, dilation=2), (110, 32, 32)),
+    ],
+    ids=str,
+)
+def test_gradients_of_odd_convolutions_are_right(precision, layer, shape):
+    """Pruned networks have such shapes. Channels last, with AVX512, bfloat16 gradients were NaN or far off."""
     torch.manual_seed(0)
-    one = nn.Conv2d(3, 4, 3)
-    other, x = copy.deepcopy(one), torch.randn(5, 3, 6, 6)
-    more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-
-    def step(model, optimizer):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    optimizers = [kind(model.parameters(), lr=0.1, **more) for model in (one, other)]
-    for model, optimizer in zip((one, other), optimizers, strict=True):
-        step(model, optimizer)
-    other.to(memory_format=LAST)
-    saved = optimizers[1].state_dict()
-    again = kind(other.parameters(), lr=0.1, **more)
-    again.load_state_dict(saved)
-    lay_out(again)
-    for parameter, state in again.state.items():
-        kept = [value for value in state.values() if isinstance(value, torch.Tensor) and value.shape == parameter.shape]
-        assert kept and all(value.stride() == parameter.stride() for value in kept)
-    step(one, optimizers[0])
-    step(other, again)
-    torch.testing.assert_close(other.weight, one.weight)
-
-
-def test_a_variance_of_rank_one_has_its_short_kl_channels_last(monkeypatch):
-    from svdcompress.layers.posteriors import _rank_one
-
-    torch.manual_seed(0)
-    model = convert(nn.Sequential(nn.Conv2d(8, 6, 3)), posterior="rank-one")
-    wanted = kl_divergence(model)
-    grads = torch.autograd.grad(wanted, [*model.parameters()], allow_unused=True)
-    asked, kl = [], _rank_one.kl_rank_one
-    monkeypatch.setattr(_rank_one, "kl_rank_one", lambda *given: asked.append(True) or kl(*given))
-    weight = model[0].weight
-    weight.data = weight.data.contiguous(memory_format=LAST)
-    found = kl_divergence(model)
-    assert asked and not weight.is_contiguous()
-    torch.testing.assert_close(found, wanted)
-    for own, other in zip(torch.autograd.grad(found, [*model.parameters()], allow_unused=True), grads, strict=True):
-        assert (own is None) == (other is None)
-        if own is not None:
-            torch.testing.assert_close(own, other)
-
-
-def test_a_copy_on_the_cpu_has_its_usual_layout_and_no_graph():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=LAST)
-    model[0].seen = model(torch.randn(2, 3, 5, 5))  # what a module keeps of a pass
-    copied = on_cpu(model)
-    assert copied[0].weight.is_contiguous() and not model[0].weight.is_contiguous()
-    assert torch.equal(copied[0].weight, model[0].weight) and copied[0].seen.grad_fn is None
-
-
-def test_a_loss_with_weights_goes_along_and_the_users_stays(monkeypatch):
-    """With a stand-in for a device: it is asked to move to where the model is."""
-    moved = []
-
-    class Weighted(nn.CrossEntropyLoss):
-        def to(self, *given, **more):
-            moved.append(given)
-            return super().to(*given, **more)
-
-    own = Weighted(weight=torch.tensor([1.0, 3.0]))
-    with given(loss=own) as names:
-        loss = make_loss(LossSection(name=names["loss"], task="classification"))
-    assert isinstance(loss, Weighted) and loss is not own and torch.equal(loss.weight, own.weight)
-    g = torch.Generator().manual_seed(0)
-    data = InMemory(torch.randn(20, 3, generator=g), torch.randint(2, (20,), generator=g))
-    fit(nn.Linear(3, 2), data, loss, Training(epochs=1), stage="dense")
-    assert [torch.device(*where).type for where in moved] == ["cpu"]
+    x, y = torch.randn(2, *shape), torch.tensor([0, 0])  # of two classes, gradients would cancel to mere rounding
+    before = nn.Conv2d(shape[0], shape[0], 1)  # so that a gradient of the layer's inputs is needed
+    units = copy.deepcopy(layer)(x).flatten(1).shape[1]
+    model = nn.Sequential(before, copy.deepcopy(layer), nn.Flatten(), nn.Linear(units, 2))
+    exact = copy.deepcopy(model).double()
+    F.cross_entropy(exact(x.double()), y).backward()
+    one_step = {"epochs": 1, "batch_size": 2, "optimizer": "sgd", "lr": 1.0, "schedule": {"name": "constant"}, "clip": None}
+    begun = [p.detach().double() for p in model.parameters()]
+    fit(model, InMemory(x, y), LOSS, Training(**one_step, precision=precision), device="cpu")
+    for first, last, wanted in zip(begun, model.parameters(), exact.parameters(), strict=True):
+        assert (first - last - wanted.grad).abs().max() < 0.05 * wanted.grad.abs().max()
