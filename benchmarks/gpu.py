@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,6 +79,16 @@ def in_turn(all_steps: list[Step], known: dict[str, Any]) -> list[Step]:
     return sorted(left, key=lambda step: known.get(step.name, {}).get("rc") is not None)
 
 
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ask all that a process has started to end, and wait for it: what goes on holds its run's lock."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while True:
+            process.poll()  # or it stays one of the group
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+
+
 def bring_along(out: Path) -> None:
     """Copy the results to a folder elsewhere, which may be all that comes back from the machine."""
     if HERE / "results" not in out.resolve().parents:
@@ -117,9 +128,9 @@ def main() -> None:
         try:
             rc: int | None = process.wait(left - 10)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # a run stops in good order, with its state; so does what it started
-            process.wait()
             rc = None
+        finally:  # a run stops in good order, with its state, after Ctrl-C too; so does what it started
+            end_group(process)
         known[step.name] = {"rc": rc, "seconds": time.monotonic() - started, "device": torch.cuda.get_device_name()}
         ledger.write_text(json.dumps(known, indent=1) + "\n")
         bring_along(options.out)

@@ -29,7 +29,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -242,12 +241,13 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             continue
         elif options.peer and peer not in options.peer:
             continue
-        elif peer.startswith("torch-pruning") and find_spec("torch_pruning") is None:
-            print(f"{name}: {peer} is left out, as the package is not there")
-            continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
-            model, seconds = train(copy.deepcopy(opened.dense).to(device), opened, way, pruner, file, slot)
+            try:
+                model, seconds = train(copy.deepcopy(opened.dense).to(device), opened, way, pruner, file, slot)
+            except ModuleNotFoundError as error:  # another machine has it
+                print(f"{name}: {peer} is left out: {error}")
+                continue
             epochs = way.epochs
             torch.save(model, done)  # for benchmarks that ask more of it, too
             file.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,16 @@ def test_results_are_brought_along_to_a_folder_elsewhere(gpu, tmp_path, monkeypa
     (away := tmp_path / "away").mkdir()
     gpu.bring_along(away)
     assert {file.name: file.read_text() for file in away.iterdir()} == {n: n for n in ("speed.json", "real_nets.md")}
+
+
+def test_all_that_a_step_has_started_ends_with_it(gpu, tmp_path):
+    """The step itself dies at once; its child takes its time, and is waited for."""
+    child = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), open('done', 'w').close(), sys.exit()))"
+    child += "; open('ready', 'w').close(); time.sleep(60)"
+    step = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", step], cwd=tmp_path, start_new_session=True)
+    end = time.monotonic() + 30
+    while not (tmp_path / "ready").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    gpu.end_group(process)
+    assert (tmp_path / "done").exists() and process.poll() == -15

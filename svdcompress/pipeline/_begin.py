@@ -18,6 +18,7 @@ from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
+from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._same_data import check_same, seen
@@ -98,7 +99,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
         context.history += trainer.fit(model, "dense", recipe.dense).history
     model.eval()
     with _figures.there(context.place.device, model):
-        trainer = trainer.with_tau(_figures.noise_precision(model, data))
+        trainer = trainer.with_tau(Passes(model, data).noise_precision)
     if context.place.first:
         with _figures.there(context.place.device, model):
             found = None if recipe.loss.class_weights else no_skill(model, data, context.place.device)

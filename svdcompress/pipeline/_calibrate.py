@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress import cost
 from svdcompress.calibrate import (
     AnswerAbove,
     Calibrated,
@@ -29,6 +28,7 @@ from svdcompress.likelihoods import Likelihood, likelihood_for, own_likelihood, 
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._some import some
@@ -59,11 +59,11 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
     """The small model with its posterior chosen and its likelihood calibrated, as the recipe's `calibrate` says."""
     settings, data, model = context.recipe.calibrate, opened.data, small.model
     with _figures.there(context.place.device, model):
-        tau = _figures.noise_precision(model, data)
+        tau = Passes(model, data).noise_precision
     plain = likelihood_for(data.task, data.dim, tau)
     if not settings.temperature and settings.posterior == "variational":
         return replace(small, model=_carrying(model, plain))
-    macs = macs_of(model, opened.inputs)
+    macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
         try:
             found = calibrate(
@@ -106,14 +106,6 @@ def _told(found: Calibrated) -> str:
     return "; ".join(part for part in parts if part) + f" (posterior: {found.posterior})"
 
 
-def macs_of(model: nn.Module, inputs: Any) -> int:
-    """Of one example; the model is where the inputs are."""
-    try:
-        return int(cost.measure(model, inputs).to_dict().get("macs") or 0)
-    except Exception:  # a model that cannot be counted is taken as small
-        return 0
-
-
 def predictors(model: nn.Module, data: Data, seed: int, samples: int) -> dict[str, Callable[[Any], Any]]:
     """The model's predictions by the mean and by draws, with its own likelihood."""
     own = own_likelihood(model, data.task, data.dim)
@@ -130,7 +122,7 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
     likelihood = own_likelihood(model, data.task, data.dim)
     asked = settings.coverage is not None or settings.answer_above is not None
     found: dict[str, Promises] = {}
-    macs = macs_of(model, opened.inputs)
+    macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         known = _known(context, data.validation, macs, asked)
@@ -183,7 +175,7 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     if not results:
         return
     likelihood = own_likelihood(model, data.task, data.dim)
-    macs = macs_of(model, opened.inputs)
+    macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
         known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, macs)}
         for who, (examples, samples) in known.items():

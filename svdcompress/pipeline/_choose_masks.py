@@ -13,10 +13,9 @@ from torch import nn
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._adapted import adapted
 from svdcompress.pipeline._begin import Dense, Opened
-from svdcompress.pipeline._calibrate import macs_of
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Cooled
-from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._figures import macs_of, there
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._path import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._reconstruct import Reconstructor
@@ -111,7 +110,6 @@ def chosen(
     if len(found) == 1:
         return usual, None
     examples = some(data.train, count)
-
     each = macs_of(to_size.model, to_size.opened.inputs) if torch.device(device).type == "cpu" else 0
 
     def judged(way: Way, examples: Any) -> Option:

@@ -19,10 +19,10 @@ from svdcompress.layers import arranged_convolutions, variance_parameters, varia
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice, precision_taken, slow_precision
-from svdcompress.pipeline._calibrate import macs_of
 from svdcompress.pipeline._choose_masks import compared_on
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._figures import macs_of
 from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from svdcompress import cost
 from svdcompress.batch import map_tensors
-from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._select import Select, bare
 from svdcompress.relevance import Masks
 from svdcompress.sources import Data, example_inputs
-from svdcompress.train import evaluate
 
 PACKAGES = ("svdcompress", "torch", "accelerate", "onnx", "onnxruntime", "numpy", "safetensors")
 
@@ -47,16 +45,12 @@ def there(device: torch.device, *models: nn.Module) -> Iterator[None]:
             model.cpu()
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
-def noise_precision(model: nn.Module, data: Data) -> float | None:
-    """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other tasks."""
-    if not likelihood_for(data.task).constant_noise:
-        return None
-    rmse = evaluate(model, data.validation, data.task, device=_device(model), dim=data.dim)["rmse"]
-    return 1 / max(rmse**2, 1e-12)
+def macs_of(model: nn.Module, inputs: Any) -> int:
+    """Multiply-accumulates of one example; the model is where the inputs are."""
+    try:
+        return int(cost.measure(model, inputs).to_dict().get("macs") or 0)
+    except Exception:  # a model that cannot be counted is taken as small
+        return 0
 
 
 def layer_rows(

@@ -12,7 +12,7 @@ from torch import nn
 
 from svdcompress.errors import ExportError
 from svdcompress.export import Exported, export_onnx
-from svdcompress.likelihoods import likelihood_of, own_likelihood
+from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
@@ -115,15 +115,14 @@ class Files:
     def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
         path, units = self.out / "model_mc.onnx", self.units
         sets = self._sets("samples")
-        known = likelihood_of(bare(small)) is not None  # with its noise: a pass over the data would say nothing more
-        model, tau = units.model(small), units.tau(None if known else _figures.noise_precision(small, self.data))
+        model = units.model(small)  # with its likelihood, which `keep` has given it at the latest
         try:
             file = export_onnx(
                 model,
                 path,
                 units.inputs(self.inputs),
                 monte_carlo=True,
-                task=own_likelihood(model, self.data.task, self.data.dim, tau),
+                task=own_likelihood(model, self.data.task, self.data.dim),
                 opset=self.recipe.export.opset,
                 metadata={**metadata, **promised(self.results.to_dict(), "samples")},
                 further=None if sets is None else sets(model),

@@ -40,7 +40,8 @@ class Passes:
 
     @cached_property
     def noise_precision(self) -> float | None:
-        """As `_figures.noise_precision`."""
+        """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other
+        tasks."""
         if not self.likelihood.constant_noise:
             return None
         rmse = metrics_of(self.validation.each, likelihood_for(self._data.task, self._data.dim))["rmse"]

@@ -18,6 +18,7 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._judged import on_validation
+from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
@@ -141,7 +142,7 @@ def keep(context: Context, opened: Opened, small: Small) -> None:
     """Write model.safetensors."""
     data, pruning = opened.data, small.pruning
     with _figures.there(context.place.device, small.model):
-        tau = _figures.noise_precision(small.model, data)
+        tau = Passes(small.model, data).noise_precision
     if likelihood_of(bare(small.model)) is None:  # it was not calibrated
         set_likelihood(bare(small.model), likelihood_for(data.task, data.dim, tau))
     extra: dict[str, Any] = {

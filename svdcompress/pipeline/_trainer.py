@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from svdcompress.likelihoods import make_loss, own_likelihood
+from svdcompress.likelihoods import make_loss
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._log import log_row
+from svdcompress.pipeline._passes import Passes
 from svdcompress.recipe import Distillation, Training
 from svdcompress.sources import Data
-from svdcompress.train import Fit, broadcast_weights, evaluate, fit
+from svdcompress.train import Fit, broadcast_weights, fit
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,7 @@ class Trainer:
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """On the validation data, where the model is."""
-        device, data = next(model.parameters()).device, self.data
-        own = own_likelihood(model, data.task, data.dim).of_mean()
-        return evaluate(model, data.validation, own, device=device, scale=data.target_scale)
+        return Passes(model, self.data).validation_metrics()
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """On the validation data, on the run's device; the model is back on the CPU afterwards."""

@@ -52,19 +52,13 @@ class Network:
                 tensor.data = tensor.data.contiguous(memory_format=memory)
 
     def _runs(self) -> bool:
-        """Whether the model runs as it is laid out, or does not run at all, which is told elsewhere."""
+        """Whether the model runs as it is laid out. One that never runs says so in its first step."""
         work = self._work
         inputs, _ = work.first_batch("layout")
         with as_it_was(work.model, False), torch.no_grad(), work.autocast():
             try:
                 call(work.model, inputs)
             except RuntimeError:
-                self._laid_out(torch.contiguous_format)
-                try:
-                    call(work.model, inputs)
-                except Exception:
-                    self._laid_out(self._format)
-                    return True
                 return False
         return True
 

@@ -65,13 +65,18 @@ def test_one_that_cannot_be_pruned_is_judged_with_its_masks(tiny_recipe, tmp_pat
     small = _ways.Units.small
 
     def failing(self, masks):
+        owners.append(self)
         with monkeypatch.context() as patch:
             patch.setattr(_ways, "prune", refused)
             return small(self, masks)
 
+    asked, owners = [], []
+
     def refused(*args, **kwargs):
+        asked.append(True)
         raise PruneError("two heads are needed")
 
     monkeypatch.setattr(_ways.Units, "small", failing)
     trial = run(searching(tiny_recipe, *SHORT), tmp_path / "run")["search"]["trials"][0]
+    assert len(asked) == len({id(owner) for owner in owners}) < len(owners)  # once of each choice: it would fail each time
     assert len(set(sizes)) == 1 and len(trial["mixture"]["candidates"]) > 1

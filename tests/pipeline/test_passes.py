@@ -10,7 +10,7 @@ from torch import nn
 
 from svdcompress.errors import Interrupted
 from svdcompress.likelihoods import likelihood_for, set_likelihood
-from svdcompress.pipeline import _calibrate, _figures, _stages, run
+from svdcompress.pipeline import _figures, _stages, run
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._listening import Listening, listening
@@ -141,7 +141,7 @@ def test_a_signal_while_files_are_checked_makes_none_of_them_wrong(tiny_recipe, 
 def test_the_work_of_calibration_is_bounded_wherever_the_model_is(tiny_recipe, tmp_path, monkeypatch):
     """Its cost is counted where the inputs are, on the CPU: elsewhere it would not run on them, and count as nothing."""
     away, counted = [], []
-    there, macs_of = _figures.there, _calibrate.macs_of
+    there, macs_of = _figures.there, _figures.macs_of
 
     @contextmanager
     def going(device, *models):
@@ -151,8 +151,11 @@ def test_the_work_of_calibration_is_bounded_wherever_the_model_is(tiny_recipe, t
         away.pop()
 
     monkeypatch.setattr(_figures, "there", going)
-    monkeypatch.setattr(_calibrate, "macs_of", lambda *given: counted.append((bool(away), macs_of(*given))) or counted[-1][1])
+    monkeypatch.setattr(_figures, "macs_of", lambda *given: counted.append((bool(away), macs_of(*given))) or counted[-1][1])
+    fitted = []
+    monkeypatch.setattr(Passes, "noise_precision", property(lambda self: fitted.append(bool(away))))
     recipe = tiny_recipe.model_copy(deep=True)
     recipe.calibrate.coverage, recipe.uncertainty.samples, recipe.export.onnx = 0.8, 0, False
     run(recipe, tmp_path / "run")
     assert len(counted) == 3 and all(not gone and macs > 0 for gone, macs in counted)
+    assert len(fitted) > 2 and all(fitted)  # a pass over the data, and so on the device

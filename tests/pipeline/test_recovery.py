@@ -122,6 +122,13 @@ def test_a_plan_tells_how_the_network_will_recover(setting):
     assert len(told) == (setting == "recover.optimizer=auto")
 
 
+def test_a_plan_tells_that_units_are_judged_for_a_goal_of_shapes():
+    for goal, told in (("search.goal='macs=2x'", True), ("search.goal='nonzero=2x'", False)):
+        recipe = load_recipe(None, [*SHORT, goal, "convert.share=weight"])
+        recipe.model.name, recipe.data.name = f"{__file__}:net", f"{__file__}:images"
+        assert any("whole units are asked" in line for line in estimate(recipe).notes) == told
+
+
 def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch):
     asked = []
 

@@ -1,6 +1,7 @@
 """How a model lies in memory while it trains on a GPU, tried on the CPU: channels last where it runs so, then as it was."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from svdcompress.sources import InMemory
 from svdcompress.sources.given import given
 from svdcompress.train import _network, fit
 from svdcompress.train._optim import lay_out
+from svdcompress.train._steps import Steps
 
 LAST = torch.channels_last
 
@@ -152,3 +154,22 @@ def test_a_loss_with_weights_goes_along_and_the_users_stays(monkeypatch):
     data = InMemory(torch.randn(20, 3, generator=g), torch.randint(2, (20,), generator=g))
     fit(nn.Linear(3, 2), data, loss, Training(epochs=1), stage="dense")
     assert [torch.device(*where).type for where in moved] == ["cpu"]
+
+
+def test_a_step_in_fp16_unscales_for_one_optimizer():
+    """accelerate unscales for all that it was ever given, and after a shrink two of them share gradients."""
+
+    class Accelerator:
+        scaler = object()
+
+        def __init__(self):
+            self._optimizers = []
+
+        def prepare_optimizer(self, optimizer):
+            self._optimizers.append(optimizer)
+            return optimizer
+
+    model, accelerator = nn.Linear(3, 2), Accelerator()
+    work = SimpleNamespace(model=model, settings=Training(epochs=1), lr_log_sigma2=None, accelerator=accelerator)
+    steps = [Steps(work) for _ in range(2)]
+    assert accelerator._optimizers == [steps[-1]._optimizer]
