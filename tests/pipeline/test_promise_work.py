@@ -8,7 +8,7 @@ import torch
 
 from svdcompress.calibrate import load_promises
 from svdcompress.errors import CheckpointError
-from svdcompress.pipeline import KEPT, _calibrate, open_run
+from svdcompress.pipeline import KEPT, _calibrate, _figures, open_run
 from svdcompress.pipeline._calibrate import LATER_MACS, MOST_MACS, measure_promises, promise_stage
 from svdcompress.sources import InMemory
 
@@ -29,7 +29,7 @@ def staged(tiny_run, tmp_path, monkeypatch):
             return real(model, inputs, samples=2, **more)
 
         monkeypatch.setattr(_calibrate, "mc_predict", counted)
-        monkeypatch.setattr(_calibrate, "macs_of", lambda *_: macs)
+        monkeypatch.setattr(_figures, "macs_of", lambda *_: macs)
         settings = run.recipe.calibrate.model_copy(update=asked)
         recipe = run.recipe.model_copy(update={"calibrate": settings})
         place, results = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(promises=None)
