@@ -17,6 +17,7 @@ class Network:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._models = [work.model] if work.teacher is None else [work.model, work.teacher.model]
         self._format = _faster_format(work)
         self._laid_out(self._format)
         if self._format is not None and not self._runs():  # as a model that flattens its outputs by `view`
@@ -35,7 +36,7 @@ class Network:
         self.called = self._compiled()
 
     def close(self) -> None:
-        """Leave the model as it was given, and in `eval()`."""
+        """Leave the models as they were given, and that of the work in `eval()`."""
         work = self._work
         if self.synced is not work.model:
             work.accelerator.unwrap_model(self.synced, keep_fp32_wrapper=False)
@@ -47,19 +48,21 @@ class Network:
     def _laid_out(self, memory: torch.memory_format | None) -> None:
         if memory is None:
             return
-        for tensor in (*self._work.model.parameters(), *self._work.model.buffers()):
-            if tensor.dim() == 4:  # those of 3-d convolutions have no such layout
-                tensor.data = tensor.data.contiguous(memory_format=memory)
+        for model in self._models:
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.dim() == 4:  # those of 3-d convolutions have no such layout
+                    tensor.data = tensor.data.contiguous(memory_format=memory)
 
     def _runs(self) -> bool:
-        """Whether the model runs as it is laid out. One that never runs says so in its first step."""
+        """Whether the models run as they are laid out. One that never runs says so in its first step."""
         work = self._work
         inputs, _ = work.first_batch("layout")
-        with as_it_was(work.model, False), torch.no_grad(), work.autocast():
-            try:
-                call(work.model, inputs)
-            except RuntimeError:
-                return False
+        for model in self._models:
+            with as_it_was(model, False), torch.no_grad(), work.autocast():
+                try:
+                    call(model, inputs)
+                except RuntimeError:
+                    return False
         return True
 
     def _compiled(self) -> Any:

@@ -10,7 +10,7 @@ from torch import nn
 from svdcompress import convert, kl_divergence
 from svdcompress.likelihoods import make_loss
 from svdcompress.prune import on_cpu
-from svdcompress.recipe import LossSection, Training
+from svdcompress.recipe import Distillation, LossSection, Training
 from svdcompress.sources import InMemory
 from svdcompress.sources.given import given
 from svdcompress.train import _network, fit
@@ -41,14 +41,14 @@ def by_flatten(x):
     return x.flatten(1)
 
 
-def trained(model, monkeypatch, memory=LAST):
+def trained(model, monkeypatch, memory=LAST, **more):
     """Whether each pass of training had its weights in that layout, and what was said."""
     g, said = torch.Generator().manual_seed(0), []
     x = torch.randn(32, 2, 6, 6, generator=g)
     monkeypatch.setattr(_network, "_faster_format", lambda work: memory)
     settings = Training(epochs=1, batch_size=16)
     data = InMemory(x, (x.mean((1, 2, 3)) > 0).long())
-    fit(model, data, make_loss(LossSection()), settings, stage="dense", on_note=lambda *line: said.append(line))
+    fit(model, data, make_loss(LossSection()), settings, stage="dense", on_note=lambda *line: said.append(line), **more)
     return said
 
 
@@ -64,6 +64,19 @@ def test_a_model_that_cannot_run_channels_last_trains_without(monkeypatch, flatt
     trained(plain, monkeypatch, None)
     for own, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("flatten", [by_view, by_flatten])
+def test_the_teacher_lies_as_its_student_does(monkeypatch, flatten):
+    torch.manual_seed(0)
+    teacher, student = Image(flatten).eval(), Image(by_flatten)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    said = trained(student, monkeypatch, teacher=teacher, distill=Distillation(weight=0.5))
+    assert set(teacher.seen[-2:]) == set(student.seen[-2:]) == {flatten is by_flatten}
+    assert any("channels-last" in line for line, _ in said) == (flatten is by_view)
+    assert teacher.conv.weight.is_contiguous() and student.conv.weight.is_contiguous()
+    for name, value in teacher.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_three_dimensional_convolutions_stay_as_they_are(monkeypatch):
