@@ -24,6 +24,14 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def unwrapped(model: Any) -> Any:
+    """The model within the wrappers of torch.compile and of data-parallel training."""
+    model = getattr(model, "_orig_mod", model)
+    if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+        return unwrapped(model.module)
+    return model
+
+
 def main_output(output: Any) -> Tensor:
     """The tensor of a model's output: itself, the first of a tuple, or the logits of a dict or dataclass.
 

@@ -11,12 +11,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.checkpoint import load, read_manifest, save
 from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import CheckpointError, OutputError, UsageError
 from svdcompress.layers import sampling, variational_layers
+from svdcompress.likelihoods import likelihood_of, set_likelihood
 from svdcompress.prune import prune
 from svdcompress.relevance import hold, relevance
+from svdcompress.uncertainty import mc_predict
 
 
 def net(width: int = 8) -> nn.Module:
@@ -116,6 +119,35 @@ def test_ties_dtypes_frozen_layers_and_dropout(tmp_path) -> None:
     assert type(again[2]).__name__ == "BernoulliDropout" and again[2].p == 0.4
     assert same(model, again)
     assert "3.weight" in read_manifest(path)["ties"]
+
+
+def test_dropout_that_draws_is_that_of_the_file(tmp_path) -> None:
+    def factory(dropout: type[nn.Module] = nn.Dropout) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), dropout(0.5), nn.Linear(4, 2))
+
+    path = tmp_path / "some.safetensors"
+    save(convert_dropout(factory(nn.Dropout2d), p=0.05), path)
+    for model in (factory(), convert_dropout(factory()), convert_dropout(factory(), gaussian=True)):
+        again = load(path, model)
+        assert type(again[1]).__name__ == "BernoulliDropout" and again[1].p == 0.05 and again[1].channels
+    save(factory(), path)
+    refused(path, convert_dropout(factory()), "1: BernoulliDropout in the model", "none in the file")
+
+
+def test_wrappers_are_taken_off(tmp_path) -> None:
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+    model = set_likelihood(convert(factory()), "regression", tau=4.0)
+    plain, wrapped = tmp_path / "plain.safetensors", tmp_path / "wrapped.safetensors"
+    save(model, plain)
+    for wrap in (nn.DataParallel, torch.compile):
+        save(wrap(model), wrapped)
+        assert wrapped.read_bytes() == plain.read_bytes()
+        again = wrap(factory())
+        assert load(wrapped, again) is again and same(model, unwrapped(again))
+        assert likelihood_of(again).settings() == likelihood_of(model).settings()
+        assert mc_predict(again, torch.ones(2, 4), 3).task == "regression"
 
 
 def test_special_values_survive(tmp_path) -> None:

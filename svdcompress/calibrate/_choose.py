@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -163,14 +163,17 @@ def calibrate(
     started = time.monotonic()
     draws = draws_of(small, validation, plain, samples, seed, device)
     drawn = fit_tempering(plain, draws)
+    alone = fit_tempering(plain, first if small is model else draws_of(small, validation, plain, 0, seed, device))
+    applied = work.temperature or plain.constant_noise
+    if not applied:  # what is not applied must not say which predictor is better
+        drawn, alone = (replace(one, value=1.0, after=one.before, taken=False) for one in (drawn, alone))
     if plain.constant_noise:
         notes += _evenness(draws, drawn.value)
     if not found:  # there was nothing to choose from
         tried.append(Tried(chosen, drawn.after if drawn.taken else drawn.before, time.monotonic() - started))
-    alone = fit_tempering(plain, first if small is model else draws_of(small, validation, plain, 0, seed, device))
     if work.temperature:
         notes += [f"{what}: {one.note}" for what, one in (("samples", drawn), ("mean", alone)) if one.note]
-    fitted = _with(plain, drawn, alone) if work.temperature or plain.constant_noise else plain
+    fitted = _with(plain, drawn, alone) if applied else plain
     return Calibrated(small, fitted, chosen, drawn, alone, tuple(tried), tuple(notes))
 
 

@@ -37,6 +37,7 @@ class Promises:
 
     task: of the likelihood. classes: how many. labels: of the targets, where there are classes.
     confidence, right: of each answer, where answers are right or wrong. scores: conformal scores of the truths.
+    samples: draws of each example where draws predict; fewer make predictions that keep no promise. 0: none, or not known.
     """
 
     task: str
@@ -45,6 +46,7 @@ class Promises:
     right: Tensor | None = None
     scores: Tensor | None = None
     labels: Tensor | None = None
+    samples: int = 0
 
     def coverage(self, coverage: float) -> ConformalSets | ConformalIntervals:
         """Sets or intervals of a coverage. Raises UsageError, DataError (too few examples) as `conformal_sets` does."""
@@ -103,7 +105,9 @@ def save_promises(path: Path, promises: Mapping[str, Promises]) -> None:
     tensors = {f"{who}.{name}": t for who, one in promises.items() for name, t in one.tensors().items()}
     some = next(iter(promises.values()))
     # One entry: safetensors writes several in any order, and a run that is repeated is to end in the same bytes.
-    about = {"svdcompress-validation": json.dumps({"task": some.task, "classes": some.classes})}
+    known: dict[str, Any] = {"task": some.task, "classes": some.classes}
+    samples = max(one.samples for one in promises.values())
+    about = {"svdcompress-validation": json.dumps(known | ({"samples": samples} if samples else {}))}
     write_atomically(path, lambda place: save_file(tensors, str(place), about))
 
 
@@ -122,7 +126,8 @@ def load_promises(path: Path, who: str) -> Promises:
                 "calibrate.answer_above in its recipe"
             )
         about = parse_json(text.encode())
-        found = Promises(str(about["task"]), int(about["classes"]), **tensors)
+        samples = int(about.get("samples", 0)) if who == "samples" else 0
+        found = Promises(str(about["task"]), int(about["classes"]), **tensors, samples=samples)
         if len({len(tensor) for tensor in tensors.values()}) != 1:
             raise ValueError("its tensors differ in length")
         return found

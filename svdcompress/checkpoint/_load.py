@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.checkpoint._manifest import read_manifest
 from svdcompress.checkpoint._problems import OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
@@ -31,7 +32,8 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     """Load what `save` wrote onto a fresh model of the same factory, dense or converted, in place; returns the model.
 
     Exact to the bit, the tensors' dtypes included; each tensor stays on the model's device. Raises CheckpointError for a
-    file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was.
+    file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was. A model within
+    the wrappers of torch.compile and of data-parallel training is loaded as the one within.
 
     Example:
         >>> svdc.save(svdc.convert(model), "model.safetensors")
@@ -39,30 +41,31 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     """
     manifest = read_manifest(path)
     likelihood = _likelihood(path, manifest)
+    within = unwrapped(model)
     try:
         with safe_open(str(path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         tensors.update({alias: tensors[name] for alias, name in manifest["ties"].items()})
-        modules = dict(model.named_modules(remove_duplicate=False))
+        modules = dict(within.named_modules(remove_duplicate=False))
         plain = {name: modules[name] for name in manifest.get("folded", {}) if name in modules}
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{path}: damaged ({reason})") from error
     try:
-        with unchanged_on_error(model):
-            found = [*_fold(plain, manifest, tensors), *problems(model, manifest, tensors)]
+        with unchanged_on_error(within):
+            found = [*_fold(plain, manifest, tensors), *problems(within, manifest, tensors)]
             if found:
                 more = f" (and {len(found) - 6} more)" if len(found) > 6 else ""
                 text = "; ".join(shortened(problem, 300) for problem in found[:6])
-                raise CheckpointError(f"{path}: made for another model than {type(model).__name__}: {text}{more}")
-            _apply(model, manifest, tensors)
+                raise CheckpointError(f"{path}: made for another model than {type(within).__name__}: {text}{more}")
+            _apply(within, manifest, tensors)
             if likelihood is not None:
-                set_likelihood(model, likelihood)
+                set_likelihood(within, likelihood)
     except CheckpointError:
         raise
     except Exception as error:
         reason = shortened(f"{type(error).__name__}: {error}")
-        raise CheckpointError(f"{path}: damaged, or made for another model than {type(model).__name__} ({reason})") from error
+        raise CheckpointError(f"{path}: damaged, or made for another model than {type(within).__name__} ({reason})") from error
     return model
 
 
@@ -150,8 +153,10 @@ def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
     leave_fused_paths(model)
     for name, layer in manifest["dropout"].items():
         old = model.get_submodule(name)
-        if type(old).__name__ != layer["class"]:
-            new = _NOISE[layer["class"]](layer["p"], channels=layer["channels"]).train(old.training)
+        new = _NOISE[layer["class"]](layer["p"], channels=layer["channels"]).train(old.training)
+        if type(old) is type(new):
+            old.p, old.channels = new.p, new.channels
+        else:
             for parent in list(model.modules()):
                 for key in [key for key, child in parent._modules.items() if child is old]:  # it may have several names
                     setattr(parent, key, new)

@@ -44,6 +44,8 @@ def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, T
     for name, module in model.named_modules():
         if isinstance(module, VariationalLayer) and name not in manifest["layers"]:
             yield f"{name}: variational in the model, dense in the file"
+        elif isinstance(module, BernoulliDropout | GaussianDropout) and name not in manifest["dropout"]:
+            yield f"{name}: {type(module).__name__} in the model, which draws in predictions too; none in the file"
     for name in manifest["dropout"]:
         if not isinstance(modules.get(name), (*DROPOUT_CLASSES, BernoulliDropout, GaussianDropout)):
             yield f"{name}: no dropout layer in the model"

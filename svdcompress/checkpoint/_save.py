@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.checkpoint._manifest import FORMAT, KEY
 from svdcompress.convert import folded
 from svdcompress.errors import CheckpointError, UsageError
@@ -26,6 +27,7 @@ SETTINGS = ("prior", "share", "threshold", "variance_dtype")
 def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
     """Write a model's parameters and buffers, and what makes it variational and pruned; the file appears whole or not at all.
 
+    Of a model within the wrappers of torch.compile and of data-parallel training the one within is written.
     extra: JSON-able, kept in the manifest under "extra".
     Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state is not made of dense tensors alone,
     OutputError if the file cannot be written.
@@ -33,6 +35,7 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
     Example:
         >>> svdc.save(svdc.convert(model), "model.safetensors")
     """
+    model = unwrapped(model)
     tensors, ties = _state(model)
     manifest = _manifest(model, tensors, ties, dict(extra or {}))
     try:

@@ -173,6 +173,8 @@ def predict(
 def _promises(told: dict[str, Any]) -> list[str]:
     """What was promised of predictions, in words."""
     lines = []
+    if found := told.get("not_promised"):
+        lines.append(f"[yellow]warning:[/] nothing is promised of these predictions, though the recipe asks for it: {found}")
     if found := told.get("answer_above"):
         lines.append(
             f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "

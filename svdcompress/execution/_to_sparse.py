@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from svdcompress.batch import call, main_output
+from svdcompress.batch import call, main_output, unwrapped
 from svdcompress.convert import as_it_was, leave_fused_paths
 from svdcompress.errors import ModelError, UsageError, cause
 from svdcompress.execution._eligible import density, linear_layers, why_not
 from svdcompress.execution._entry import SparseEntry, summary
 from svdcompress.execution._linear import SparseLinear
 from svdcompress.execution._timing import Measure, in_turns
-from svdcompress.layers import unwrapped
 from svdcompress.prune import dense_copy
 
 LAYER_SECONDS, MODEL_SECONDS = 0.05, 0.25

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.batch import map_tensors
+from svdcompress.batch import map_tensors, unwrapped
 from svdcompress.convert import PAST_CURE, watch
 from svdcompress.errors import ExportError
 from svdcompress.layers import VariationalLayer, stochastic_layers, variational_layers
@@ -20,10 +20,7 @@ def eval_copy(model: nn.Module) -> nn.Module:
 
     Wrappers of torch.compile and of data-parallel training are taken off. Raises ExportError if a copy can't be made.
     """
-    model = getattr(model, "_orig_mod", model)
-    if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
-        wrapper: Any = model
-        model = wrapper.module
+    model = unwrapped(model)
     samplers = [layer.sampler for layer in stochastic_layers(model)]
     memo = {id(sampler): None for sampler in samplers if sampler is not None}
     try:

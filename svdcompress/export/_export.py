@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import ExportError, UsageError
 from svdcompress.export._copies import eval_copy, unmask_past
 from svdcompress.export._deterministic import Deterministic, compare
@@ -19,7 +20,6 @@ from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode
 from svdcompress.export._monte_carlo import MonteCarlo, Options
 from svdcompress.export._tempered import Further, finished
-from svdcompress.layers import unwrapped
 from svdcompress.likelihoods import Likelihood, resolve
 from svdcompress.recipe import LAST_RANDOM_OPSET
 

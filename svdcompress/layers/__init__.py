@@ -30,7 +30,7 @@ from svdcompress.layers._positions import Shapes, shared_over_positions
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype, fast_bfloat16
 from svdcompress.layers._registry import stored
 from svdcompress.layers._rows import Rows
-from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, unwrapped, weight_of
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, weight_of
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, parse_share, parse_threshold
 from svdcompress.layers._variances import set_posterior
 from svdcompress.layers.posteriors import POSTERIORS, Independent, Posterior, RankOne, check_posterior
@@ -112,7 +112,6 @@ __all__ = [
     "start_at",
     "stochastic_layers",
     "stored",
-    "unwrapped",
     "variance_parameters",
     "variational_class",
     "variational_layers",

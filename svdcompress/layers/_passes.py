@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves, tree_map
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import UsageError
 from svdcompress.layers._positions import shared_over_positions
-from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, unwrapped
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers
 
 
 class Passes(Sampler):

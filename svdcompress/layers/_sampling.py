@@ -161,14 +161,6 @@ def stochastic_layers(model: nn.Module) -> list[StochasticLayer]:
     return [module for module in model.modules() if isinstance(module, StochasticLayer)]
 
 
-def unwrapped(model: Any) -> Any:
-    """The model within the wrappers of torch.compile and of data-parallel training."""
-    model = getattr(model, "_orig_mod", model)
-    if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
-        return unwrapped(model.module)
-    return model
-
-
 @contextmanager
 def drawing(layers: Sequence[StochasticLayer], sampler: Sampler | None) -> Iterator[None]:
     """The layers draw with another sampler for a while, as far as this thread or task sees; None: not at all in `eval()`."""

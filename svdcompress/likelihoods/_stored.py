@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import UsageError
 from svdcompress.likelihoods._base import REGISTRY, Likelihood
 from svdcompress.likelihoods._named import likelihood_for
@@ -34,13 +35,13 @@ def set_likelihood(
             f"likelihood: {type(value).__name__} has no name of its own; give the class one, as in name = 'poisson', so that "
             "checkpoints can say which it is"
         )
-    object.__setattr__(getattr(model, "_orig_mod", model), _KEY, value)
+    object.__setattr__(unwrapped(model), _KEY, value)
     return model
 
 
 def likelihood_of(model: nn.Module) -> Likelihood | None:
     """The likelihood that `set_likelihood`, a run or a checkpoint gave a model; None where it has none."""
-    return getattr(getattr(model, "_orig_mod", model), _KEY, None)
+    return getattr(unwrapped(model), _KEY, None)
 
 
 def resolve(

@@ -129,7 +129,8 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
         for who, (examples, samples) in known.items():
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
-            found[who] = promises_of(predict, _batches(examples, context), its)
+            seen = promises_of(predict, _batches(examples, context), its)
+            found[who] = seen if who == "mean" else replace(seen, samples=samples)
     save_promises(context.out / KEPT, found)
     results = context.results.promises = {}
     for name, wanted in (("coverage", settings.coverage), ("answer_above", settings.answer_above)):
@@ -145,7 +146,8 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
                     continue
             for one in {str(each.message) for each in told} if who == "mean" else ():
                 context.warn(one)
-            results.setdefault(name, {})[who] = promise.to_dict()
+            drawn = {"samples": promises.samples} if promises.samples else {}
+            results.setdefault(name, {})[who] = {**promise.to_dict(), **drawn}
 
 
 def _known(context: Context, validation: Examples, macs: int, asked: bool) -> dict[str, tuple[Examples, int]]:
@@ -177,11 +179,12 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     likelihood = own_likelihood(model, data.task, data.dim)
     macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
-        known = {"mean": (some(data.test, EXAMPLES), 1), "samples": bounded(data.test, macs)}
-        for who, (examples, samples) in known.items():
+        for who in ("mean", "samples"):
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:
                 continue
+            samples = promises[0].get("samples", SAMPLES)  # as many as the promise was made with, or it would not be kept
+            examples = some(data.test, EXAMPLES) if who == "mean" else within(data.test, samples, macs)
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
             # Predicted once: draws take long, and all promises ask for the same.
@@ -198,4 +201,9 @@ def bounded(examples: Examples, macs: int, most: int = MOST_MACS) -> tuple[Examp
     """So many of the examples, and draws of each, that the work stays within `most` multiply-accumulates."""
     allowed = most // max(macs, 1)
     samples = max(FEWEST_SAMPLES, min(SAMPLES, allowed // max(min(len(examples), 2000), 1)))
-    return some(examples, min(EXAMPLES, max(FEWEST, allowed // samples))), samples
+    return within(examples, samples, macs, most), samples
+
+
+def within(examples: Examples, samples: int, macs: int, most: int = MOST_MACS) -> Examples:
+    """So many of the examples that so many draws of each stay within `most` multiply-accumulates, FEWEST at least."""
+    return some(examples, min(EXAMPLES, max(FEWEST, most // max(macs, 1) // samples)))

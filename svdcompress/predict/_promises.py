@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from svdcompress.calibrate import ConformalSets, Promises, load_promises
-from svdcompress.errors import CheckpointError, shortened
+from svdcompress.errors import CheckpointError, UsageError, shortened
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import KEPT, OpenRun
 
@@ -20,12 +20,14 @@ def add_promises(
     arrays: Mapping[str, np.ndarray],
     answer_above: float | None,
     coverage: float | None,
+    samples: int,
     told: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
 
-    answer_above, coverage: None is what the run's recipe asked for. told: gets what was promised; its "by" says what predicted
-        ("samples" or "mean").
+    answer_above, coverage: None is what the run's recipe asked for. samples: draws that the arrays come from, where draws
+        predicted: with fewer than of the validation data nothing is promised. told: gets what was promised, or under
+        "not_promised" why what the recipe asked for is not; its "by" says what predicted ("samples" or "mean").
     Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what cannot be
     promised.
     """
@@ -38,13 +40,23 @@ def add_promises(
     mean, likelihood = torch.from_numpy(arrays["mean"]), likelihood_for(opened.recipe.task, opened.dim)
     promises = _promises(path, opened, told.get("by", "samples"), mean.shape[opened.dim] if likelihood.classes else None)
     found: dict[str, np.ndarray] = {}
+    if samples < promises.samples:
+        problem = (
+            f"samples: {samples:,}; what validation data promise is of {promises.samples:,} draws, and fewer do not keep it: "
+            f"--samples {promises.samples} or more"
+        )
+        if asked:
+            raise UsageError(problem)
+        told["not_promised"] = problem
+        return {}
+    drawn = {"samples": promises.samples} if promises.samples else {}
     if answer_above is not None:
         answers = promises.answer_above(answer_above)
         found["answered"] = (likelihood.confidence(mean.double()) >= answers.threshold).numpy()
-        told["answer_above"] = {**answers.to_dict(), "share": float(found["answered"].mean())}
+        told["answer_above"] = {**answers.to_dict(), **drawn, "share": float(found["answered"].mean())}
     if coverage is not None:
         promise = promises.coverage(coverage)
-        told["coverage"] = promise.to_dict()
+        told["coverage"] = {**promise.to_dict(), **drawn}
         if isinstance(promise, ConformalSets):
             held = promise.sets(mean, opened.dim)
             found["set"] = held.numpy()

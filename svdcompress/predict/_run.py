@@ -85,8 +85,9 @@ def predict_run(
     seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
     answer_above: accuracy wanted on what is answered; `answered` then says of each input whether its confidence is enough for
         it, by the run's validation data. coverage: of `set` (1 for each class in it), or of `lower` to `upper`.
-        None: what the run's recipe asked for, if it did.
-    told: gets what was promised, by name, and under "by" what predicted: "samples" or "mean".
+        None: what the run's recipe asked for, if it did. Fewer draws than of the validation data keep no promise: an error
+        where one is asked for here, and none is made where the recipe asks.
+    told: gets what was promised, by name, or why nothing is ("not_promised"); under "by" what predicted: "samples" or "mean".
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
@@ -117,7 +118,7 @@ def predict_run(
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
     arrays = _in_units(arrays, scale) if scale else arrays
-    arrays |= add_promises(opened, arrays, answer_above, coverage, told)
+    arrays |= add_promises(opened, arrays, answer_above, coverage, count, told)
     write_predictions(out, arrays, names, task, opened.classes, opened.dim)
     return out, len(names)
 

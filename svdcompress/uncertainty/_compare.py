@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import unwrapped
+from svdcompress.batch import unwrapped
 from svdcompress.likelihoods import Likelihood, resolve
 from svdcompress.uncertainty._bootstrap import REPLICATES, Totals, paired_bootstrap, totals_of_probabilities, totals_of_values
 from svdcompress.uncertainty._calibrate import fit_tau

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from svdcompress.batch import call, to_device
+from svdcompress.batch import call, to_device, unwrapped
 from svdcompress.errors import ModelError, UsageError
-from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers, unwrapped
+from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers
 from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, device_of, take

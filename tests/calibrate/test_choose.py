@@ -8,6 +8,7 @@ import torch
 from calibration_data import examples_of, mlp_classifier
 from torch import nn
 
+from svdcompress import convert
 from svdcompress.calibrate import POSTERIORS, calibrate, log_variances, promises_of, refit, with_scales
 from svdcompress.calibrate._choose import EXAMPLES, _best, _bounded
 from svdcompress.calibrate._draws import draws_of
@@ -103,6 +104,25 @@ def test_a_network_that_names_too_little_noise_is_made_to_name_more():
     assert float(((y - told.mean).square() / told.variance).mean()) == pytest.approx(1, rel=0.02)
     as_it_is = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian(), temperature=False)
     assert as_it_is.likelihood.settings() == {"dim": 1}
+
+
+def test_without_a_temperature_the_better_predictor_is_judged_without():
+    g = torch.Generator().manual_seed(0)
+    x, model = torch.randn(400, 6, generator=g), nn.Sequential(nn.Linear(6, 3))
+    with torch.no_grad():
+        model[0].weight.copy_(1.5 * torch.randn(3, 6, generator=g))
+        y = torch.multinomial(model(x).softmax(1), 1, generator=g).squeeze(1)
+        model[0].weight.mul_(2.5)  # far too sure by its mean, which a temperature puts right; draws are less so
+    model = convert(model, log_sigma2=-1.0).eval()
+    data = examples_of(x, y)
+    assert calibrate(model, data, data, Classification()).better == "mean"
+    found = calibrate(model, data, data, Classification(), temperature=False)
+    drawn = mc_predict(model, x, 2000, generator=g).mean
+    nll = [float(-p.gather(1, y.view(-1, 1)).log().mean()) for p in (drawn, mean_predict(model, x).mean)]
+    assert nll[0] < nll[1] - 0.05 and found.better == "samples"
+    for one, expected in zip((found.samples, found.mean), nll, strict=True):
+        assert one.before == one.after == pytest.approx(expected, rel=0.05) and one.value == 1 and not one.taken
+    assert found.likelihood.settings() == {"dim": 1}
 
 
 @pytest.mark.parametrize(("factor", "told"), [(1.0, True), (100.0, False)])

@@ -76,6 +76,9 @@ def test_a_large_one_is_drawn_little_unless_a_promise_is_asked_for(staged, tmp_p
     assert asked.measured <= MOST_MACS / macs  # once for both promises, the mean size of a set included
     assert all("test" in promise for by in asked.promises.values() for promise in by.values())
     assert asked.promises["coverage"]["mean"]["examples"] == count
+    draws = asked.promises["coverage"]["samples"]["samples"]
+    assert load_promises(tmp_path / KEPT, "samples").samples == draws == asked.promises["answer_above"]["samples"]["samples"]
+    assert asked.measured % draws == 0 and "samples" not in asked.promises["coverage"]["mean"]
 
 
 def test_a_huge_one_is_not_drawn_and_that_is_said(staged, tmp_path, tiny_run):
