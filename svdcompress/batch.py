@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -30,6 +31,18 @@ def unwrapped(model: Any) -> Any:
     if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
         return unwrapped(model.module)
     return model
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """The model in `eval()`; afterwards each module is in the mode that it was in, as where some of them are frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def main_output(output: Any) -> Tensor:

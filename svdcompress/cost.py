@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from svdcompress.batch import call, first_tensor, map_tensors
+from svdcompress.batch import call, first_tensor, in_eval, map_tensors
 from svdcompress.errors import ExportError, UsageError
 from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded, variance_parameters
 
@@ -140,19 +140,8 @@ def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
 
 @contextmanager
 def _counting(model: nn.Module) -> Iterator[FlopCounterMode]:
-    with _evaluating(model), _countable(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with in_eval(model), _countable(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         yield counter
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

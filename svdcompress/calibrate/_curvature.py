@@ -97,6 +97,14 @@ def noise_root(likelihood: Likelihood, heads: Any, tau: float = 1.0) -> Tensor:
     raise ModelError(f"task {likelihood.name!r} has no curvature that is known here")
 
 
+def counted(root: Tensor, likelihood: Likelihood, targets: Tensor) -> Tensor:
+    """(B, H, H) of `noise_root`, 0 for the heads of positions that do not count."""
+    counts = likelihood.counts(targets).reshape(len(root), -1)
+    if bool(counts.all()):
+        return root
+    return root * counts.repeat_interleave(root.shape[1] // counts.shape[1], 1).unsqueeze(-1)
+
+
 def flat_heads(likelihood: Likelihood, heads: Any) -> Tensor:
     """(B, H): the heads in the order of `noise_root`."""
     if likelihood.name == "gaussian":
@@ -115,10 +123,10 @@ def roots(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likeliho
         return flat_heads(plain, function(vector, map_tensors(inputs, lambda t: t.unsqueeze(0))))[0]
 
     vector = function.vector
-    for inputs, _ in examples.batches(batch, device=device):
+    for inputs, targets in examples.batches(batch, device=device):
         jacobian = vmap(jacrev(single), (None, 0), randomness="error")(vector, inputs).detach()
         with torch.no_grad():
-            root = noise_root(plain, tree_map(Tensor.detach, function(vector, inputs)), tau)
+            root = counted(noise_root(plain, tree_map(Tensor.detach, function(vector, inputs)), tau), plain, targets)
             yield torch.einsum("bhg,bhk->bgk", root, jacobian).flatten(0, 1)
 
 

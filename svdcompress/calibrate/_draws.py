@@ -131,5 +131,7 @@ class _KeptSums(Sums):
         return torch.cat([torch.cat(self.parts[start]) for start in sorted(self.parts)], 1)
 
     def prediction(self, samples: int) -> Prediction:
-        zero = torch.zeros(())
-        return Prediction(self.likelihood.inner.name, samples, self.together().double().mean(0), zero, zero, zero)
+        """Of no use but to say whether the heads are numbers; -inf is one of a class that the model rules out."""
+        inner, heads, zero = self.likelihood.inner, self.together(), torch.zeros(())
+        fine = heads.isfinite() | (heads.isneginf() if inner.classes else False)
+        return Prediction(inner.name, samples, torch.where(fine, 0.0, torch.nan).mean(0), zero, zero, zero)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from svdcompress.batch import call
+from svdcompress.batch import call, in_eval
 from svdcompress.errors import ModelError
 from svdcompress.layers import drawing, stochastic_layers, variational_layers, weight_of
 from svdcompress.likelihoods import Likelihood
@@ -77,15 +77,13 @@ def kept_of(model: nn.Module) -> Kept:
 def held(model: nn.Module) -> Iterator[nn.Module]:
     """The model in `eval()` with its masks fixed, so that other variances and weights keep the same zeros."""
     before = {name: layer.mask for name, layer in variational_layers(model)}
-    training = model.training
     hold(model, relevance(model))
-    model.eval()
     try:
-        yield model
+        with in_eval(model):
+            yield model
     finally:
         for name, layer in variational_layers(model):
             layer.mask = before[name]
-        model.train(training)
 
 
 class AsFunction:

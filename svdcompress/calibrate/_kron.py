@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from svdcompress.batch import call
-from svdcompress.calibrate._curvature import Block, Curvature, check_fits, flat_heads, noise_root, some
+from svdcompress.calibrate._curvature import Block, Curvature, check_fits, counted, flat_heads, noise_root, some
 from svdcompress.calibrate._kept import Kept
 from svdcompress.errors import ModelError
 from svdcompress.layers import drawing, stochastic_layers
@@ -75,12 +75,12 @@ def _factors(
 
     hooks = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
     try:
-        for inputs, _ in examples.batches(BATCH, device=device):
+        for inputs, targets in examples.batches(BATCH, device=device):
             seen.clear()
             with torch.enable_grad(), drawing(stochastic_layers(model), None):
                 heads = likelihood.heads(call(model, inputs))
                 flat = flat_heads(likelihood, heads)
-            root = noise_root(likelihood, tree_map(Tensor.detach, heads), tau)
+            root = counted(noise_root(likelihood, tree_map(Tensor.detach, heads), tau), likelihood, targets)
             outputs = [seen[name][1] for name in layers]
             grams: list[Tensor | float] = [0.0] * len(layers)
             for head in range(root.shape[2]):

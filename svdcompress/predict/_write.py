@@ -38,7 +38,8 @@ def write_predictions(
     dim: the dimension of the classes.
 
     A table has one row for each input: `name`; for classification `label`, `confidence`, the entropies, and for up to 100
-    classes `mean_CLASS`, `variance_CLASS`, ...; else `mean`, `std` and the rest, numbered where there are several.
+    classes `mean_CLASS`, `variance_CLASS`, ...; else `mean`, `std` and the rest, numbered where there are several. `std` of a
+    binary probability is that between the draws; ONNX files without `epistemic` do not know it, and there is no `std` then.
 
     Predictions for each pixel or token have a row for each of them, with its indices as `position`.
 
@@ -96,7 +97,8 @@ def columns(
             table["set"] = ["|".join(labels[k] for k in row.nonzero()[0]) for row in flat.pop("set")]
     else:
         labels = [str(k) for k in range(mean.shape[1])]
-        flat["std"] = np.sqrt(flat[likelihood.std_of if likelihood.std_of in flat else "variance"])
+        if likelihood.std_of in flat:  # a file that draws need not have it
+            flat["std"] = np.sqrt(flat[likelihood.std_of])
     if likelihood.classes and mean.shape[1] > MOST_COLUMNS:
         return table
     for name, values in flat.items():

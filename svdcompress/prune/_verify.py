@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, first_tensor, map_tensors
+from svdcompress.batch import call, first_tensor, in_eval, map_tensors
 from svdcompress.convert import as_it_was
 from svdcompress.prune._compare import EXACT, MISTAKE, TOLERANCE, difference
 from svdcompress.prune._copies import dense_copy
@@ -96,14 +96,8 @@ def holed(inputs: Any, seed: int) -> Any | None:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in `eval()`, without gradients; each module's mode is put back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with in_eval(model), torch.no_grad():
+        yield
 
 
 class EquivalenceCheck:

@@ -15,6 +15,9 @@ OFF = "--set data.standardize=false"
 SPREAD = 100.0
 """Inputs whose largest value, and targets whose standard deviation, is above this (or below one over it) are told of."""
 
+UNEVEN = 3.0
+"""Several targets of which one varies so many times less than all of them together are told of."""
+
 
 def is_table(preprocessing: Mapping[str, Any], inputs: Any) -> bool:
     """Whether inputs (N, features) are columns of numbers, some of them one-hot categories."""
@@ -50,8 +53,11 @@ def scales_target(section: DataSection, task: str, standardized: bool) -> bool:
 def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
     """What a run says of a table that it standardises by itself."""
     target = preprocessing.get("target")
+    several = isinstance(target, list) and len(target) > 1
     names = ", ".join(target) if isinstance(target, list) else str(target)
-    also, gives = (f", and so is {names}", f" and give {names}") if scaled else ("", "")
+    verb = "are" if several else "is"
+    together = " together, by one mean and one standard deviation" if several else ""
+    also, gives = (f", and so {verb} {names}{together}", f" and give {names}") if scaled else ("", "")
     return (
         f"the columns of {origin} are standardised (mean 0, standard deviation 1){also}; predict and the ONNX files take the "
         f"columns{gives} as they stand in the table. Off: {OFF}"
@@ -59,8 +65,9 @@ def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
 
 
 def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standardized: bool, scaled: bool) -> list[str]:
-    """Warnings of columns and of regression targets far from 0 and 1 that nothing scales, unless that was asked for."""
-    found = []
+    """Warnings of columns and of regression targets far from 0 and 1 that nothing scales, unless that was asked for, and of
+    targets that one scale does not fit."""
+    found = _uneven(targets) if isinstance(targets, Tensor) and task in ("regression", "gaussian") else []
     asked = section.standardize == "auto" and not standardized
     if asked and isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point() and not section.transform:
         largest = float(inputs.abs().max(0).values.max())
@@ -73,6 +80,22 @@ def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standar
             what = f"the targets have a standard deviation of {float(spread):.3g}"
             found.append(f"{what}; a network learns better from standardised ones: --set data.target_scale=standardize")
     return found
+
+
+def _uneven(targets: Tensor) -> list[str]:
+    """A warning of several targets, (N, outputs), of which one varies far less than all of them together."""
+    if targets.dim() != 2 or targets.shape[1] < 2 or len(targets) < 2:
+        return []
+    values = targets.double()
+    each, mean, whole = values.std(0), values.mean(0), float(values.std())
+    if float(each.min()) * UNEVEN >= whole:
+        return []
+    return [
+        f"the {targets.shape[1]} targets have means from {float(mean.min()):.3g} to {float(mean.max()):.3g} and standard "
+        f"deviations from {float(each.min()):.3g} to {float(each.max()):.3g}, but one scale, one loss and one noise: what "
+        "varies little hardly counts, and gets intervals that are far too wide. Give them one scale in the data, or train a "
+        "model for each"
+    ]
 
 
 def not_classes(targets: Any, classes: list[str] | None) -> list[str]:

@@ -18,6 +18,9 @@ from svdcompress.sources._text import tokens
 MOST_CATEGORIES = 100
 """A text column with more distinct values is refused: it is an identifier or free text, not a category."""
 
+LOST = 1e-3
+"""A column is told of that float32 rounds by more than this share of its standard deviation."""
+
 
 def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     """`csv:FILE` or `parquet:FILE`: numeric columns as they are, text columns one-hot by their values in the training data.
@@ -117,7 +120,10 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
             raise DataError(f"data.features: {place} has no column {column!r}")
         names = preprocessing["categories"].get(column)
         if names is None:
-            parts.append(_numbers(frame[column], place, "data.features").float().unsqueeze(1))
+            values = _numbers(frame[column], place, "data.features")
+            if said is not None:
+                said += _crowded(column, values)
+            parts.append(values.float().unsqueeze(1))
             continue
         index = {name: position for position, name in enumerate(names)}
         hot = torch.zeros(len(frame), len(names))
@@ -187,6 +193,18 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
             f"{field}: {place}: column {series.name!r}: {values[row]} in row {row} is infinite as float32, which networks take"
         )
     return torch.from_numpy(values)
+
+
+def _crowded(column: str, values: Tensor) -> list[str]:
+    """A warning of a column whose differences are lost in float32, as those of seconds since 1970 are."""
+    lost = (values.float().double() - values).abs().max()
+    if float(lost) <= LOST * float(values.std(correction=0)):
+        return []
+    return [
+        f"data.features: column {column!r}: of {len(values.unique()):,} different values {len(values.float().unique()):,} are "
+        f"left in float32, in which networks and their files compute, as they are as large as {float(values.abs().max()):.3g}; "
+        "take off what they have in common, in the table"
+    ]
 
 
 def _classes(series: Any, known: list[str] | None, place: str) -> tuple[Tensor, list[str]]:

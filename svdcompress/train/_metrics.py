@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call
+from svdcompress.batch import call, in_eval
 from svdcompress.errors import DataError
 from svdcompress.likelihoods import Likelihood, likelihood_for
 from svdcompress.sources import Examples, like
@@ -77,16 +77,14 @@ def losses(
     values, too.
     """
     likelihood = task if isinstance(task, Likelihood) else likelihood_for(task, dim)
-    training = model.training
-    model.eval()
     parts = []
-    for inputs, targets in examples.batches(batch_size, device=device):
-        output = call(model, inputs)
-        each = likelihood.figures(output, targets)
-        if explained is not None:
-            mean = likelihood.answers(output)
-            explained.add(mean, like(targets, mean), each[2])
-        parts.append([part.reshape(len(part), -1).sum(1, dtype=torch.float64).cpu() for part in each])
-    model.train(training)
+    with in_eval(model):
+        for inputs, targets in examples.batches(batch_size, device=device):
+            output = call(model, inputs)
+            each = likelihood.figures(output, targets)
+            if explained is not None:
+                mean = likelihood.answers(output)
+                explained.add(mean, like(targets, mean), each[2])
+            parts.append([part.reshape(len(part), -1).sum(1, dtype=torch.float64).cpu() for part in each])
     first, second, count = (torch.cat(column) for column in zip(*parts, strict=True))
     return first, second, count

@@ -34,8 +34,8 @@ class Judge:
     validation: Batches
 
     def gathered(self, contender: Contender, batches: Batches) -> Gathered:
-        """A contender's predictions of a set."""
-        return gather(contender.predict, batches, self.likelihood, more=contender.scores)
+        """A contender's predictions of a set, of the inputs that have a target."""
+        return gather(contender.predict, batches, self.likelihood, more=contender.scores).with_targets()
 
     def observation_variance(self, contender: Contender) -> float:
         """The constant noise of a regression, as a variance, fitted on the validation data; 0 for other tasks."""
@@ -101,7 +101,7 @@ def compare(
     dense: the model before compression; None leaves its rows out. sparse: a variational model, pruned or not.
     test, validation: give batches of (inputs, targets). What has to be fitted (temperature, dropout rate, the noise of a
         regression) is fitted on `validation`.
-    task, dim: as in `mc_predict`; classes of -100 do not count.
+    task, dim: as in `mc_predict`; classes of -100 do not count, and inputs that have no other are left out.
     ood: batches from elsewhere, by name; their targets are not looked at, but for -100.
     shifts: of each kind of corruption the same inputs at rising levels, the first as they are (see `shifts`).
     more: further contenders, between the dense and the sparse ones.
@@ -220,6 +220,6 @@ def _selective_error(found: Gathered, judge: Judge) -> float:
 
 
 def _by_input(values: Tensor, found: Gathered) -> Tensor:
-    """Means over each input's rows; 0 for an input without any."""
+    """Means over each input's rows."""
     total = torch.zeros(found.inputs, dtype=torch.float64).index_add(0, found.owner, values.double())
     return total / found.owner.bincount(minlength=found.inputs).clamp_min(1)

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.likelihoods import Likelihood, likelihood_for
+from svdcompress.likelihoods import Likelihood, Regression, likelihood_for
 from svdcompress.uncertainty._baseline import dropout_baseline
 from svdcompress.uncertainty._calibrate import fit_tau, fit_temperature
 from svdcompress.uncertainty._gather import Batches, Predict, gather, head
 from svdcompress.uncertainty._predict import ensemble_predict, mc_predict, mean_predict
 from svdcompress.uncertainty._quality import quality, regression_quality
+
+RULED_OUT = -1e4
+"""A logit whose probability is 0 in float64 at any temperature that is fitted."""
 
 FEW, SOME = 20, 1000
 """Samples and validation inputs with which dropout rates are compared."""
@@ -55,10 +58,16 @@ def ensemble_contender(models: Sequence[nn.Module], task: str | Likelihood, abou
     return Contender(f"deep ensemble of {len(models)}", predict, about=about)
 
 
+class _Logits(Regression):
+    """Logits handed through as they are, but for -inf of classes that a model rules out."""
+
+    def heads(self, output: Any) -> Any:
+        return super().heads(output).clamp_min(RULED_OUT)
+
+
 def energy(model: nn.Module, likelihood: Likelihood, temperature: float, inputs: Any) -> Tensor:
     """`-T logsumexp(logits / T)` (Liu et al. 2020, eq. 4), a number for each target: the higher, the less like the data."""
-    # A "regression" hands the logits through as they are.
-    logits = mean_predict(model, inputs, task="regression", dim=likelihood.dim).mean
+    logits = mean_predict(model, inputs, task=_Logits(likelihood.dim)).mean
     return -temperature * (logits / temperature).logsumexp(likelihood.dim)
 
 
@@ -92,5 +101,5 @@ def _nll(predict: Predict, batches: Batches, likelihood: Likelihood) -> float:
 
 
 def _temperature(dense: nn.Module, validation: Batches, likelihood: Likelihood) -> float:
-    gathered = gather(partial(mean_predict, dense, task="regression", dim=likelihood.dim), validation, likelihood)
+    gathered = gather(partial(mean_predict, dense, task=_Logits(likelihood.dim)), validation, likelihood)
     return fit_temperature(gathered.mean, gathered.targets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,16 @@ class Gathered:
     def inputs(self) -> int:
         """How many inputs there are."""
         return len(next(iter(self.scores.values())))
+
+    def with_targets(self) -> Gathered:
+        """Without the inputs that have no row: there is nothing to judge them by, and a score of 0 would count as sure. All of
+        them where none has one."""
+        there = self.owner.bincount(minlength=self.inputs) > 0
+        if bool(there.all()) or not bool(there.any()):
+            return self
+        number = there.cumsum(0) - 1
+        scores = {name: score[there] for name, score in self.scores.items()}
+        return replace(self, scores=scores, owner=number[self.owner])
 
 
 def gather(

@@ -226,3 +226,33 @@ def test_what_does_not_fit_and_what_has_no_rule():
         layer.mask.zero_()
     with pytest.raises(ModelError, match="no weight is left"):
         kept_of(model)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_positions_that_do_not_count_say_nothing_of_the_weights(dim):
+    torch.manual_seed(0)
+    last = sparse(nn.Sequential(nn.Linear(4, 3)))
+    model = last if dim == -1 else nn.Sequential(Swap(), last, Swap())
+    x, y = torch.randn(6, 5, 4), torch.randint(3, (6, 5))
+    there = torch.rand(6, 5) < 0.5
+    there[0], there[1] = True, False
+    likelihood = likelihood_for("classification", dim)
+    inputs = x if dim == -1 else x.movedim(1, 2)
+    with held(model):
+        data = examples_of(inputs, torch.where(there, y, -100))
+        full, diagonal = (gauss_newton(model, kept_of(model), data, likelihood, kind) for kind in ("full", "diagonal"))
+        chain = kronecker(model, kept_of(model), data, likelihood)
+    slow = slow_gauss_newton(last, x[there], softmax_hessian)
+    assert np.allclose(matrix(full, len(slow)), slow, atol=1e-5)
+    assert np.allclose(diagonal.blocks[0].values, slow.diagonal(), atol=1e-5)
+    everywhere = slow_gauss_newton(last, x.flatten(0, 1), softmax_hessian)
+    assert float(slow.trace()) < 0.7 * float(everywhere.trace())
+    with held(model):
+        all_of_them = kronecker(model, kept_of(model), examples_of(inputs, y), likelihood)
+    traces = [float(sum(block.values.sum() for block in found.blocks)) for found in (chain, all_of_them)]
+    assert traces[0] < 0.7 * traces[1]
+
+
+class Swap(nn.Module):
+    def forward(self, x):
+        return x.movedim(1, 2)

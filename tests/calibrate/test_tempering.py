@@ -8,7 +8,8 @@ import torch
 from calibration_data import examples_of, mlp_classifier
 from scipy import optimize, stats
 
-from svdcompress.calibrate import Draws, draws_of, fit_tempering, nll_rows
+from svdcompress.calibrate import Draws, calibrate, draws_of, fit_tempering, nll_rows
+from svdcompress.errors import ModelError
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.uncertainty import mc_predict, mean_predict
 
@@ -137,3 +138,25 @@ def test_positions_that_do_not_count_have_no_rows():
     draws = draws_of(model, examples_of(x, y), CLASSES)
     assert len(draws) == 17 and draws.owner.tolist() == [0] * 5 + [1] * 2 + [2] * 5 + [3] * 5
     assert torch.allclose(draws.outputs[0, 5], model(x)[1, :, 0])
+
+
+def test_a_class_that_the_model_rules_out_is_as_if_it_were_not_there():
+    model, (x, y) = mlp_classifier(200)
+
+    class Without(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            z = self.inner(x)
+            return torch.cat([z, torch.full_like(z[:, :1], -torch.inf)], 1)
+
+    data, masked = examples_of(x, y), Without().eval()
+    found, wanted = (calibrate(one, data, data, CLASSES) for one in (masked, model))
+    for own, other in ((found.samples, wanted.samples), (found.mean, wanted.mean)):
+        assert own.value == pytest.approx(other.value, rel=1e-5) and own.after == pytest.approx(other.after, rel=1e-5)
+    with torch.no_grad():
+        model[2].bias[0] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        calibrate(masked, data, data, CLASSES)

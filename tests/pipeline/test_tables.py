@@ -1,6 +1,7 @@
 """Tables are standardised by themselves, and the files take and give their columns as they stand, against plain numpy."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +66,26 @@ def test_what_is_set_wins(houses):
     classes = open_data(DataSection(name="csv:houses.csv", target="kind"), "classification")
     assert classes.target_scale is None and classes.notes[0].count("price") == 0
     assert classes.train.inputs.std(0).max() < 1.1
+
+
+def test_targets_of_other_scales_and_columns_too_large_for_float32_are_told_of(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    seconds, small, large = 1.7e9 + 3600 * rng.random(400), rng.normal(0, 1, 400), rng.normal(1000, 100, 400)
+    lines = [
+        f"{t:.3f},{year},{a:.5f},{b:.4f}"
+        for t, year, a, b in zip(seconds, rng.integers(1950, 2020, 400), small, large, strict=True)
+    ]
+    Path("t.csv").write_text("\n".join(["seconds,year,a,b", *lines]), encoding="utf-8")
+    found = open_data(DataSection(name="csv:t.csv", target="a,b"), "regression")
+    lost, uneven = sorted(found.warnings)
+    assert "column 'seconds': of 400 different values" in lost and "as large as 1.7e+09" in lost
+    left = int(lost.split("values ")[1].split(" ")[0])
+    assert left == len(np.unique(seconds.round(3).astype(np.float32))) < 100
+    assert "the 2 targets have means from" in uneven and "intervals that are far too wide" in uneven
+    assert "and so are a, b together, by one mean and one standard deviation" in found.notes[0]
+    alone = open_data(DataSection(name="csv:t.csv", target="b", features=["year", "a"]), "regression")
+    assert not alone.warnings and "and so is b; predict" in alone.notes[0]
 
 
 def test_unscaled_values_that_are_no_table_are_told_of(houses):

@@ -394,7 +394,7 @@ def test_fewer_draws_than_of_the_validation_data_promise_nothing(images, tmp_pat
     kept = Promises("classification", 4, scores=scores, labels=torch.arange(300) % 4, samples=20)
     mean = dataclasses.replace(kept, scores=scores.clone(), labels=kept.labels.clone(), samples=0)
     save_promises(tmp_path / "validation.safetensors", {"mean": mean, "samples": kept})
-    run = opened(tmp_path, images.model, preprocessing=images.preprocessing, classes=images.classes)
+    run = opened(tmp_path, images.model, preprocessing=images.preprocessing, classes=images.classes, results={})
     ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_run, "open_run", lambda folder: run)

@@ -192,3 +192,21 @@ def test_noise_of_dropout_is_no_constant() -> None:
     oracle = masked(model, {"0": mask, "3": torch.ones(2, 8, dtype=torch.bool)})
     mean, variance = z_scores(draws(small, x, False), draws(oracle, x, False))
     assert mean < 4.5 and variance < 4.5
+
+
+def test_a_unit_that_reads_constants_through_noisy_weights_stays() -> None:
+    """By its mean it is a constant, which a bias could stand for; when sampled it is not, and what follows is not linear."""
+    torch.manual_seed(0)
+    model = convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), log_sigma2=-3.0)
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([1.0, 1.0, -1.0]))
+    masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
+    masks["0"][[0, 2]] = False  # unit 0 is 1 for all inputs, unit 2 is 0
+    masks["2"][0, 1:] = False  # reads unit 0 alone
+    masks["2"][1, :2] = False  # reads unit 2 alone: a constant, however its weights are drawn
+    x = torch.randn(3, 4)
+    small = prune(model, x, masks=masks)
+    assert small[0].out_features == 1 and small[2].out_features == 2
+    for members in (False, True):
+        mean, variance = z_scores(draws(small, x, members), draws(masked(model, masks), x, members))
+        assert mean < 4.5 and variance < 4.5, (mean, variance)

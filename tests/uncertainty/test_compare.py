@@ -89,6 +89,46 @@ def test_each_row_is_what_one_would_compute_by_hand(classification):
     assert rows["dense, temperature"]["error"] == rows["dense"]["error"]
 
 
+def test_inputs_without_a_target_and_classes_ruled_out_change_nothing():
+    """Rows of classes -100 alone are neither sure nor right; a logit of -inf is a class that is not there."""
+
+    class Tagger(nn.Module):
+        def __init__(self, more):
+            super().__init__()
+            self.layer, self.more = nn.Linear(4, 3), more
+
+        def forward(self, x):
+            z = self.layer(x).movedim(-1, 1)
+            return torch.cat([z, torch.full_like(z[:, :1], -torch.inf)], 1) if self.more else z
+
+    x, y = blobs(160, 0)
+    x, y = x.view(40, 4, 4), y.view(40, 4)
+    results = []
+    for more in (False, True):
+        torch.manual_seed(0)
+        dense, sparse = Tagger(more).eval(), svdc.convert(Tagger(more), log_sigma2=-3.0).eval()
+        sparse.load_state_dict({f"layer.{key}": value for key, value in dense.layer.state_dict().items()}, strict=False)
+        bare = torch.cat([y, torch.full_like(y, -100)]) if more else y
+        padded = torch.cat([x, torch.zeros_like(x)]) if more else x
+        settings = {"samples": 10, "shifts": {"none": [batches_of(padded, bare, 20)] * 2}, "replicates": 50}
+        results.append(compare(dense, sparse, batches_of(padded, bare, 20), batches_of(x, y, 20), **settings))
+    for row, other in zip(*(result["contenders"] for result in results), strict=True):
+        if row["name"] in ("dense", "sparse, mean"):
+            for key in ("metrics", "rejection", "selective"):
+                assert numbers(other[key]) == pytest.approx(numbers(row[key]), rel=1e-4, abs=1e-6), (row["name"], key)
+    assert results[1]["shift"]["inputs"] == 40
+    assert results[1]["temperature"] == pytest.approx(results[0]["temperature"], rel=1e-3)
+
+
+def numbers(part):
+    """All numbers within a part of a result, in order."""
+    if isinstance(part, dict):
+        part = list(part.values())
+    if isinstance(part, list):
+        return [number for one in part for number in numbers(one)]
+    return [part] if isinstance(part, int | float) else []
+
+
 def test_uncertain_inputs_are_more_often_wrong(classification):
     result, *_ = classification
     for row in result["contenders"]:

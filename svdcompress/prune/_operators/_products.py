@@ -42,7 +42,8 @@ def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor)
     biasable = not transposed and not any(padding)
     values = _values(x.movedim(1, 0).reshape(channels, x.shape[0], -1), rows)
     _record(trace, parameter, ins, outs, mask, biasable, rows, values)
-    reached = _reached(mask, rows.view(groups, 1, per_group)).reshape(-1) | _random_rows(trace, parameter)
+    moved = rows | _drawn(trace, parameter, rows, values)
+    reached = _reached(mask, moved.view(groups, 1, per_group)).reshape(-1) | _random_rows(trace, parameter)
     shape = [1, produced] + [1] * (out.dim() - 2)
     result = Shadow(outs.view(shape).expand(out.shape), compact(reached.view(shape).expand(out.shape)))
     if bias is not None:
@@ -75,6 +76,14 @@ def _random_rows(trace: Trace, parameter: Parameter) -> Tensor:
         if name in trace.random:
             return trace.random[name].cpu()
     return torch.zeros((), dtype=torch.bool)
+
+
+def _drawn(trace: Trace, parameter: Parameter, reached: Tensor, values: Tensor) -> Tensor:
+    """Inputs that are constant, but not 0, where the weights that read them are drawn: so is what these give, which is then no
+    constant when sampled, though it is one for the mean."""
+    if trace.converted.isdisjoint(parameter.names):
+        return torch.zeros_like(reached)
+    return ~reached & (values.nan_to_num() != 0).any(1)
 
 
 def channelwise(taint: Tensor, dim: int, channels: int) -> Tensor:
@@ -216,7 +225,7 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow) -> Shadow:
     trace.units.produce(outs)
     values = _values(x.movedim(2, 0).reshape(size_k, 1, -1), reached_in)
     _record(trace, parameter, ins, outs, mask[None], whole, reached_in, values, own.derived)
-    reached = _reached(mask, reached_in) | _random_rows(trace, parameter)
+    reached = _reached(mask, reached_in | _drawn(trace, parameter, reached_in, values)) | _random_rows(trace, parameter)
     shape = (x.shape[0], x.shape[1], size_n)
     return Shadow(outs.expand(shape), compact(reached.expand(size_n).expand(shape)))
 
