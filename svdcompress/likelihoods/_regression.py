@@ -28,16 +28,18 @@ class Regression(Likelihood):
     constant_noise = True
 
     def __init__(
-        self, dim: int = 1, tau: float | Tensor | list[float] | None = None, mean_tau: float | Tensor | None = None
+        self,
+        dim: int = 1,
+        tau: float | Tensor | list[float] | None = None,
+        mean_tau: float | Tensor | list[float] | None = None,
     ) -> None:
         super().__init__(dim)
-        self.tau = check_tau(torch.tensor(tau) if isinstance(tau, list) else tau)
-        self.mean_tau = check_tau(mean_tau)
+        self.tau, self.mean_tau = check_tau(tau), check_tau(mean_tau)
 
     def settings(self) -> dict[str, Any]:
         """`dim` and `tau`, and a `mean_tau` where there is one."""
-        own = {} if self.mean_tau is None else {"mean_tau": self.mean_tau}
-        return {**super().settings(), "tau": self.tau.tolist() if isinstance(self.tau, Tensor) else self.tau, **own}
+        tau, mean_tau = (one.tolist() if isinstance(one, Tensor) else one for one in (self.tau, self.mean_tau))
+        return {**super().settings(), "tau": tau, **({} if mean_tau is None else {"mean_tau": mean_tau})}
 
     def of_mean(self) -> Regression:
         """With the mean model's own noise."""
@@ -54,20 +56,23 @@ class Regression(Likelihood):
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """The value and 1 / tau (0 without one); one tau for all outputs."""
-        return heads, torch.full_like(heads, 0.0 if self.tau is None else 1 / float(self.tau))
+        return heads, torch.full_like(heads, 0.0 if self.tau is None else 1 / self._one_tau())
 
     def nll(self, output: Any, target: Tensor) -> Tensor:
         """Of each value; tau has to be one number, or is 1."""
         square = self.figures(output, target)[0]
-        tau = 1.0 if self.tau is None else float(self.tau)
+        tau = 1.0 if self.tau is None else self._one_tau()
         return 0.5 * (tau * square + math.log(2 * math.pi / tau))
 
     def loss(self, output: Any, target: Tensor) -> Tensor:
         """tau / 2 * MSE, the negative log likelihood up to a constant."""
         mean = self.heads(output)
+        return 0.5 * (1.0 if self.tau is None else self._one_tau()) * F.mse_loss(mean, like(target, mean))
+
+    def _one_tau(self) -> float:
         if isinstance(self.tau, Tensor) and self.tau.numel() > 1:
-            raise UsageError("tau: as a loss the regression takes one number for all outputs")
-        return 0.5 * (1.0 if self.tau is None else self.tau) * F.mse_loss(mean, like(target, mean))
+            raise UsageError("tau: a loss, and figures of one, take one number for all outputs")
+        return float(self.tau or 0.0)
 
     def soft_loss(self, loss: Any, output: Any, teacher: Any, temperature: float) -> Tensor:
         """The loss against the teacher's values."""
@@ -82,7 +87,7 @@ class Regression(Likelihood):
     def metrics(self, first: float, second: float, count: float, scale: float = 1.0) -> dict[str, float]:
         """RMSE, and NLL with tau or with the precision that fits these values best."""
         mean_square = first / count
-        precision = float(self.tau) if self.tau is not None else 1 / max(mean_square, 1e-12)
+        precision = self._one_tau() if self.tau is not None else 1 / max(mean_square, 1e-12)
         nll = 0.5 * (precision * mean_square + math.log(2 * math.pi / precision))
         return {"rmse": scale * math.sqrt(mean_square), "nll": nll + math.log(scale)}
 
@@ -136,10 +141,11 @@ class RegressionStatistics(Statistics):
         return file_outputs(mean, self._variances(noise, mean, squares), True)
 
 
-def check_tau(tau: float | Tensor | None) -> float | Tensor | None:
-    """The precision itself. Raises UsageError unless it is positive and finite."""
+def check_tau(tau: float | Tensor | list[float] | None) -> float | Tensor | None:
+    """The precision itself, as a number or a tensor with one for each output. Raises UsageError unless positive and finite."""
     if tau is None:
         return None
+    tau = torch.tensor(tau) if isinstance(tau, list) else tau
     try:
         values = torch.as_tensor(tau)
         fits = bool((values > 0).all() and values.isfinite().all())
@@ -147,4 +153,4 @@ def check_tau(tau: float | Tensor | None) -> float | Tensor | None:
         fits = False
     if not fits:
         raise UsageError(f"tau: {tau!r} is not a precision; it is 1 over the noise's variance, above 0")
-    return tau
+    return values if values.dim() else float(tau)

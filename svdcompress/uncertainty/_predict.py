@@ -78,6 +78,8 @@ def mc_predict(
     samples = _check(samples, antithetic, chunk, method)
     if members and local:
         raise UsageError("members, local: they exclude each other; a member is one set of weights")
+    if method == "moments" and (members or local or antithetic):
+        raise UsageError('members, local, antithetic: ways to draw, and method="moments" draws nothing')
     model = unwrapped(model)
     likelihood = resolve(model, task, dim, tau)
     layers = _layers_that_draw(model)

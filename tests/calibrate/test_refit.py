@@ -11,6 +11,7 @@ from torch import nn
 
 from svdcompress.calibrate import fit_scale, held, log_variances, refit
 from svdcompress.likelihoods import likelihood_for
+from svdcompress.train import evaluate
 
 
 def test_the_scale_of_a_linear_model_is_that_of_the_closed_form():
@@ -89,3 +90,16 @@ def test_the_same_seed_gives_the_same_refit():
     state = torch.get_rng_state()
     one, two = (refit(model, examples_of(x, y), likelihood_for("classification"), epochs=2, seed=5) for _ in range(2))
     assert torch.equal(one[0].weight, two[0].weight) and torch.equal(state, torch.get_rng_state())
+
+
+def test_parts_of_a_model_that_stand_in_eval_stay_there():
+    """As frozen batch normalisation, while the rest trains."""
+    model, (x, y) = mlp_classifier()
+    model.train()
+    model[1].eval()
+    before = [module.training for module in model.modules()]
+    with held(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before
+    evaluate(model, examples_of(x, y), "classification")
+    assert [module.training for module in model.modules()] == before

@@ -252,6 +252,32 @@ def test_what_is_wrong_with_a_likelihood_is_said(tmp_path):
         Classification(dim="1")  # type: ignore[arg-type]
 
 
+def test_a_tau_for_each_output_and_one_of_numpy(tmp_path):
+    model = svdc.set_likelihood(svdc.convert(nn.Linear(4, 2)).eval(), "regression", tau=[1.0, 100.0])
+    found = svdc.mc_predict(model, torch.ones(3, 4), 5)
+    assert found.aleatoric[0].tolist() == pytest.approx([1.0, 0.01])
+    svdc.export_onnx(model, tmp_path / "model.onnx", torch.ones(2, 4))  # holds no noise
+    with pytest.raises(UsageError, match="is not a precision; it is one number"):
+        svdc.export_onnx(model, tmp_path / "mc.onnx", torch.ones(2, 4), monte_carlo=True)
+    own = likelihood_of(model)
+    for use in (lambda: own.nll(torch.zeros(3, 2), torch.ones(3, 2)), lambda: own.metrics(1.0, 1.0, 3.0)):
+        with pytest.raises(UsageError, match=r"tau: .* one number for all outputs"):
+            use()
+    svdc.save(
+        svdc.set_likelihood(model, Regression(tau=np.float32(2.0), mean_tau=torch.tensor([1.0, 3.0]))),
+        tmp_path / "m.safetensors",
+    )
+    again = likelihood_of(svdc.load(tmp_path / "m.safetensors", nn.Linear(4, 2)))
+    assert again.tau == 2.0 and again.mean_tau.tolist() == [1.0, 3.0]
+
+
+def test_ways_to_draw_are_refused_where_nothing_is_drawn():
+    model = svdc.convert(nn.Linear(4, 2))
+    for how in ({"members": True}, {"local": True}, {"antithetic": True}):
+        with pytest.raises(UsageError, match="draws nothing"):
+            svdc.mc_predict(model, torch.ones(3, 4), 4, method="moments", **how)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
