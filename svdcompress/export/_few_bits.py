@@ -13,7 +13,7 @@ from svdcompress.errors import ExportError, UsageError, shortened
 from svdcompress.export._compact import Maker, Part, array_of, compacted, fixed_names, places_of, read, scattered
 from svdcompress.export._export import Exported
 from svdcompress.export._half import halve
-from svdcompress.export._metadata import decode
+from svdcompress.export._metadata import draws
 from svdcompress.export._rounding import codes, flipped, of_weight, second_dimension, steps
 from svdcompress.export._tidy import tidy
 from svdcompress.export._written import written
@@ -62,7 +62,7 @@ def write_few_bits(
     names = {tensor.name for tensor in model.graph.initializer}
     if isinstance(bits, Mapping) and (unknown := [name for name in bits if name not in names]):
         raise UsageError(f"bits: {Path(src).name} has no weight {unknown[0]!r}; it has {', '.join(weights_of(src))}")
-    if any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props):
+    if draws(model):
         raise UsageError(f"{Path(src).name}: a Monte-Carlo file stays in floating point: steps distort its variances")
     if compact:
         tidy(model)

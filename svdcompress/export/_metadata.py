@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from svdcompress.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def encode(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -28,6 +31,11 @@ def decode(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def draws(model: onnx.ModelProto) -> bool:
+    """Whether a file is a Monte-Carlo one, as it says itself."""
+    return any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props)
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:

@@ -53,6 +53,18 @@ def src(tmp_path):
     return model_of(tmp_path / "model.onnx", arrays())
 
 
+def test_files_that_draw_keep_eight_bits(src, tmp_path):
+    model = onnx.load(src)
+    model.metadata_props.add(key="kind", value="monte_carlo")
+    onnx.save(model, src)
+    for options in ({"precision": "int4"}, {"bits": {"sparse": 7}}):
+        with pytest.raises(UsageError, match=r"model\.onnx: a Monte-Carlo file keeps 8 bits or more"):
+            pack(src, tmp_path / "a.svdc", **options)
+    assert not (tmp_path / "a.svdc").exists()
+    for options in ({}, {"precision": "int8"}, {"bits": {"sparse": 8}}):
+        assert pack(src, tmp_path / "a.svdc", **options).bytes
+
+
 def test_exact_and_much_smaller(src, tmp_path):
     packed = pack(src, tmp_path / "a.svdc")
     assert packed.bytes == (tmp_path / "a.svdc").stat().st_size < 6500 and packed.largest == 0

@@ -27,3 +27,12 @@ def test_a_mask_has_a_row_for_each_pixel_and_a_large_one_no_table():
     large = np.zeros((3, 1, 1000, 1000), dtype=np.float32)
     with pytest.raises(UsageError, match=r"1,000,000 positions of 3 inputs are too many for a table; write them as \.npz"):
         columns({"mean": large, "variance": large}, ["a", "b", "c"], "regression")
+
+
+def test_the_deviation_of_a_binary_probability_is_left_out_where_a_file_does_not_know_it():
+    mean = np.array([[0.2], [0.7]])
+    arrays = {"mean": mean, "variance": mean * (1 - mean)}  # of the label: it says no more than the mean
+    assert "std" not in columns(arrays, ["a", "b"], "binary")
+    assert columns({**arrays, "epistemic": mean * 0.1}, ["a", "b"], "binary")["std"].tolist() == pytest.approx(
+        [0.02**0.5, 0.07**0.5]
+    )
