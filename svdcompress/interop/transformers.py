@@ -44,7 +44,6 @@ class SparsifyCallback(TrainerCallback):
     ) -> None:
         self.penalty = Penalty(num_examples, schedule, options)
         self._accumulated = 1
-        self._hook: Any = None
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -63,6 +62,7 @@ class SparsifyCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Find N, and see to it that the optimizer knows the variances and the model's loss the KL."""
+        _remove_hooks(model)  # on_train_end does not run after Ctrl-C or an exception
         self.penalty.convert(model)  # a callback that was added after the Trainer was made
         _check_optimizer(model, optimizer)
         if args.label_smoothing_factor:
@@ -72,17 +72,17 @@ class SparsifyCallback(TrainerCallback):
             )
         self.penalty.count(train_dataloader)
         self._accumulated = args.gradient_accumulation_steps
-        self._hook = model.register_forward_hook(self._add, with_kwargs=True)
+        model.register_forward_hook(self._add, with_kwargs=True)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Beta at this point of the training."""
         self.penalty.set_epoch(state.epoch or 0.0)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
         """Leave the model's forward pass as it was."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        _remove_hooks(model)
 
     def _add(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook: the model's loss, and the KL's share of this batch."""
@@ -107,6 +107,14 @@ class SparsifyCallback(TrainerCallback):
         if items is None or labels is None:
             return 1.0
         return (labels != IGNORED).sum() / items
+
+
+def _remove_hooks(model: nn.Module) -> None:
+    """Remove the hooks of every SparsifyCallback: with two of them the KL would count twice."""
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), SparsifyCallback):
+            del model._forward_hooks[key]
+            model._forward_hooks_with_kwargs.pop(key, None)
 
 
 def _check_optimizer(model: nn.Module, optimizer: Any) -> None:

@@ -87,6 +87,39 @@ def test_it_is_converted_before_the_optimizer_is_made_and_the_hook_goes(tmp_path
     assert plain.loss is not None
 
 
+@pytest.mark.parametrize("again", ["same callback", "new callback"])
+def test_after_a_training_that_broke_off_the_kl_counts_once(again, tmp_path):
+    class Break(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    model, callback = vit(), SparsifyCallback(schedule=1.0)
+    first = trainer(model, images(), tmp_path, callback=callback)
+    first.add_callback(Break())
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            first.train()
+    added = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            torch.manual_seed(0)
+            with_kl = model(pixel_values=torch.ones(2, 1, 8, 8), labels=torch.tensor([0, 1])).loss.item()
+            hooks = model._forward_hooks.copy()
+            model._forward_hooks.clear()
+            torch.manual_seed(0)
+            without = model(pixel_values=torch.ones(2, 1, 8, 8), labels=torch.tensor([0, 1])).loss.item()
+            model._forward_hooks.update(hooks)
+            added.append((with_kl - without) / (svdc.kl_divergence(model).item() / 8))
+
+    callback = callback if again == "same callback" else SparsifyCallback(schedule=1.0)
+    second = trainer(model, images(), tmp_path, callback=callback)
+    second.add_callback(Watch())
+    second.train()
+    assert added == pytest.approx([1.0] * 4, rel=1e-3)
+    assert not model._forward_hooks and not model._forward_hooks_with_kwargs
+
+
 def test_what_cannot_work_is_said(tmp_path):
     with pytest.raises(UsageError, match="no loss"):
         trainer(
