@@ -71,6 +71,10 @@ class SparsifyCallback(pl.Callback):
             vars(pl_module).pop("training_step", None)
             self._plain = None
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """The same after Ctrl-C or an exception, when Lightning calls no `teardown`."""
+        self.teardown(trainer, pl_module, "fit")
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find N."""
         self.penalty.count(trainer.train_dataloader)

@@ -107,6 +107,33 @@ def test_what_cannot_work_is_said():
         SparsifyCallback(num_examples=0)
 
 
+@pytest.mark.parametrize("again", ["same module", "same callback", "both"])
+def test_after_a_training_that_broke_off_the_kl_counts_once(again):
+    class Break(L.Callback):
+        def on_train_batch_end(self, *args):
+            raise RuntimeError("out of memory")
+
+    added = []
+
+    class Watched(Module):
+        def training_step(self, batch, index):
+            self.nll = super().training_step(batch, index)
+            return self.nll
+
+    class Watch(L.Callback):
+        def on_before_backward(self, trainer, module, loss):
+            added.append((loss - module.nll).item() / (svdc.kl_divergence(module).item() / 12))
+
+    module, callback, loader = Watched(), SparsifyCallback(schedule=1.0), DataLoader(data(), batch_size=6)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        L.Trainer(max_epochs=1, callbacks=[callback, Break()], **QUIET).fit(module, loader)
+    assert "training_step" not in vars(module)
+    module = Watched() if again == "same callback" else module
+    callback = SparsifyCallback(schedule=1.0) if again == "same module" else callback
+    L.Trainer(max_epochs=1, callbacks=[callback, Watch()], **QUIET).fit(module, loader)
+    assert added == pytest.approx([1.0] * 2, rel=1e-3)
+
+
 def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():
     callback, module = SparsifyCallback(schedule=0.1, exclude=["body.2"], prior="log-uniform"), Module()
     L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(module, DataLoader(data(), batch_size=6))
