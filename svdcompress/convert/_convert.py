@@ -57,7 +57,7 @@ def convert(
         costs a wide layer no second matrix product and no second tensor of weights; or a `Posterior`.
     share: which weights share a prior variance: "weight", "input", "output", "layer", a list (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
-        `exclude` matches it (any of its names, where a module has several).
+        `exclude` matches it (any of its names, where a module has several) or a module that it is inside of.
     filter_fn: takes a module and its dotted name; False leaves it, beside what the patterns leave.
     log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones. None: where the prior
         says, -10 for the package's own.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, main_output
+from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import check_dropout, planned
@@ -114,7 +115,7 @@ def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None
     for field, patterns in rules.items():
         entries = planned(model, recipe, inputs, patterns)
         if not any(entry.converted for entry in entries):
-            left = [f"{e.name}: {e.reason}" for e in entries if any(fnmatchcase(e.name, pattern) for pattern in patterns)]
+            left = [f"{e.name}: {e.reason}" for e in entries if matches(e.name, patterns)]
             why = "; ".join(left[:4]) or "it has no weights"
             raise ModelError(f"{field}: no layer that {', '.join(patterns)} matches is converted ({why})")
     entries = planned(model, recipe, inputs)
