@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ def convert(
     """Turn Linear and convolution layers into variational ones, in place; returns the model.
 
     Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
-    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied.
+    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied. Log variances have their weights'
+    dtype, and in half precision hardly train: it warns, and `model.float()` under autocast is the way.
 
     prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `Prior`.
     posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
@@ -113,7 +115,25 @@ def convert(
             layer = kind.from_dense(module, log_sigma2=tied.variance_parameters(), **own)
         shared[id(layer.weight)] = layer
     leave_fused_paths(model)
+    _warn_of_half_precision([(entry.name, module) for entry, module in found if entry.converted])
     return model
+
+
+def _warn_of_half_precision(layers: list[tuple[str, Any]]) -> None:
+    """Log variances have the dtype of their weight, and near -10 a number of 16 bits is coarser than a step of training."""
+    trained = [
+        (name, layer.weight.dtype)
+        for name, layer in layers
+        if layer.weight.dtype.itemsize < 4 and any(own.requires_grad for own in layer.variance_parameters().values())
+    ]
+    if trained:
+        dtype = str(trained[0][1]).removeprefix("torch.")
+        names = ", ".join(name or "the model itself" for name, _ in trained[:4])
+        warnings.warn(
+            f"log variances cannot be trained in {dtype}, in which steps of an optimizer round away ({names}"
+            f"{' ...' if len(trained) > 4 else ''}): use svdcompress.convert(model.float()), and train under torch.autocast",
+            stacklevel=3,
+        )
 
 
 def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:

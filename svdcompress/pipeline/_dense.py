@@ -18,6 +18,7 @@ from svdcompress.recipe import Recipe
 from svdcompress.sources import (
     Data,
     arrives_trained,
+    came_in,
     check_labels,
     class_dim,
     load_weights,
@@ -31,10 +32,15 @@ from svdcompress.train import seed_everything
 def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Module, bool]:
     """The recipe's model with its weights, and whether they are trained already. Raises ModelError, CheckpointError.
 
-    notes: gets a line on what of a file to start from was not used, and on what it lacked.
+    notes: gets a line on what of a file to start from was not used, and on what it lacked; and on a model in half precision.
     """
     seed_everything(recipe.seed, "model")
     model = make_model(recipe.model).cpu()  # one that is handed over may lie where it was trained
+    if notes is not None and (narrow := came_in(model)):
+        notes.append(
+            f"{recipe.model.name} came in {narrow} and is trained in float32: log variances would hardly move in {narrow}. "
+            "--set train.precision=auto (or bf16) computes in bfloat16"
+        )
     weights = recipe.weights
     if weights.file and weights.trained is False:
         found = start_from(model, weights.file, weights.strip_prefix)
