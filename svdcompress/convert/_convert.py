@@ -31,6 +31,9 @@ from svdcompress.layers import (
     variational_layers,
 )
 
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""Classes of training on several devices that note the parameters of a model when they wrap it."""
+
 
 def convert(
     model: nn.Module,
@@ -77,7 +80,8 @@ def convert(
 
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
     convert, for an unknown prior, posterior or share, for a share that the prior does not know, if the model cannot run on the
-    example inputs, or if a layer that is meant is variational already, with other settings; the model is then as it was.
+    example inputs, if it is wrapped for training on several devices (convert first), or if a layer that is meant is variational
+    already, with other settings; the model is then as it was.
 
     Example:
         >>> svdc.convert(model, share=["weight", "input"], exclude=["2"])
@@ -93,6 +97,8 @@ def convert(
     if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in found[:8]) or "it has no layers"
         raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
+    if chosen:
+        _check_unwrapped(model)
     settings: dict[str, Any] = {
         "prior": prior,
         "share": share,
@@ -117,6 +123,18 @@ def convert(
     leave_fused_paths(model)
     _warn_of_half_precision([(entry.name, module) for entry, module in found if entry.converted])
     return model
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """A wrapper that has taken the parameters to average or to divide knows nothing of those that come later."""
+    for name, module in model.named_modules():
+        found = WRAPPERS & {kind.__name__ for kind in type(module).__mro__}
+        if found:
+            where = f" ({name})" if name else ""
+            raise ModelError(
+                f"the model is wrapped in {found.pop()}{where}, which would leave the new log_sigma2 out, so that each rank "
+                "trains its own: call svdcompress.convert(model) first, and wrap it afterwards"
+            )
 
 
 def _warn_of_half_precision(layers: list[tuple[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What conversion says of a model that could not be trained as it is: weights in half precision."""
+"""What conversion says of a model that could not be trained as it is: weights in half precision, a wrapper of several GPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress.errors import ModelError
 
 
 def net() -> nn.Module:
@@ -34,6 +35,37 @@ def test_log_variances_in_half_precision_are_told_of_once(dtype):
         svdc.convert(frozen)
         svdc.convert(net().to(dtype).float())
         svdc.convert(net().double())
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="a torch without distributed training")
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_wrapped_model_is_refused(alone, inside):
+    wrapped = nn.parallel.DistributedDataParallel(net())
+    model = nn.ModuleDict({"body": wrapped}) if inside else wrapped
+    with pytest.raises(ModelError, match=r"wrapped in DistributedDataParallel.*convert\(model\) first") as error:
+        svdc.convert(model)
+    assert ("(body)" in str(error.value)) is inside
+    assert not list(svdc.layers.variational_layers(model))
+    wrapped = nn.parallel.DistributedDataParallel(svdc.convert(net()))
+    assert svdc.convert(wrapped) is wrapped  # nothing to do
+    assert list(svdc.layers.variational_layers(svdc.convert(nn.DataParallel(net()))))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="a torch without distributed training")
+def test_a_divided_model_is_refused(alone):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    with pytest.raises(ModelError, match="wrapped in FSDPModule"):
+        svdc.convert(fsdp.fully_shard(net(), mesh=mesh))
 
 
 def test_log_variances_train_under_autocast():
