@@ -134,6 +134,24 @@ def test_after_a_training_that_broke_off_the_kl_counts_once(again):
     assert added == pytest.approx([1.0] * 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_weight_decay_of_the_variances_is_told_of(apart, recwarn):
+    class Decaying(Module):
+        def configure_optimizers(self):
+            variances = svdc.layers.variance_parameters(self)
+            own = {id(p) for p in variances}
+            groups = [
+                {"params": [p for p in self.parameters() if id(p) not in own], "weight_decay": 0.1},
+                {"params": variances, "weight_decay": 0.0 if apart else 0.1},
+            ]
+            return torch.optim.AdamW(groups, lr=0.1)
+
+    trainer = L.Trainer(max_epochs=1, callbacks=[SparsifyCallback(schedule=0.1)], **QUIET)
+    trainer.fit(Decaying(), DataLoader(data(), batch_size=6))
+    said = [str(one.message) for one in recwarn if "weight decay" in str(one.message)]
+    assert len(said) == (not apart) and all("variance_parameters" in line for line in said)
+
+
 def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():
     callback, module = SparsifyCallback(schedule=0.1, exclude=["body.2"], prior="log-uniform"), Module()
     L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(module, DataLoader(data(), batch_size=6))
