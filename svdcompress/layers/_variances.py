@@ -82,6 +82,12 @@ class Weighted(StochasticLayer):
         """Whether anything has written to the variances since the layer was made: an optimizer, or a checkpoint."""
         return self.__dict__.get("_made_at") != [parameter._version for parameter in self.variance_parameters().values()]
 
+    @property
+    def variance_heard(self) -> bool:
+        """Whether a backward pass came to the variances since the layer was made, its gradient kept or not."""
+        kept = any(parameter.grad is not None for parameter in self.variance_parameters().values())
+        return kept or bool(self.__dict__.get("_heard"))
+
     def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         """Another posterior in the place of this one, of the same variances or the nearest that it has; `set_posterior` does
         it for all layers that share a weight. parameters: to share with a tied layer (None: new ones)."""
@@ -111,6 +117,10 @@ class Weighted(StochasticLayer):
                 f"of shape {tuple(self.weight.shape)}"
             )
         self._made_at = [parameter._version for parameter in self.variance_parameters().values()]
+        self._heard: list[bool] = []
+        for parameter in parameters.values():
+            if parameter.requires_grad:
+                _listen(parameter, self._heard)
 
     @property
     def _groups(self) -> int:
@@ -124,6 +134,17 @@ class Weighted(StochasticLayer):
         """Such a view, where dimensions of size 1 are broadcast, in the weight's shape (or in that for other outputs per
         group)."""
         return as_weight(view, self.weight.shape, self._groups, self.transposed, outputs)
+
+
+def _listen(parameter: nn.Parameter, heard: list[bool]) -> None:
+    """Note the first gradient that comes to a parameter. The hook knows no layer: with one, layers and parameters would hold
+    each other in memory."""
+
+    def note(gradient: Tensor) -> None:
+        heard.append(True)
+        hook.remove()
+
+    hook = parameter.register_hook(note)
 
 
 def set_posterior(model: nn.Module | Iterable[nn.Module], posterior: str | Posterior) -> None:
