@@ -216,13 +216,13 @@ def test_a_model_without_variational_layers_and_an_unknown_share_are_errors():
 # An optimizer that was made before the conversion
 
 
-def steps(before: bool, frozen: bool = False, clear: bool = False) -> nn.Module:
+def steps(before: bool, frozen: bool = False, clear: bool = False, fused: bool = False) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     model[0].requires_grad_(not frozen)
-    early = torch.optim.Adam(model.parameters(), lr=0.1)
+    early = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
     svdc.convert(model)
-    optimizer = early if before else torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = early if before else torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
     elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)
     for _ in range(3):
         optimizer.zero_grad()
@@ -233,7 +233,7 @@ def steps(before: bool, frozen: bool = False, clear: bool = False) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"clear": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"clear": True}, {"fused": True}], ids=str)
 def test_variances_that_no_optimizer_has_are_noticed(options):
     model = steps(before=True, **options)
     with pytest.warns(UserWarning, match=r"optimizer made before svdcompress.convert"):
@@ -242,7 +242,7 @@ def test_variances_that_no_optimizer_has_are_noticed(options):
         svdc.prune(model, torch.randn(2, 4))
 
 
-@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"clear": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"clear": True}, {"fused": True}], ids=str)
 def test_variances_that_are_trained_raise_no_warning(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
