@@ -26,7 +26,8 @@ class SparsifyCallback(pl.Callback):
     returns, once for each optimizer step however many batches are accumulated. Beta follows the schedule within epochs too.
     `svdc_beta` and `svdc_sparsity` are logged once an epoch.
 
-    num_examples: N; None: the length of the train dataloader's dataset. schedule: of beta by epoch, or a constant.
+    num_examples: N; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler. schedule: of beta
+        by epoch, or a constant.
     options: of `svdcompress.convert` (prior, share, include, exclude, log_sigma2 ...).
 
     Weight decay would pull log variances to 0: where `configure_optimizers` has some, give them a group without it (a warning

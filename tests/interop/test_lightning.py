@@ -7,7 +7,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import svdcompress as svdc
 from svdcompress.errors import UsageError
@@ -150,6 +157,19 @@ def test_weight_decay_of_the_variances_is_told_of(apart, recwarn):
     trainer.fit(Decaying(), DataLoader(data(), batch_size=6))
     said = [str(one.message) for one in recwarn if "weight decay" in str(one.message)]
     assert len(said) == (not apart) and all("variance_parameters" in line for line in said)
+
+
+def test_n_is_that_of_the_examples_that_a_sampler_takes():
+    def counted(sampler) -> int:
+        callback = SparsifyCallback()
+        callback.penalty.count(DataLoader(data(), batch_size=2, sampler=sampler))
+        return callback.penalty.num_examples
+
+    wrapper = pytest.importorskip("lightning.fabric.utilities.distributed").DistributedSamplerWrapper
+    subset = SubsetRandomSampler(range(5))
+    assert counted(None) == counted(RandomSampler(data(), num_samples=30, replacement=True)) == 12
+    assert counted(subset) == counted(wrapper(subset, num_replicas=2, rank=0)) == 5
+    assert counted(DistributedSampler(data(), num_replicas=2, rank=0)) == 12
 
 
 def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():
