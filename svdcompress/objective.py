@@ -171,10 +171,13 @@ class ELBO(nn.Module):
         self.last_kl: Tensor | None = None
         self._checked = False  # whether nll was found to average, or cannot be checked
         self._heard = False
+        # Examples seen before beta was ever set, of a schedule that begins at 0; None: nothing to wait for.
+        self._waiting = 0 if self.beta == 0 and not isinstance(self.schedule, Constant) else None
 
     def set_epoch(self, epoch: float) -> float:
         """Set beta to the schedule's value at an epoch (counted from 0; fractions allowed); returns it."""
         self.beta = self.schedule(epoch)
+        self._waiting = None
         return self.beta
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -188,6 +191,8 @@ class ELBO(nn.Module):
             self._heard = True
             self._tell_unheard(nll)
         if self.beta == 0:
+            if self._waiting is not None and nll.requires_grad and not torch.compiler.is_compiling():
+                self._tell_waiting((args, kwargs))
             self.last_nll, self.last_kl = nll.detach(), None
             return nll
         kl = self.divergence(self.model)
@@ -220,9 +225,33 @@ class ELBO(nn.Module):
                 "with reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
             )
 
+    def _tell_waiting(self, batch: Any) -> None:
+        """Warn once of a warm-up that never begins: all examples were seen, and nobody called `set_epoch`."""
+        assert self._waiting is not None
+        self._waiting += min(
+            (leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), default=1
+        )
+        if self._waiting > self.num_examples:
+            self._waiting = None
+            warnings.warn(
+                "beta is still 0, where its schedule begins, after a pass over all examples: call elbo.set_epoch(epoch) in "
+                "each epoch; without it the KL never counts and nothing is pruned",
+                stacklevel=5,
+            )
+
     def _tell_unheard(self, nll: Tensor) -> None:
-        """Warn of layers whose weight the loss depends on, but not its variance: somebody reads the weight past the layer."""
-        heard = _leaves(nll)
+        """Warn of a loss of another model, and of layers whose weight the loss depends on, but not its variance: somebody reads
+        the weight past the layer."""
+        found = _leaves(nll)
+        heard = {id(leaf) for leaf in found}
+        own = {id(parameter) for parameter in self.model.parameters()}
+        trained = any(layer.weight.requires_grad for _, layer in variational_layers(self.model))
+        if trained and own.isdisjoint(heard) and any(isinstance(leaf, nn.Parameter) for leaf in found):
+            warnings.warn(
+                "the loss depends on parameters, but on none of ELBO's model: its KL presses on nothing that is trained. Was "
+                "the model copied, averaged or pruned meanwhile? Make svdcompress.ELBO of the very model that is trained",
+                stacklevel=5,
+            )
         names = [
             name
             for name, layer in variational_layers(self.model)
@@ -238,15 +267,15 @@ class ELBO(nn.Module):
             )
 
 
-def _leaves(tensor: Tensor) -> set[int]:
-    """Ids of the parameters that a result depends on."""
-    found, seen, open_nodes = set(), set(), [tensor.grad_fn]
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    """The parameters that a result depends on."""
+    found, seen, open_nodes = [], set(), [tensor.grad_fn]
     while open_nodes:
         node: Any = open_nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found.add(id(node.variable))
+            found.append(node.variable)
         open_nodes += [following for following, _ in node.next_functions]
     return found

@@ -117,13 +117,16 @@ def information(layer: VariationalLayer) -> Tensor:
 
 
 def variances_never_moved(model: nn.Module) -> bool:
-    """Whether losses were propagated to the log variances, yet none of them was changed since conversion.
+    """Whether losses were propagated to log variances that may be trained, yet none of them was changed since conversion.
 
     It is how an optimizer looks that was made before `convert`: it steps the means, and knows nothing of `log_sigma2`.
     """
-    layers = [layer for _, layer in variational_layers(model)]
-    heard = (own.grad is not None for layer in layers for own in layer.variance_parameters().values())
-    return bool(layers) and all(heard) and not any(layer.variance_moved for layer in layers)
+    trained = [
+        layer
+        for _, layer in variational_layers(model)
+        if any(own.requires_grad for own in layer.variance_parameters().values())
+    ]
+    return any(layer.variance_heard for layer in trained) and not any(layer.variance_moved for layer in trained)
 
 
 def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:

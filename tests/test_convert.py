@@ -133,6 +133,17 @@ def test_reason_excluded():
     }
 
 
+@pytest.mark.parametrize("pattern", ["encoder", "enc*", "encoder.*", "encoder.[02]"])
+def test_a_pattern_of_a_container_means_what_is_inside(pattern):
+    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3)))})
+    model["head"], model["encoders"] = nn.Linear(3, 1), nn.Linear(3, 1)
+    inside = {"encoder.0", "encoder.2.0"} | ({"encoders"} if pattern == "enc*" else set())
+    names = {"encoder.0", "encoder.2.0", "head", "encoders"}
+    assert {name for name, why in reasons(model, exclude=[pattern]).items() if why} == inside
+    assert {name for name, why in reasons(model, include=[pattern]).items() if why} == names - inside
+    assert {name for name, _ in variational_layers(svdc.convert(model, exclude=[pattern]))} == names - inside
+
+
 def test_reason_already_converted():
     model = svdc.convert(mlp(), include=["0"])
     with torch.no_grad():

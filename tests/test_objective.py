@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
+import warnings
 from dataclasses import FrozenInstanceError
 from typing import get_args
 
@@ -210,6 +212,48 @@ def test_set_epoch_follows_the_schedule_and_a_number_is_a_constant():
 
 
 # Losses that do not average
+
+
+def train(elbo: svdc.ELBO, model: nn.Module, epochs: int, set_epoch: bool = False) -> None:
+    torch.manual_seed(0)
+    for epoch in range(epochs):
+        if set_epoch:
+            elbo.set_epoch(epoch)
+        for _ in range(4):
+            elbo(model(torch.randn(5, 5)), torch.randint(3, (5,))).backward()
+
+
+def test_a_warm_up_that_never_begins_is_told_of_once():
+    model = variational()
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=20, schedule=svdc.LinearWarmup(start=5, stop=10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(elbo, model, epochs=1)
+        with torch.no_grad():
+            elbo(model(torch.randn(5, 5)), torch.randint(3, (5,)))  # a validation
+    with pytest.warns(UserWarning, match=r"beta is still 0.*elbo\.set_epoch\(epoch\)") as found:
+        train(elbo, model, epochs=2)
+    assert len(found) == 1 and found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warm = svdc.LinearWarmup(start=5, stop=10)
+        train(svdc.ELBO(model, nn.CrossEntropyLoss(), 20, warm), model, epochs=3, set_epoch=True)
+        for schedule in (0.0, 1.0, svdc.AdditiveWarmup()):
+            train(svdc.ELBO(model, nn.CrossEntropyLoss(), 20, schedule), model, epochs=2)
+
+
+def test_the_loss_of_another_copy_of_the_model_is_told_of():
+    model = variational()
+    for other in (copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model), svdc.prune(model, torch.randn(2, 5))):
+        with pytest.warns(UserWarning, match="on none of ELBO's model") as found:
+            train(svdc.ELBO(other, nn.CrossEntropyLoss(), num_examples=20), model, epochs=1)
+        assert len(found) == 1 and found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=20), nn.DataParallel(model), epochs=1)
+        svdc.ELBO(model, lambda loss: loss, 20)(torch.ones((), requires_grad=True) * 2)  # of no parameter at all
+        frozen = copy.deepcopy(model).requires_grad_(False)
+        train(svdc.ELBO(frozen, nn.CrossEntropyLoss(), num_examples=20), nn.Sequential(nn.Linear(5, 5), frozen), epochs=1)
 
 
 def test_a_loss_that_says_that_it_sums_is_refused():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import warnings
+import weakref
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -213,32 +216,53 @@ def test_a_model_without_variational_layers_and_an_unknown_share_are_errors():
 # An optimizer that was made before the conversion
 
 
-def steps(before: bool) -> nn.Module:
+def steps(before: bool, frozen: bool = False, clear: bool = False, fused: bool = False) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    early = torch.optim.Adam(model.parameters(), lr=0.1)
+    model[0].requires_grad_(not frozen)
+    early = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
     svdc.convert(model)
-    optimizer = early if before else torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = early if before else torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
     elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)
     for _ in range(3):
         optimizer.zero_grad()
         elbo(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
         optimizer.step()
+        if clear:
+            model.zero_grad()
     return model
 
 
-def test_variances_that_no_optimizer_has_are_noticed():
-    model = steps(before=True)
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"clear": True}, {"fused": True}], ids=str)
+def test_variances_that_no_optimizer_has_are_noticed(options):
+    model = steps(before=True, **options)
     with pytest.warns(UserWarning, match=r"optimizer made before svdcompress.convert"):
         svdc.relevance(model)
     with pytest.warns(UserWarning, match=r"optimizer made before svdcompress.convert"):
         svdc.prune(model, torch.randn(2, 4))
 
 
-def test_variances_that_are_trained_raise_no_warning():
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"clear": True}, {"fused": True}], ids=str)
+def test_variances_that_are_trained_raise_no_warning(options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = steps(before=False)
+        model = steps(before=False, **options)
         svdc.relevance(model)
         svdc.prune(model, torch.randn(2, 4))
         svdc.relevance(svdc.convert(nn.Sequential(nn.Linear(4, 6))))  # not trained at all
+
+
+def test_layers_are_freed_at_once_though_their_gradients_are_noticed():
+    layer = svdc.convert(nn.Linear(4, 3))
+    gone = weakref.ref(layer.log_sigma2)
+    copied = pickle.loads(pickle.dumps(layer))
+    assert not copied.variance_heard and not layer.variance_heard
+    layer(torch.randn(2, 4)).sum().backward()
+    layer.zero_grad()
+    assert layer.variance_heard and not layer.log_sigma2._backward_hooks
+    gc.disable()
+    try:
+        del layer
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ from svdcompress.convert._convert import (
     to_dense,
 )
 from svdcompress.convert._derived import fold_like, folded
+from svdcompress.convert._patterns import matches
 from svdcompress.convert._plan import DERIVED, PlanEntry, plan
 from svdcompress.convert._reads import PAST_CURE, Reads, as_it_was, read_past, watch
 from svdcompress.convert._undo import unchanged_on_error
@@ -24,6 +25,7 @@ __all__ = [
     "fold_like",
     "folded",
     "leave_fused_paths",
+    "matches",
     "plan",
     "read_past",
     "to_dense",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ from svdcompress.layers import (
     variational_layers,
 )
 
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""Classes of training on several devices that note the parameters of a model when they wrap it."""
+
 
 def convert(
     model: nn.Module,
@@ -50,14 +54,15 @@ def convert(
     """Turn Linear and convolution layers into variational ones, in place; returns the model.
 
     Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
-    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied.
+    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied. Log variances have their weights'
+    dtype, and in half precision hardly train: it warns, and `model.float()` under autocast is the way.
 
     prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `Prior`.
     posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
         costs a wide layer no second matrix product and no second tensor of weights; or a `Posterior`.
     share: which weights share a prior variance: "weight", "input", "output", "layer", a list (equal parts), or {name: part}.
     include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
-        `exclude` matches it (any of its names, where a module has several).
+        `exclude` matches it (any of its names, where a module has several) or a module that it is inside of.
     filter_fn: takes a module and its dotted name; False leaves it, beside what the patterns leave.
     log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones. None: where the prior
         says, -10 for the package's own.
@@ -75,7 +80,8 @@ def convert(
 
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
     convert, for an unknown prior, posterior or share, for a share that the prior does not know, if the model cannot run on the
-    example inputs, or if a layer that is meant is variational already, with other settings; the model is then as it was.
+    example inputs, if it is wrapped for training on several devices (convert first), or if a layer that is meant is variational
+    already, with other settings; the model is then as it was.
 
     Example:
         >>> svdc.convert(model, share=["weight", "input"], exclude=["2"])
@@ -91,6 +97,8 @@ def convert(
     if not chosen and not any(isinstance(module, VariationalLayer) for module in model.modules()):
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry, _ in found[:8]) or "it has no layers"
         raise ModelError(f"nothing to convert in {type(model).__name__} ({reasons})")
+    if chosen:
+        _check_unwrapped(model)
     settings: dict[str, Any] = {
         "prior": prior,
         "share": share,
@@ -113,7 +121,37 @@ def convert(
             layer = kind.from_dense(module, log_sigma2=tied.variance_parameters(), **own)
         shared[id(layer.weight)] = layer
     leave_fused_paths(model)
+    _warn_of_half_precision([(entry.name, module) for entry, module in found if entry.converted])
     return model
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """A wrapper that has taken the parameters to average or to divide knows nothing of those that come later."""
+    for name, module in model.named_modules():
+        found = WRAPPERS & {kind.__name__ for kind in type(module).__mro__}
+        if found:
+            where = f" ({name})" if name else ""
+            raise ModelError(
+                f"the model is wrapped in {found.pop()}{where}, which would leave the new log_sigma2 out, so that each rank "
+                "trains its own: call svdcompress.convert(model) first, and wrap it afterwards"
+            )
+
+
+def _warn_of_half_precision(layers: list[tuple[str, Any]]) -> None:
+    """Log variances have the dtype of their weight, and near -10 a number of 16 bits is coarser than a step of training."""
+    trained = [
+        (name, layer.weight.dtype)
+        for name, layer in layers
+        if layer.weight.dtype.itemsize < 4 and any(own.requires_grad for own in layer.variance_parameters().values())
+    ]
+    if trained:
+        dtype = str(trained[0][1]).removeprefix("torch.")
+        names = ", ".join(name or "the model itself" for name, _ in trained[:4])
+        warnings.warn(
+            f"log variances cannot be trained in {dtype}, in which steps of an optimizer round away ({names}"
+            f"{' ...' if len(trained) > 4 else ''}): use svdcompress.convert(model.float()), and train under torch.autocast",
+            stacklevel=3,
+        )
 
 
 def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:

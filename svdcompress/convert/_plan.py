@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from svdcompress.convert._derived import derivation
+from svdcompress.convert._patterns import matches
 from svdcompress.convert._reads import read_past
 from svdcompress.errors import ModelError
 from svdcompress.layers import VariationalLayer, changes, clashes, known_class, register_loaded, variational_class
@@ -207,9 +208,9 @@ class _Rules:
         return ""
 
     def _excluded(self, names: list[str], module: nn.Module) -> str:
-        if not any(fnmatchcase(name, pattern) for pattern in self.include for name in names):
+        if not any(matches(name, self.include) for name in names):
             return "excluded: no include pattern matches"
-        if any(fnmatchcase(name, pattern) for pattern in self.exclude for name in names):
+        if any(matches(name, self.exclude) for name in names):
             return "excluded"
         if self.filter_fn is not None and not any(self.filter_fn(module, name) for name in names):
             return "excluded by filter_fn"

@@ -6,6 +6,7 @@ from collections.abc import Sized
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from svdcompress.convert import convert
 from svdcompress.errors import UsageError
@@ -43,7 +44,12 @@ class Penalty:
                 "num_examples: the number of training examples cannot be read from the data loader; give it, as in "
                 "SparsifyCallback(num_examples=60_000)"
             )
-        self.num_examples = len(dataset)
+        sampler = getattr(loader, "sampler", None)
+        if isinstance(sampler, DistributedSampler):  # its own length is that of one process
+            sampler = sampler.dataset  # the data, or Lightning's wrapper of another sampler
+            sampler = getattr(sampler, "_sampler", sampler)
+        # This one takes the same part of the data in each epoch; the length of others is how much of all an epoch takes.
+        self.num_examples = len(sampler) if isinstance(sampler, SubsetRandomSampler) else len(dataset)
 
     def set_epoch(self, epoch: float) -> None:
         """Set beta to the schedule's value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import UsageError
+from svdcompress.interop._decay import DECAYED, decays
 from svdcompress.interop._schedule import Penalty
+from svdcompress.layers import variance_parameters
 from svdcompress.objective import LinearWarmup, Schedule
 from svdcompress.relevance import relevance
 
@@ -23,8 +26,12 @@ class SparsifyCallback(pl.Callback):
     returns, once for each optimizer step however many batches are accumulated. Beta follows the schedule within epochs too.
     `svdc_beta` and `svdc_sparsity` are logged once an epoch.
 
-    num_examples: N; None: the length of the train dataloader's dataset. schedule: of beta by epoch, or a constant.
+    num_examples: N; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler. schedule: of beta
+        by epoch, or a constant.
     options: of `svdcompress.convert` (prior, share, include, exclude, log_sigma2 ...).
+
+    Weight decay would pull log variances to 0: where `configure_optimizers` has some, give them a group without it (a warning
+    says so): `{"params": svdcompress.layers.variance_parameters(self), "weight_decay": 0.0}`.
 
     The module's own loss has to average over the batch (a sum would make the KL count too little). Modules with manual
     optimization are refused: they call their optimizers themselves, and no loss passes by here.
@@ -71,9 +78,16 @@ class SparsifyCallback(pl.Callback):
             vars(pl_module).pop("training_step", None)
             self._plain = None
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """The same after Ctrl-C or an exception, when Lightning calls no `teardown`."""
+        self.teardown(trainer, pl_module, "fit")
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find N."""
+        """Find N, and look at the optimizers."""
         self.penalty.count(trainer.train_dataloader)
+        variances = variance_parameters(pl_module)
+        if any(decays(optimizer, variances) for optimizer in trainer.optimizers):
+            warnings.warn(DECAYED, stacklevel=2)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         """Beta at this point of the epoch."""

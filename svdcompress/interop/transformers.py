@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from svdcompress.errors import UsageError
+from svdcompress.interop._decay import DECAYED, WithoutDecay, decays
 from svdcompress.interop._schedule import Penalty
 from svdcompress.layers import variance_parameters
 from svdcompress.objective import LinearWarmup, Schedule
@@ -20,7 +23,8 @@ class SparsifyCallback(TrainerCallback):
     """Convert the model of a Trainer and train it with the annealed ELBO.
 
     The model is converted in place when the Trainer is made, ahead of its optimizer, and `beta KL / N` is added to the loss
-    that the model returns in `train()`, once for each optimizer step however many batches are accumulated.
+    that the model returns in `train()`, once for each optimizer step however many batches are accumulated. Weight decay leaves
+    the log variances out.
 
     num_examples: N; None: the length of the training set. schedule: of beta by epoch, or a constant.
     options: of `svdcompress.convert`; exclude embeddings' projections and heads as you would there.
@@ -44,7 +48,7 @@ class SparsifyCallback(TrainerCallback):
     ) -> None:
         self.penalty = Penalty(num_examples, schedule, options)
         self._accumulated = 1
-        self._hook: Any = None
+        self._spared: WithoutDecay | None = None
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -63,7 +67,9 @@ class SparsifyCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Find N, and see to it that the optimizer knows the variances and the model's loss the KL."""
+        self._leave(model)  # on_train_end does not run after Ctrl-C or an exception
         self.penalty.convert(model)  # a callback that was added after the Trainer was made
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
         _check_optimizer(model, optimizer)
         if args.label_smoothing_factor:
             raise UsageError(
@@ -72,17 +78,32 @@ class SparsifyCallback(TrainerCallback):
             )
         self.penalty.count(train_dataloader)
         self._accumulated = args.gradient_accumulation_steps
-        self._hook = model.register_forward_hook(self._add, with_kwargs=True)
+        model.register_forward_hook(self._add, with_kwargs=True)
+        self._spare(model, optimizer)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Beta at this point of the training."""
         self.penalty.set_epoch(state.epoch or 0.0)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave the model's forward pass as it was."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Leave the model's forward pass and the optimizer as they were."""
+        self._leave(model)
+
+    def _leave(self, model: nn.Module) -> None:
+        _remove_hooks(model)
+        if self._spared is not None:
+            self._spared.remove()
+            self._spared = None
+
+    def _spare(self, model: nn.Module, optimizer: Any) -> None:
+        """Take the variances out of the weight decay; the Trainer lets all parameters decay but for biases and norms."""
+        variances = variance_parameters(model)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._spared = WithoutDecay(optimizer, variances)
+        elif optimizer is not None and decays(optimizer, variances):
+            warnings.warn(DECAYED, stacklevel=2)
 
     def _add(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook: the model's loss, and the KL's share of this batch."""
@@ -109,8 +130,15 @@ class SparsifyCallback(TrainerCallback):
         return (labels != IGNORED).sum() / items
 
 
+def _remove_hooks(model: nn.Module) -> None:
+    """Remove the hooks of every SparsifyCallback: with two of them the KL would count twice."""
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), SparsifyCallback):
+            del model._forward_hooks[key]
+            model._forward_hooks_with_kwargs.pop(key, None)
+
+
 def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
     if optimizer is None:
         return
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

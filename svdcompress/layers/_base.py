@@ -29,6 +29,7 @@ from svdcompress.layers._reparam import (
 from svdcompress.layers._rows import NotRows, Rows
 from svdcompress.layers._sampling import Sampler, leaves_the_graph, outside_of_the_graph
 from svdcompress.layers._share import REDUCED, Share, Threshold, parse_share, parse_threshold
+from svdcompress.layers._strict import loads_strictly
 from svdcompress.layers._variances import Start, Weighted
 from svdcompress.layers.posteriors import Posterior, check_posterior
 from svdcompress.layers.priors import ARD, Prior, check_prior, kl_apart
@@ -134,7 +135,7 @@ class VariationalLayer(Weighted):
             self.weight.mul_(self.relevant())
         for name in (*self.posterior.parameters, "mask", "bias_sigma2", "share", "threshold", "variance_dtype"):
             delattr(self, name)
-        for name in ("_own", "_made_at", "prior", "posterior"):
+        for name in ("_own", "_made_at", "_heard", "prior", "posterior"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class
@@ -328,13 +329,14 @@ class VariationalLayer(Weighted):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         # A dense state_dict has no variances: where they start is kept. Buffers that are None by default appear or go as
-        # the state has them.
+        # the state has them, but stay where a state need not be whole (an average of the parameters, one layer's weights).
         for name, parameter in self.variance_parameters().items():
             state_dict.setdefault(prefix + name, parameter.detach())
         for name, like in (("mask", self.weight), ("bias_sigma2", self.bias)):
             stored = state_dict.get(prefix + name)
             if stored is None:
-                setattr(self, name, None)
+                if getattr(self, name) is not None and loads_strictly():
+                    setattr(self, name, None)
             elif getattr(self, name) is None and like is not None:
                 setattr(self, name, torch.empty_like(like, dtype=stored.dtype, requires_grad=False))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -80,7 +80,18 @@ class Weighted(StochasticLayer):
     @property
     def variance_moved(self) -> bool:
         """Whether anything has written to the variances since the layer was made: an optimizer, or a checkpoint."""
-        return self.__dict__.get("_made_at") != [parameter._version for parameter in self.variance_parameters().values()]
+        made = self.__dict__.get("_made_at")
+        now = list(self.variance_parameters().values())
+        if made is None or [version for version, _ in made] != [parameter._version for parameter in now]:
+            return True
+        # Fused optimizers write without counting it.
+        return [total for _, total in made] != [_checksum(parameter) for parameter in now]
+
+    @property
+    def variance_heard(self) -> bool:
+        """Whether a backward pass came to the variances since the layer was made, its gradient kept or not."""
+        kept = any(parameter.grad is not None for parameter in self.variance_parameters().values())
+        return kept or bool(self.__dict__.get("_heard"))
 
     def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         """Another posterior in the place of this one, of the same variances or the nearest that it has; `set_posterior` does
@@ -110,7 +121,11 @@ class Weighted(StochasticLayer):
                 f"posterior: {self.posterior.name!r} gives log variances of shape {tuple(self.log_sigma2.shape)} for a weight "
                 f"of shape {tuple(self.weight.shape)}"
             )
-        self._made_at = [parameter._version for parameter in self.variance_parameters().values()]
+        self._made_at = [(parameter._version, _checksum(parameter)) for parameter in self.variance_parameters().values()]
+        self._heard: list[bool] = []
+        for parameter in parameters.values():
+            if parameter.requires_grad:
+                _listen(parameter, self._heard)
 
     @property
     def _groups(self) -> int:
@@ -124,6 +139,26 @@ class Weighted(StochasticLayer):
         """Such a view, where dimensions of size 1 are broadcast, in the weight's shape (or in that for other outputs per
         group)."""
         return as_weight(view, self.weight.shape, self._groups, self.transposed, outputs)
+
+
+@torch.no_grad()
+def _checksum(parameter: nn.Parameter) -> int | None:
+    """The sum of a parameter's bits, the same on each device; None where it has no values yet."""
+    if parameter.is_meta:
+        return None
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.dtype.itemsize]
+    return int(parameter.detach().view(bits).sum(dtype=torch.int64))
+
+
+def _listen(parameter: nn.Parameter, heard: list[bool]) -> None:
+    """Note the first gradient that comes to a parameter. The hook knows no layer: with one, layers and parameters would hold
+    each other in memory."""
+
+    def note(gradient: Tensor) -> None:
+        heard.append(True)
+        hook.remove()
+
+    hook = parameter.register_hook(note)
 
 
 def set_posterior(model: nn.Module | Iterable[nn.Module], posterior: str | Posterior) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, main_output
+from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import check_dropout, planned
@@ -17,6 +18,7 @@ from svdcompress.recipe import Recipe
 from svdcompress.sources import (
     Data,
     arrives_trained,
+    came_in,
     check_labels,
     class_dim,
     load_weights,
@@ -30,10 +32,15 @@ from svdcompress.train import seed_everything
 def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Module, bool]:
     """The recipe's model with its weights, and whether they are trained already. Raises ModelError, CheckpointError.
 
-    notes: gets a line on what of a file to start from was not used, and on what it lacked.
+    notes: gets a line on what of a file to start from was not used, and on what it lacked; and on a model in half precision.
     """
     seed_everything(recipe.seed, "model")
     model = make_model(recipe.model).cpu()  # one that is handed over may lie where it was trained
+    if notes is not None and (narrow := came_in(model)):
+        notes.append(
+            f"{recipe.model.name} came in {narrow} and is trained in float32: log variances would hardly move in {narrow}. "
+            "--set train.precision=auto (or bf16) computes in bfloat16"
+        )
     weights = recipe.weights
     if weights.file and weights.trained is False:
         found = start_from(model, weights.file, weights.strip_prefix)
@@ -114,7 +121,7 @@ def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None
     for field, patterns in rules.items():
         entries = planned(model, recipe, inputs, patterns)
         if not any(entry.converted for entry in entries):
-            left = [f"{e.name}: {e.reason}" for e in entries if any(fnmatchcase(e.name, pattern) for pattern in patterns)]
+            left = [f"{e.name}: {e.reason}" for e in entries if matches(e.name, patterns)]
             why = "; ".join(left[:4]) or "it has no weights"
             raise ModelError(f"{field}: no layer that {', '.join(patterns)} matches is converted ({why})")
     entries = planned(model, recipe, inputs)

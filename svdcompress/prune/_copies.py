@@ -19,8 +19,15 @@ from svdcompress.relevance import hold
 def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """A dense copy in `eval()` with irrelevant weights at 0.
 
-    Raises PruneError if the model cannot be copied.
+    Raises PruneError if the model cannot be copied, or computes the weight of a variational layer anew in each forward.
     """
+    for name, layer in variational_layers(model):
+        if "weight" not in layer._parameters:  # masks and log variances would be of a tensor that nobody keeps
+            raise PruneError(
+                f"{name or type(layer).__name__}: its weight has been computed from other tensors since conversion "
+                "(weight_norm, another parametrization): remove that, or put it on before svdcompress.convert(model, "
+                "derived='fold'), which makes a plain layer of it"
+            )
     try:
         variances = {id(own): own for own in variance_parameters(model)}
         plain = full_copy(model, variances)  # these are dropped at once, so they need no copy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, first_tensor, map_tensors
-from svdcompress.convert import as_it_was
+from svdcompress.convert import as_it_was, matches
 from svdcompress.errors import PruneError, UsageError
 from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer, variational_layers
 from svdcompress.prune._attempt import Attempt
@@ -164,8 +164,7 @@ def _known(model: nn.Module, protect: Sequence[str]) -> None:
 def _protected(model: nn.Module, protect: Sequence[str]) -> Iterator[str]:
     """Every name of the modules that a pattern matches, and of all that is inside them."""
     for name, _ in model.named_modules(remove_duplicate=False):
-        parts = name.split(".")
-        if any(fnmatchcase(".".join(parts[:n]), pattern) for pattern in protect for n in range(1, len(parts) + 1)):
+        if matches(name, protect):
             yield name
 
 

@@ -220,7 +220,8 @@ Threshold = Annotated[float | dict[str, float], AfterValidator(known_threshold)]
 
 
 class LayerRule(Section):
-    """Another setting for the layers that a pattern matches; what it leaves out is as in `convert`."""
+    """Another setting for the layers that a pattern matches, or that are inside of what it matches; what it leaves out is as in
+    `convert`."""
 
     match: str | list[str]
     prior: Literal["ard", "log-uniform"] | None = None

@@ -9,7 +9,7 @@ from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
 from svdcompress.sources._images import decode, image_files
-from svdcompress.sources._models import arrives_trained, fresh_weights, image_statistics, make_model
+from svdcompress.sources._models import arrives_trained, came_in, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
 from svdcompress.sources._npy import load_npy, load_npz
@@ -29,6 +29,7 @@ __all__ = [
     "InMemory",
     "arrives_trained",
     "batch_length",
+    "came_in",
     "check_finite",
     "check_labels",
     "class_dim",

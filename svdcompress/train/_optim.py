@@ -44,10 +44,21 @@ def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | 
         if groups:
             parts.append(torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused))
         if variances:
-            parts.append(torch.optim.Adam(variances, fused=fused))
+            parts.append(_counted(torch.optim.Adam(variances, fused=fused), spreads))
         return parts[0] if len(parts) == 1 else _Together(parts)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups + variances, lr=settings.lr, fused=fused)
+    return _counted(kind(groups + variances, lr=settings.lr, fused=fused), spreads)
+
+
+def _counted(optimizer: torch.optim.Optimizer, spreads: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Count a step as a change of the log variances, as torch's fused steps do not: so they are known to be trained even where
+    a step is too small for them."""
+
+    def count(*_: Any) -> None:
+        torch.autograd.graph.increment_version(spreads)
+
+    optimizer.register_step_post_hook(count)
+    return optimizer
 
 
 class _Together(torch.optim.Optimizer):

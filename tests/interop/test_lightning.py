@@ -7,7 +7,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import svdcompress as svdc
 from svdcompress.errors import UsageError
@@ -105,6 +112,64 @@ def test_what_cannot_work_is_said():
         L.Trainer(max_epochs=1, callbacks=[SparsifyCallback()], **QUIET).fit(manual, DataLoader(data(), batch_size=2))
     with pytest.raises(UsageError, match="num_examples: 0"):
         SparsifyCallback(num_examples=0)
+
+
+@pytest.mark.parametrize("again", ["same module", "same callback", "both"])
+def test_after_a_training_that_broke_off_the_kl_counts_once(again):
+    class Break(L.Callback):
+        def on_train_batch_end(self, *args):
+            raise RuntimeError("out of memory")
+
+    added = []
+
+    class Watched(Module):
+        def training_step(self, batch, index):
+            self.nll = super().training_step(batch, index)
+            return self.nll
+
+    class Watch(L.Callback):
+        def on_before_backward(self, trainer, module, loss):
+            added.append((loss - module.nll).item() / (svdc.kl_divergence(module).item() / 12))
+
+    module, callback, loader = Watched(), SparsifyCallback(schedule=1.0), DataLoader(data(), batch_size=6)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        L.Trainer(max_epochs=1, callbacks=[callback, Break()], **QUIET).fit(module, loader)
+    assert "training_step" not in vars(module)
+    module = Watched() if again == "same callback" else module
+    callback = SparsifyCallback(schedule=1.0) if again == "same module" else callback
+    L.Trainer(max_epochs=1, callbacks=[callback, Watch()], **QUIET).fit(module, loader)
+    assert added == pytest.approx([1.0] * 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_weight_decay_of_the_variances_is_told_of(apart, recwarn):
+    class Decaying(Module):
+        def configure_optimizers(self):
+            variances = svdc.layers.variance_parameters(self)
+            own = {id(p) for p in variances}
+            groups = [
+                {"params": [p for p in self.parameters() if id(p) not in own], "weight_decay": 0.1},
+                {"params": variances, "weight_decay": 0.0 if apart else 0.1},
+            ]
+            return torch.optim.AdamW(groups, lr=0.1)
+
+    trainer = L.Trainer(max_epochs=1, callbacks=[SparsifyCallback(schedule=0.1)], **QUIET)
+    trainer.fit(Decaying(), DataLoader(data(), batch_size=6))
+    said = [str(one.message) for one in recwarn if "weight decay" in str(one.message)]
+    assert len(said) == (not apart) and all("variance_parameters" in line for line in said)
+
+
+def test_n_is_that_of_the_examples_that_a_sampler_takes():
+    def counted(sampler) -> int:
+        callback = SparsifyCallback()
+        callback.penalty.count(DataLoader(data(), batch_size=2, sampler=sampler))
+        return callback.penalty.num_examples
+
+    wrapper = pytest.importorskip("lightning.fabric.utilities.distributed").DistributedSamplerWrapper
+    subset = SubsetRandomSampler(range(5))
+    assert counted(None) == counted(RandomSampler(data(), num_samples=30, replacement=True)) == 12
+    assert counted(subset) == counted(wrapper(subset, num_replicas=2, rank=0)) == 5
+    assert counted(DistributedSampler(data(), num_replicas=2, rank=0)) == 12
 
 
 def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():

@@ -10,6 +10,7 @@ import svdcompress as svdc
 from svdcompress.errors import UsageError
 
 transformers = pytest.importorskip("transformers")
+from svdcompress.interop._decay import WithoutDecay  # noqa: E402
 from svdcompress.interop.transformers import SparsifyCallback  # noqa: E402
 
 
@@ -39,16 +40,13 @@ def texts(count: int = 8) -> list[dict]:
 
 
 def trainer(model, rows, folder, accumulate=1, callback=None, **options):
+    quiet = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
     arguments = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=1,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=accumulate,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        **options.pop("arguments", {}),
+        **{**quiet, **options.pop("arguments", {})},
     )
     return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback] if callback else None, **options)
 
@@ -85,6 +83,87 @@ def test_it_is_converted_before_the_optimizer_is_made_and_the_hook_goes(tmp_path
     assert not model._forward_hooks
     plain = vit()(pixel_values=torch.zeros(2, 1, 8, 8), labels=torch.tensor([0, 1]))
     assert plain.loss is not None
+
+
+@pytest.mark.parametrize("again", ["same callback", "new callback"])
+def test_after_a_training_that_broke_off_the_kl_counts_once(again, tmp_path):
+    class Break(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    model, callback = vit(), SparsifyCallback(schedule=1.0)
+    first = trainer(model, images(), tmp_path, callback=callback)
+    first.add_callback(Break())
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            first.train()
+    added = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            torch.manual_seed(0)
+            with_kl = model(pixel_values=torch.ones(2, 1, 8, 8), labels=torch.tensor([0, 1])).loss.item()
+            hooks = model._forward_hooks.copy()
+            model._forward_hooks.clear()
+            torch.manual_seed(0)
+            without = model(pixel_values=torch.ones(2, 1, 8, 8), labels=torch.tensor([0, 1])).loss.item()
+            model._forward_hooks.update(hooks)
+            added.append((with_kl - without) / (svdc.kl_divergence(model).item() / 8))
+
+    callback = callback if again == "same callback" else SparsifyCallback(schedule=1.0)
+    second = trainer(model, images(), tmp_path, callback=callback)
+    second.add_callback(Watch())
+    second.train()
+    assert added == pytest.approx([1.0] * 4, rel=1e-3)
+    assert not model._forward_hooks and not model._forward_hooks_with_kwargs
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+def test_weight_decay_is_not_for_variances_and_a_training_goes_on_from_a_checkpoint(optim, tmp_path):
+    """With the loss at 0 and no KL, only decay moves anything."""
+
+    def train(**options):
+        model = language_model()
+        loss = model.loss_function
+        model.loss_function = lambda *args, **kwargs: 0 * loss(*args, **kwargs)
+        weight = model.transformer.h[0].mlp.c_fc.weight
+        before = weight.detach().clone()
+        settings = {"weight_decay": 0.5, "learning_rate": 0.1, "save_strategy": "steps", "save_steps": 2, "optim": optim}
+        one = trainer(model, texts(), tmp_path, callback=SparsifyCallback(schedule=0.0), arguments=settings)
+        one.train(**options)
+        assert weight.norm() < 0.95 * before.norm()
+        assert all((layer.log_sigma2 == -10).all() for _, layer in svdc.layers.variational_layers(model))
+        assert all(group["lr"] == 0 for group in one.optimizer.param_groups)  # the schedule has come to its end
+        parameters = [id(p) for group in one.optimizer.param_groups for p in group["params"]]
+        assert len(one.optimizer.param_groups) == 2 and sorted(parameters) == sorted(map(id, model.parameters()))
+        return model
+
+    whole = train()
+    again = train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(whole.state_dict(), again.state_dict())
+
+
+def test_decay_is_left_out_in_groups_that_a_schedule_changes_and_after_a_step_that_broke_off():
+    layer = svdc.convert(nn.Linear(4, 3))
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    plain = torch.optim.AdamW([nn.Parameter(layer.weight.detach().clone())], lr=0.1, weight_decay=0.5)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (optimizer, plain)]
+    spared = WithoutDecay(optimizer, [layer.log_sigma2])
+    for step in range(4):
+        for parameter in (layer.weight, layer.log_sigma2, *plain.param_groups[0]["params"]):
+            parameter.grad = torch.zeros_like(parameter)
+        if step == 1:
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(lambda: 1 / 0)
+        optimizer.step()
+        plain.step()
+        for schedule in schedules:
+            schedule.step()
+    assert (layer.log_sigma2 == -10).all() and len(optimizer.param_groups) == 1
+    assert torch.equal(layer.weight, plain.param_groups[0]["params"][0])
+    spared.remove()
+    optimizer.step()
+    assert (layer.log_sigma2 != -10).all()
 
 
 def test_what_cannot_work_is_said(tmp_path):

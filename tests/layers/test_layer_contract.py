@@ -207,6 +207,21 @@ class TestContract:
         with pytest.raises(RuntimeError, match="size mismatch"):
             other.load_state_dict({**layer.state_dict(), "weight": torch.zeros(1)})
 
+    def test_what_is_held_goes_with_a_whole_state_alone(self, case):
+        layer = case.layer()
+        bare = {name: value.clone() for name, value in layer.state_dict().items()}
+        layer.mask = mask = torch.rand(layer.weight.shape) > 0.5
+        if layer.bias is not None:
+            layer.bias_sigma2 = torch.rand_like(layer.bias)
+        held = list(layer.state_dict())
+        parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+        model = nn.Sequential(layer, nn.BatchNorm1d(2))
+        for state in ({}, {f"0.{name}": value for name, value in parameters.items()}, {"0.weight": layer.weight.detach()}):
+            missing = model.load_state_dict(state, strict=False).missing_keys
+            assert torch.equal(layer.mask, mask) and list(layer.state_dict()) == held and "0.mask" in missing
+        layer.load_state_dict(bare)
+        assert layer.mask is None and layer.bias_sigma2 is None
+
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
     def test_copies_are_independent(self, case, copied):
         layer, x = case.layer().eval(), case.x()

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import estimate, open_run, run
+from svdcompress.pipeline._convert import converted
+from svdcompress.pipeline._dense import check_patterns, dense_model
 from svdcompress.recipe import load_recipe
 
 MODEL = """
@@ -71,3 +74,24 @@ def test_a_run_comes_to_its_end_and_opens_again(recipe, tmp_path):
     x = torch.randn(4, 64)
     assert opened.model(x).shape == (4, 10) and opened.dense(x).shape == (4, 10)
     assert opened.model.train()(x)[1].shape == (4, 10)
+
+
+def test_a_model_in_half_precision_is_told_of(tmp_path):
+    (tmp_path / "half.py").write_text(
+        "from torch import nn\nmake = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()\n"
+    )
+    recipe = load_recipe("digits", [f"model.name={tmp_path}/half.py:make", "model.args={}", "device=cpu"])
+    notes = []
+    model, trained = dense_model(recipe, notes)
+    assert model[1].weight.dtype == torch.float32 and not trained
+    assert "came in float16 and is trained in float32" in notes[0] and "train.precision" in notes[0]
+    assert notes[0] in estimate(recipe).notes
+
+
+def test_a_rule_for_a_container_is_one_for_what_is_inside():
+    rules = "convert.layers=[{match: body, log_sigma2: -4}]"
+    recipe = load_recipe(None, ["model=mlp", "data=digits", rules, "prune.protect=[body]"])
+    model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
+    check_patterns(model, recipe)
+    model = converted(model, recipe)
+    assert [layer.log_sigma2[0, 0].item() for _, layer in variational_layers(model)] == [-4.0, -10.0]

@@ -349,3 +349,13 @@ def test_functional_weights_are_left_alone() -> None:
     assert small.a.out_channels == 8
     assert {group.name: group for group in small.pruning.groups}["a"].reason
     assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-5
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_a_weight_that_is_computed_since_conversion_is_named(wrap) -> None:
+    model = convert(net()).eval()
+    wrap(model[2])
+    for work in (prune, groups):
+        with pytest.raises(PruneError, match=r"^2: its weight has been computed .* derived='fold'"):
+            work(model, torch.randn(2, 8))

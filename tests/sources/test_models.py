@@ -1,5 +1,6 @@
 """Names of models to models: factories, packages that may be missing, folders of transformers."""
 
+import copy
 import json
 import sys
 import types
@@ -11,7 +12,7 @@ from torch import nn
 from svdcompress.batch import call, main_output
 from svdcompress.errors import DependencyError, ModelError
 from svdcompress.recipe import ModelSection
-from svdcompress.sources import arrives_trained, fresh_weights, image_statistics, make_model
+from svdcompress.sources import arrives_trained, came_in, fresh_weights, image_statistics, make_model
 
 
 def make(name, **args):
@@ -83,6 +84,15 @@ def test_a_folder_of_transformers_is_loaded_with_its_weights_and_in_silence(vit,
     assert arrives_trained(section, model) and fresh_weights(model) == []
     said = capfd.readouterr()
     assert said.out == said.err == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_folder_in_half_precision_is_trained_in_float32(vit, dtype, tmp_path):
+    copy.deepcopy(vit[1]).to(dtype).save_pretrained(tmp_path)
+    model, _ = make(f"hf:{tmp_path}")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(model.classifier.weight, vit[1].classifier.weight.to(dtype).float())
+    assert came_in(model) == str(dtype).removeprefix("torch.") and came_in(make(f"hf:{vit[0]}")[0]) is None
 
 
 def test_a_head_for_other_classes_is_fresh_and_the_rest_is_kept(vit):

@@ -37,6 +37,17 @@ def test_optimizer_groups_and_the_learning_rates_path():
     assert LrFactor(LrSchedule(name="constant"), 10)(9.9) == 1
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_a_step_counts_as_one_even_where_it_is_too_small_to_be_seen(name):
+    model = convert(net(), log_sigma2=-60.0)
+    optimizer = make_optimizer(model, Training(optimizer=name, lr=1e-2), 1e-9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert not model[0].variance_moved
+    optimizer.step()
+    assert (model[0].log_sigma2 == -60).all() and model[0].variance_moved
+
+
 def test_sgd_steps_the_means_and_adam_the_log_variances():
     """Against both rules by hand, over learning rates that change, in two goes by the saved state."""
     torch.manual_seed(0)
