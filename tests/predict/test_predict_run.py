@@ -1,9 +1,7 @@
 """Files of inputs to files of predictions, by both ways, for runs put together by hand."""
 
 import csv
-import dataclasses
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.calibrate import Promises, load_promises, save_promises
+from svdcompress.calibrate import Promises, save_promises
 from svdcompress.errors import CheckpointError, DataError, ExportError, OutputError, UsageError
 from svdcompress.export import export_onnx
 from svdcompress.predict import predict_run, read_inputs
@@ -386,28 +384,3 @@ def test_a_report_that_cannot_be_read_leaves_draws(images, tmp_path):
         patch.setattr(_run, "open_run", lambda folder: Damaged(**facts))
         predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", told=told)
     assert told["by"] == "samples"
-
-
-def test_fewer_draws_than_of_the_validation_data_promise_nothing(images, tmp_path):
-    np.save(tmp_path / "x.npy", np.ones((3, 1, 6, 5), np.float32))
-    scores = torch.linspace(0, 1, 300, dtype=torch.float64)
-    kept = Promises("classification", 4, scores=scores, labels=torch.arange(300) % 4, samples=20)
-    mean = dataclasses.replace(kept, scores=scores.clone(), labels=kept.labels.clone(), samples=0)
-    save_promises(tmp_path / "validation.safetensors", {"mean": mean, "samples": kept})
-    run = opened(tmp_path, images.model, preprocessing=images.preprocessing, classes=images.classes, results={})
-    ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_run, "open_run", lambda folder: run)
-        with pytest.raises(UsageError, match=r"samples: 19; .* of 20 draws.* --samples 20 or more"):
-            ask(samples=19, coverage=0.9)
-        assert not (tmp_path / "p.npz").exists()
-        told = {}
-        ask(samples=20, coverage=0.9, told=told)
-        assert told["coverage"]["samples"] == 20 and "set" in np.load(tmp_path / "p.npz")
-        run.recipe.calibrate = CalibrateSection(coverage=0.9)  # the recipe asks, and nobody in the call
-        told = {}
-        ask(samples=19, told=told)
-        assert "of 20 draws" in told["not_promised"] and "coverage" not in told and "set" not in np.load(tmp_path / "p.npz")
-        ask(samples=None, told=told)
-        assert told["coverage"]["samples"] == 20
-    assert load_promises(tmp_path / "validation.safetensors", "mean").samples == 0

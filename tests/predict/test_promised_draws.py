@@ -1,0 +1,53 @@
+"""Promises of validation data, and predictions of other numbers of draws than they were made with."""
+
+import dataclasses
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.calibrate import Promises, load_promises, save_promises
+from svdcompress.errors import UsageError
+from svdcompress.predict import predict_run
+from svdcompress.recipe import CalibrateSection
+
+_run = sys.modules["svdcompress.predict._run"]
+
+
+def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
+    scores = torch.linspace(0, 1, 300, dtype=torch.float64)
+    kept = Promises("classification", 4, scores=scores, labels=torch.arange(300) % 4, samples=20)
+    mean = dataclasses.replace(kept, scores=scores.clone(), labels=kept.labels.clone(), samples=0)
+    save_promises(tmp_path / "validation.safetensors", {"mean": mean, "samples": kept})
+    run = SimpleNamespace(
+        folder=tmp_path,
+        model=svdc.convert(nn.Linear(5, 4), log_sigma2=-3.0).eval(),
+        recipe=SimpleNamespace(task="classification", calibrate=CalibrateSection()),
+        preprocessing={},
+        classes=None,
+        tau=None,
+        dim=1,
+        results={},
+    )
+    monkeypatch.setattr(_run, "open_run", lambda folder: run)
+    ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz")
+    with pytest.raises(UsageError, match=r"samples: 19; .* of 20 draws.* --samples 20 or more"):
+        ask(samples=19, coverage=0.9)
+    assert not (tmp_path / "p.npz").exists()
+    told = {}
+    ask(samples=20, coverage=0.9, told=told)
+    assert told["coverage"]["samples"] == 20 and "set" in np.load(tmp_path / "p.npz")
+    run.recipe.calibrate = CalibrateSection(coverage=0.9)  # the recipe asks, and nobody in the call
+    told = {}
+    ask(samples=19, told=told)
+    assert "of 20 draws" in told["not_promised"] and "coverage" not in told and "set" not in np.load(tmp_path / "p.npz")
+    ask(samples=None, told=told)
+    assert told["coverage"]["samples"] == 20
+    assert load_promises(tmp_path / "validation.safetensors", "mean").samples == 0
