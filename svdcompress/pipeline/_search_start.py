@@ -73,9 +73,13 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
         by_nll = "What is lost is estimated from the NLL of validation and training examples, which is no more than a guess"
-        decides = "The drop that is measured decides" if found.nll is None else by_nll
+        bound = found.probabilities and found.graded  # which then decides though it may be wide
+        told = (
+            "The bound on it decides all the same, so less may go than could" if bound else "The drop that is measured decides"
+        )
+        decides = told if found.nll is None else by_nll
         lines.append(
-            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. "
+            f"{count:,} validation examples {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: {about}. "
             f"{decides}; set data.validation, or allow more"
         )
     if (line := _seen(context, opened.data, dense.model, found)) is not None:
