@@ -29,6 +29,11 @@ def objective_of(recipe: Recipe) -> str:
     return "macs" if _asks_units(recipe) else "nonzero"
 
 
+def chosen_by_time(recipe: Recipe) -> bool:
+    """Whether of two files of one model the faster one is taken; where bytes are searched for it is the smaller one."""
+    return recipe.report.latency and not (recipe.search.wanted and objective_of(recipe) == "bytes")
+
+
 def levels_and_trials(recipe: Recipe) -> tuple[int, int]:
     """Levels of the path and trials that a search makes, at most."""
     measure = objective_of(recipe)
