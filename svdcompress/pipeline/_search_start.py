@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from svdcompress.errors import RecipeError
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._judged import judged
 from svdcompress.pipeline._search_cost import levels_of, no_path, trials_of
+from svdcompress.pipeline._skill import EXAMPLES
+from svdcompress.pipeline._some import some
 from svdcompress.recipe import MEASURES, Recipe, parse_goal
 from svdcompress.search import Budget, Losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
 """Shares of a search for shapes where the recipe asks single weights alone."""
+
+
+BY_HEART, ALIKE = 0.1, 1.25
+"""Of a regression: below this share of the targets' standard deviation (a hundredth of their variance is left) the RMSE is that
+of values that may be known by heart, where it is at most so many times that of training examples (of a hundred each, chance
+alone makes a tenth)."""
 
 
 def objective_of(recipe: Recipe) -> str:
@@ -87,24 +95,40 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
             f"{count:,} validation examples {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: {about}. "
             f"{decides}; set data.validation, or allow more"
         )
-    if (line := _seen(context, opened.data, dense.model, found)) is not None:
+    if (line := _seen(context, opened.data, dense, found)) is not None:
         lines.append(line)
     return lines
 
 
-def _seen(context: Context, data: Any, model: nn.Module, found: Losses) -> str | None:
-    """A warning where weights that were trained elsewhere know the validation examples by heart, as it seems."""
-    recipe, device = context.recipe, context.place.device
-    known = recipe.weights.trained is not False and (recipe.weights.file or recipe.weights.trained)
-    if not known or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or not found.probabilities:
+def _seen(context: Context, data: Any, dense: Dense, found: Losses) -> str | None:
+    """A warning where weights that were trained before this run know the validation examples by heart, as it seems: hardly
+    anything is wrong with them, and no more than with training examples."""
+    recipe, device, model = context.recipe, context.place.device, dense.model
+    if not dense.given or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or _unsure(data, found):
         return None
-    some = torch.arange(min(len(data.train), len(data.validation)))
+    examples = torch.arange(min(len(data.train), len(data.validation)))
     with there(device, model):
-        trained = judged(model, data.train.subset(some), data, device)
-    if found.error >= 1.0 or found.error > max(1.5 * trained.error, trained.error + 0.2):
+        trained = judged(model, data.train.subset(examples), data, device, errors_alone=True)
+    alike = max(1.5 * trained.error, trained.error + 0.2) if found.probabilities else ALIKE * trained.error
+    if found.error > alike:
         return None
+    unit = "% error" if found.probabilities else ""
+    told = [f"{'' if unit else 'an RMSE of '}{losses.error:.2g}{unit}" for losses in (trained, found)]
     return (
-        f"the weights have {trained.error:.2g}% error on training and {found.error:.2g}% on validation examples: they were "
+        f"the weights have {told[0]} on training and {told[1]} on validation examples: they were "
         "probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
         "--validation test:50% for a part of the test data"
     )
+
+
+def _unsure(data: Any, found: Losses) -> bool:
+    """Whether so much is wrong with the validation examples that nobody can have learnt them by heart."""
+    if found.probabilities:
+        return found.error >= 1.0
+    try:
+        seen = some(data.validation, EXAMPLES).batches(EXAMPLES)
+        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen])
+    except RuntimeError:  # of several shapes
+        return True
+    scale = 1.0 if data.target_scale is None else data.target_scale[1]
+    return found.error >= BY_HEART * likelihood_for(data.task, data.dim).blind(targets, scale)["rmse"]

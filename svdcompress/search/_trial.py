@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
 NOTHING = 1e9
 """The NLL of a trial of which nothing was left, a number as JSON has no infinity."""
 
