@@ -27,7 +27,7 @@ from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._search_cost import left_for, no_path
-from svdcompress.pipeline._search_start import for_objective, levels_and_trials, objective_of
+from svdcompress.pipeline._search_start import check_epochs, for_objective, levels_and_trials, objective_of
 from svdcompress.pipeline._uncertainty import seconds_for
 from svdcompress.recipe import Distillation, Recipe, Training
 from svdcompress.sources import Data, example_inputs, open_data
@@ -74,6 +74,7 @@ class Estimate:
 
 def estimate(recipe: Recipe) -> Estimate:
     """Read the data, make the model, try a few steps of each kind; nothing is written. Raises what a run's start raises."""
+    check_epochs(recipe)
     data = open_data(recipe.data, recipe.task)
     place = find_place(recipe.device)
     dense, trained = dense_model(recipe, data.notes)

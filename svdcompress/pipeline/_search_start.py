@@ -12,7 +12,7 @@ from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._judged import judged
-from svdcompress.pipeline._search_cost import levels_of, no_path, trials_of
+from svdcompress.pipeline._search_cost import levels_of, no_path, reconstructs, trials_of
 from svdcompress.pipeline._skill import EXAMPLES
 from svdcompress.pipeline._some import some
 from svdcompress.recipe import MEASURES, Recipe, parse_goal
@@ -35,6 +35,20 @@ def objective_of(recipe: Recipe) -> str:
     if recipe.search.objective != "auto":
         return recipe.search.objective
     return "macs" if _asks_units(recipe) else "nonzero"
+
+
+def check_epochs(recipe: Recipe) -> None:
+    """Raises RecipeError for a search without epochs of training that could not do without them: what it cuts by are variances
+    that these train, unless all that goes goes at once and what stays is reconstructed."""
+    measure = objective_of(recipe)
+    if recipe.train.epochs or not recipe.search.wanted or reconstructs(recipe, measure):
+        return
+    unit = MEASURES[measure]
+    if measure in ("nonzero", "bytes"):
+        why = "these train the variances that say which weights go. Without training, whole units can: --objective macs"
+    else:
+        why = "without training, what is cut has to be reconstructed (search.reconstruct: auto, search.cuts above 1)"
+    raise RecipeError(f"train.epochs: 0: a search for {unit} needs 1 or more, as {why}")
 
 
 def chosen_by_time(recipe: Recipe) -> bool:
