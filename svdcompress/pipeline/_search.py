@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from svdcompress.errors import OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Variational
 from svdcompress.pipeline._choose_masks import masks_for
-from svdcompress.pipeline._path import COOLING_EPOCHS, FEW, PART, START, UNPRESSED, epochs_of
+from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
+from svdcompress.pipeline._path import FEW, PART, START, UNPRESSED
 from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials

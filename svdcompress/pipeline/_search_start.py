@@ -12,10 +12,10 @@ from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._judged import judged
-from svdcompress.pipeline._search_cost import levels_of, no_path, reconstructs, trials_of
+from svdcompress.pipeline._search_cost import asks_units, levels_of, no_path, objective_of, reconstructs, trials_of
 from svdcompress.pipeline._skill import EXAMPLES
 from svdcompress.pipeline._some import some
-from svdcompress.recipe import MEASURES, Recipe, parse_goal
+from svdcompress.recipe import MEASURES, Recipe
 from svdcompress.search import Budget, Losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
@@ -26,15 +26,6 @@ BY_HEART, ALIKE = 0.1, 1.25
 """Of a regression: below this share of the targets' standard deviation (a hundredth of their variance is left) the RMSE is that
 of values that may be known by heart, where it is at most so many times that of training examples (of a hundred each, chance
 alone makes a tenth)."""
-
-
-def objective_of(recipe: Recipe) -> str:
-    """What a search makes small: what is set, else what the goal measures, else what the shares of the layers ask for."""
-    if recipe.search.goal is not None:
-        return parse_goal(recipe.search.goal).measure
-    if recipe.search.objective != "auto":
-        return recipe.search.objective
-    return "macs" if _asks_units(recipe) else "nonzero"
 
 
 def check_epochs(recipe: Recipe) -> None:
@@ -68,7 +59,7 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
     Of single weights alone hardly a unit loses all that it has, and what is asked for would have to be taken from the living.
     """
     measure = objective_of(recipe)
-    if not recipe.search.wanted or measure in ("nonzero", "bytes") or _asks_units(recipe):
+    if not recipe.search.wanted or measure in ("nonzero", "bytes") or asks_units(recipe):
         return recipe, None
     convert = recipe.convert.model_copy(update={"share": dict(UNITS)})
     parts = ", ".join(f"{name} {part:g}" for name, part in UNITS.items())
@@ -76,11 +67,6 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
         f"{MEASURES[measure]} follow the shapes, so whole units are asked whether they are needed too (convert.share: {parts})"
     )
     return recipe.model_copy(update={"convert": convert}), note
-
-
-def _asks_units(recipe: Recipe) -> bool:
-    shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
-    return any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
 
 
 def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:

@@ -27,9 +27,8 @@ from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._reconstruct import Reconstructor
-from svdcompress.pipeline._search_cost import cuts_of, left_for, reconstructs, recovery_of, trained
+from svdcompress.pipeline._search_cost import cuts_of, left_for, objective_of, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
-from svdcompress.pipeline._search_start import objective_of
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage

@@ -101,5 +101,8 @@ def test_the_terminal_tells_the_bound_that_decided(results):
     screen = Console(width=80, record=True, file=io.StringIO())
     screen.print(trials_table(judged_by_nll(results)))
     text = screen.export_text()
-    assert [line.split("│")[4].strip() for line in text.splitlines() if "x │" in line] == ["3.4", "2.3"]  # 1.4 and 0.3 above the dense 2.0
+    assert [line.split("│")[4].strip() for line in text.splitlines() if "x │" in line] == [
+        "3.4",
+        "2.3",
+    ]
     assert "decided which kept the budget" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
