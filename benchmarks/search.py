@@ -19,7 +19,7 @@ from typing import Any
 
 from mnist import machine, read, setting, write
 
-from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS
+from svdcompress.pipeline._levels import COOLING_EPOCHS, LEVEL_EPOCHS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

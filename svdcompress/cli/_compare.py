@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 
 from svdcompress.cli import _settings as s
-from svdcompress.cli._common import Debug, Device, Json, err_console, out_console, print_json
-from svdcompress.errors import UsageError
+from svdcompress.cli._common import Debug, Device, Json, check_file, err_console, made_folder, out_console, print_json
+from svdcompress.errors import Interrupted, SvdcError, UsageError
 from svdcompress.recipe import MEASURES
 
 SHOWN = 6
@@ -39,6 +39,7 @@ def compare(
     from svdcompress import report
 
     _check_measure(measure)
+    _check_files(picture, html)
     _show([report.load(run) for run in runs], runs, picture, html, measure, json)
 
 
@@ -60,6 +61,8 @@ def sweep(
 ) -> None:
     """Run a recipe with all combinations of some settings, then compare the runs. Run it again to continue a stopped sweep.
 
+    A combination that fails is told, and the others go on; the exit code is then that of the first one that failed.
+
     Example: svdc sweep digits --grid train.beta.final=0.1,0.3,1 --grid convert.share=weight,input --out runs/grid
     """
     from svdcompress import pipeline, report
@@ -75,23 +78,49 @@ def sweep(
     combinations = [list(zip([name for name, _ in fields], values, strict=True)) for values in
                     itertools.product(*(values for _, values in fields))]  # fmt: skip
     console = err_console()
-    planned = []
-    for pairs in combinations:
-        text = [f"{name}={value}" for name, value in pairs]
-        recipe = settings.resolved(seed=seed, device=device) if not text else _with(settings, text, seed, device)
-        planned.append((text, recipe, out / s.safe_name("_".join(text))))
+    texts = [[f"{name}={value}" for name, value in pairs] for pairs in combinations]
+    recipes = [_with(settings, text, seed, device) for text in texts]
+    planned = [(text, recipe, out / name) for text, recipe, name in zip(texts, recipes, _folder_names(texts), strict=True)]
+    made_folder(out)
+    _check_files(picture, html)  # which may lie in it
     for _, recipe, folder in planned:  # ahead of the first run: hours may lie before the folder that does not fit
         if (folder / "recipe.yaml").is_file():
             _check_same(load_recipe(folder / "recipe.yaml"), recipe, folder)
+    failed: dict[Path, SvdcError] = {}
     for text, recipe, folder in planned:
         resume = (folder / "recipe.yaml").is_file()
         if resume and (folder / "report.json").is_file() and not (folder / "state").exists():
             console.print(f"{folder}: finished already", highlight=False)
             continue
         console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
-        pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
-    folders = [folder for *_, folder in planned]
-    _show([report.load(folder) for folder in folders], folders, picture, html, measure, json)
+        try:
+            pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
+        except Interrupted:
+            raise
+        except SvdcError as error:  # it says little of the others
+            failed[folder] = error
+            console.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    folders = [folder for *_, folder in planned if folder not in failed]
+    if folders:
+        _show([report.load(folder) for folder in folders], folders, picture, html, measure, json)
+    if failed:
+        first = next(iter(failed.values()))
+        told = "; ".join(f"{folder}: {error}" for folder, error in failed.items())
+        raise type(first)(f"sweep: {len(failed)} of {len(planned)} combinations failed. {told}") from first
+
+
+def _folder_names(texts: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each combination's folder: its settings as a file may be called, with a number where several are called the
+    same, as 0* and 0? are."""
+    names: list[str] = []
+    for text in texts:
+        name = plain = s.safe_name("_".join(text))
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{plain}-{number}"
+        names.append(name)
+    return names
 
 
 def _check_same(stored: Any, given: Any, folder: Path) -> None:
@@ -129,6 +158,21 @@ def _values(text: str) -> tuple[str, list[str]]:
     if not equals or not field.strip() or not all(values):
         raise UsageError(f"--grid {text}: write it as FIELD=A,B,..., such as train.beta.final=0.1,0.3,1")
     return field.strip(), values
+
+
+def _check_files(picture: Path | None, html: Path | None) -> None:
+    """Files that are written at the end, ahead of the work. Raises OutputError, UsageError."""
+    if html is not None:
+        check_file(html, "--html")
+    if picture is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    check_file(picture, "--picture")
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    kind = picture.suffix.lower().removeprefix(".")
+    if kind and kind not in kinds:
+        raise UsageError(f"--picture: {picture}: pictures are .png, .svg or .pdf")
 
 
 def _check_measure(measure: str) -> None:

@@ -53,7 +53,7 @@ def export(
     """Export a run's model to ONNX again, in another form; checked against PyTorch."""
     from svdcompress.export import export_onnx
     from svdcompress.likelihoods import own_likelihood
-    from svdcompress.pipeline import baked, export_model, feed, file_metadata, promised, reduced, sets_of
+    from svdcompress.pipeline import baked, chosen_by_time, export_model, feed, file_metadata, promised, reduced, sets_of
     from svdcompress.sources import example_inputs
 
     if precision not in PRECISIONS:
@@ -80,7 +80,7 @@ def export(
         written = export_onnx(small, out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
     else:
         batches = partial(feed, opened.data)
-        timed = recipe.report.latency
+        timed = chosen_by_time(recipe)
         task, dim = recipe.task, opened.dim
         sets = (lambda model: sets_of(results, "mean", own_likelihood(model, task, dim))) if recipe.export.sets else None
         metadata |= promised(results, "mean")

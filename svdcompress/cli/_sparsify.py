@@ -154,8 +154,9 @@ def sparsify(
     options |= {"search__trials": trials, "search__max_minutes": max_minutes, "search__latency_command": latency_command}
     options["search__objective"] = objective
     made = settings.resolved(source, **options)
-    if (objective or latency_command) and not made.search.wanted:
-        raise UsageError("--objective and --latency-command go with --max-drop, --max-error or --goal")
+    _check_search(
+        made, {"objective": objective, "trials": trials, "max-minutes": max_minutes, "latency-command": latency_command}
+    )
     from svdcompress import pipeline  # after the recipe: a misspelled name should not wait for torch
 
     if resume and recipe is None and out is not None:
@@ -199,6 +200,19 @@ def next_steps(made: Recipe, folder: Path) -> str:
         f"      svdc evaluate {run}  (uncertainty, compared)\n"
         f"      svdc predict {run} --input FILE"
     )
+
+
+def _check_search(made: Recipe, given: dict[str, Any]) -> None:
+    """Raises UsageError for options of a search that would do nothing. given: by their names; None: not given."""
+    from svdcompress.recipe import parse_goal
+
+    named = [f"--{name}" for name, value in given.items() if value is not None]
+    if named and not made.search.wanted:
+        told = f"{', '.join(named[:-1])} and {named[-1]} go" if named[1:] else f"{named[0]} goes"
+        raise UsageError(f"{told} with --max-drop, --max-error or --goal: without one of them nothing is searched for")
+    goal = made.search.goal
+    if given["latency-command"] is not None and "latency" not in (made.search.objective, goal and parse_goal(goal).measure):
+        raise UsageError("--latency-command goes with --goal latency=... or --objective latency: else no latency is asked for")
 
 
 def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:

@@ -19,7 +19,7 @@ from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_o
 from svdcompress.pipeline._reduced import reduced
 from svdcompress.pipeline._resume import changed_fields
 from svdcompress.pipeline._run import run
-from svdcompress.pipeline._search_start import levels_and_trials
+from svdcompress.pipeline._search_start import chosen_by_time, levels_and_trials
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
 
@@ -35,6 +35,7 @@ __all__ = [
     "beside",
     "changed_fields",
     "check_model",
+    "chosen_by_time",
     "class_weights",
     "converted",
     "dense_model",

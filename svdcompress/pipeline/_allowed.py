@@ -14,12 +14,13 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel
 from svdcompress.recipe import Recipe
+from svdcompress.search import Budget
 from svdcompress.sources import Data, Examples
 from svdcompress.train import evaluate
 
 TOLERANCE = 0.1
 """Points of validation error (regression: per cent of the RMSE) that fewer bits may cost where the recipe has no
-search.max_drop."""
+budget."""
 
 RANKED = 500
 """Validation examples that say which layer costs the most, as the only one in fewer bits."""
@@ -29,14 +30,15 @@ RANKED = 500
 class Allowed:
     """The budget of a form of `path`, a run's deterministic file.
 
-    max_drop: the search's budget in points below the dense model, whose validation error is `dense`; None: TOLERANCE below the
-    float file.
+    max_drop, max_error: the search's budget, below the dense model, whose validation error is `dense` (None: not known, and
+    max_error alone can be kept); both None: TOLERANCE below the float file.
     """
 
     path: Path
     data: Data
     units: Baked
     max_drop: float | None = None
+    max_error: float | None = None
     dense: float | None = None
 
     @cached_property
@@ -48,9 +50,12 @@ class Allowed:
     def limit(self) -> float:
         """The validation error that is allowed; a drop of less than one answer is nothing that could be seen."""
         shares = likelihood_for(self.data.task, self.data.dim).probabilities
-        if self.max_drop is not None and self.dense is not None:
-            most = self.dense + self.max_drop if shares else self.dense * (1 + self.max_drop / 100)
-            return max(most, self.float_error)
+        asked = Budget(self.max_drop, self.max_error)
+        if asked.given and self.dense is not None:
+            drop = asked.allowed(self.dense, shares)
+            return max(self.dense + drop if shares else self.dense * (1 + drop / 100), self.float_error)
+        if self.max_error is not None:
+            return max(self.max_error, self.float_error)
         if not shares:
             return self.float_error * (1 + TOLERANCE / 100)
         return self.float_error + max(TOLERANCE, 100 / len(self.data.validation))
@@ -69,7 +74,8 @@ class Allowed:
 def budget(recipe: Recipe, before: Mapping[str, Any] | None) -> dict[str, Any]:
     """The fields of `Allowed` that a run's recipe gives. before: the dense model's metrics on the validation data, if known."""
     known = before or {}
-    return {"max_drop": recipe.search.max_drop, "dense": known.get("error", known.get("rmse"))}
+    asked = {name: getattr(recipe.search, name) for name in ("max_drop", "max_error")}
+    return {**asked, "dense": known.get("error", known.get("rmse"))}
 
 
 def told(data: Data) -> dict[str, Any]:

@@ -41,11 +41,13 @@ class Opened:
 
 @dataclass(frozen=True)
 class Dense:
-    """The trained dense model; trainer: how all later stages train; beta: where the weight of the KL will end."""
+    """The trained dense model; trainer: how all later stages train; beta: where the weight of the KL will end. given: whether
+    its weights were trained before this run."""
 
     model: nn.Module
     trainer: Trainer
     beta: float
+    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
         if found:
             context.warn(found)
         write_atomically(context.out / "dense.safetensors", lambda path: save_weights(model, path))
-    return Dense(model, trainer, beta)
+    return Dense(model, trainer, beta, trained)
 
 
 def convert_stage(context: Context, opened: Opened, dense: Dense) -> Variational:

@@ -16,8 +16,8 @@ from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Cooled
 from svdcompress.pipeline._figures import macs_of, there
+from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._path import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._ways import Way, Ways, ways

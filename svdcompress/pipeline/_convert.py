@@ -112,7 +112,8 @@ def make_schedule(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
 
 def mildest(recipe: Recipe) -> Threshold | None:
     """The threshold that leaves most, of those that a recipe may choose, share by share; None: each layer's own."""
-    wanted = recipe.relevance.candidates or [recipe.relevance.threshold]
+    candidates = [] if recipe.search.wanted else recipe.relevance.candidates  # a search chooses none of them
+    wanted = candidates or [recipe.relevance.threshold]
     limits = [parse_threshold(limit) for limit in wanted if limit is not None]
     return {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline._path import COOLING_EPOCHS, UNPRESSED, Climb, epochs_of
+from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
+from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._search_kept import keep, known
 from svdcompress.pipeline._ways import Ways
 from svdcompress.recipe import LrSchedule

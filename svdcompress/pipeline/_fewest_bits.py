@@ -18,7 +18,7 @@ FEWEST, MOST = 3, 8
 
 def fewest_bits(opened: OpenRun) -> dict[str, int]:
     """Bits by "LAYER.weight", 3 to 8, so that the validation error of the rounded model stays within what fewer bits may cost
-    (0.1 points, or one answer; or the run's own `search.max_drop`).
+    (0.1 points, or one answer; or the run's own search.max_drop and search.max_error).
 
     All layers start with 3; then the one whose rounding costs the most NLL for its bytes gets one more, until the error is
     allowed. Steps are chosen by the posterior.

@@ -20,6 +20,7 @@ from svdcompress.errors import ExportError
 from svdcompress.export import export_onnx
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._figures import feed
+from svdcompress.pipeline._foreseen import foreseen
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
@@ -91,12 +92,15 @@ class Measure:
         """Written once, as the dense model stays the same."""
         if "file" not in self._kept:
             self._kept["folder"] = TemporaryDirectory()
-            self._kept["file"] = self._file(model, Path(self._kept["folder"].name) / "dense.onnx")
+            self._kept["file"] = self._file(model, Path(self._kept["folder"].name) / "dense.onnx", dense=True)
         return self._kept["file"]
 
-    def _file(self, model: nn.Module, path: Path) -> Path:
+    def _file(self, model: nn.Module, path: Path, dense: bool = False) -> Path:
+        """A model's file; for its bytes with all that the run's own will carry, which dense.onnx does without."""
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)
-        return export_onnx(units.model(model), path, units.inputs(self.inputs), opset=self.recipe.export.opset).path
+        inputs, opset = units.inputs(self.inputs), self.recipe.export.opset
+        more = foreseen(self.recipe, self.data, units) if self.name == "bytes" and not dense else {}
+        return export_onnx(units.model(model), path, inputs, opset=opset, **more).path
 
     def _latencies(self, files: dict[str, Path]) -> dict[str, float]:
         """Milliseconds of each file: on this machine the geometric mean over the batch sizes."""

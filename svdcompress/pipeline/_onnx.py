@@ -18,6 +18,7 @@ from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._results import RunResults
+from svdcompress.pipeline._search_start import chosen_by_time
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._small_files import SmallFiles
 from svdcompress.recipe import Recipe
@@ -50,7 +51,7 @@ class Files:
         self.units = baked(data.preprocessing, data.task, data.dim)
         metadata = file_metadata(self.results.to_dict(), self.units.preprocessing, data.classes, data.task)
         more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
-        feed, timed = partial(_figures.feed, data), self.recipe.report.latency
+        feed, timed = partial(_figures.feed, data), chosen_by_time(self.recipe)
         try:
             more |= {"metadata": {**metadata, **promised(self.results.to_dict(), "mean")}, "sets": self._sets("mean")}
             file, gathers = export_model(small, self.out / "model.onnx", self.inputs, feed, timed=timed, **more)

@@ -1,4 +1,4 @@
-"""The closing lines of a run that made nothing smaller, or hardly faster: why, and what to set."""
+"""The closing lines of a run that made nothing smaller, hardly faster, or too large a file: why, and what to set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svdcompress.pipeline._results import RunResults
-from svdcompress.recipe import WITHOUT_RECIPE, Recipe
+from svdcompress.recipe import WITHOUT_RECIPE, Recipe, parse_goal
+from svdcompress.search import CLOSE
 
 SMALLER = 0.95
 """A model that keeps at least this share of its parameters has not become smaller."""
@@ -43,6 +44,24 @@ def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mappi
     else:
         lines.append(f"Only {100 * zeros:.0f}% of the weights were dropped. {_more(recipe, results, history)}")
     return [" ".join(lines)]
+
+
+def larger_file(results: RunResults) -> list[str]:
+    """A warning where model.onnx is larger than a goal of bytes that its trial had reached, which then is not; [] else."""
+    found, size = results.search, results.sparse.bytes
+    if not found or found["objective"] != "bytes" or not found.get("reached") or size is None:
+        return []
+    goal = parse_goal(found["goal"])
+    target = goal.target(found["dense"]["costs"]["bytes"])
+    if size <= target * (1 + CLOSE):
+        return []
+    trial = next(trial for trial in found["trials"] if trial["number"] == found["chosen"])
+    line = (
+        f"the goal {goal.text} is not reached after all: model.onnx has {size:,} bytes against {target:,.0f}, as it holds more "
+        f"than that of trial {trial['number']} ({trial['costs']['bytes']:,.0f}). Ask for {size - target:,.0f} bytes less"
+    )
+    results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
+    return [line]
 
 
 FEWER, FASTER = 2.0, 1.2

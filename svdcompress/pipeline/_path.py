@@ -14,25 +14,13 @@ from svdcompress.objective import Constant, LinearWarmup, Schedule
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import while_training
+from svdcompress.pipeline._levels import BELOW, LEVEL_EPOCHS, PRESSED, epochs_of
 from svdcompress.prune import count_means
 from svdcompress.recipe import LrSchedule, TrainSection
 from svdcompress.relevance import Masks
 from svdcompress.selection import look_at, rule
 from svdcompress.sources import make_model
 from svdcompress.train import Fit, shrink, steps_of
-
-LEVEL_EPOCHS, COOLING_EPOCHS = 0.15, 0.3
-"""Shares of `train.epochs`: of each level of the path, at the full learning rate, and of a trial, at the end of which it falls
-to 0."""
-
-BELOW = 2
-"""Levels of the path below the beta of the recipe."""
-
-LEVELS = 6
-"""Levels where pressure alone leads to a size, unless `search.levels` is set."""
-
-PRESSED = BELOW + 1
-"""Levels where units are cut in steps: the last one has the recipe's own beta."""
 
 START = PRESSED - 0.5
 """The highest pressure that such cuts are begun from at first; a higher one is seldom better (benchmarks/trials.py)."""
@@ -149,8 +137,3 @@ class Climb:
 
     def _nonzero(self, model: nn.Module, masks: Masks) -> int:
         return count_means(model) - masks.total + masks.kept
-
-
-def epochs_of(train: TrainSection, share: float) -> int:
-    """Of a share of `train.epochs`; one at least."""
-    return max(1, round(share * train.epochs))

@@ -7,8 +7,11 @@ import math
 from torch import nn
 
 from svdcompress.layers import Threshold
+from svdcompress.objective import LinearWarmup, Schedule
 from svdcompress.pipeline._convert import make_schedule
-from svdcompress.recipe import Recipe
+from svdcompress.pipeline._levels import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
+from svdcompress.pipeline._search_cost import levels_of, objective_of
+from svdcompress.recipe import LrSchedule, Recipe, TrainSection
 from svdcompress.train import Reach, distances, factors, rate_of_log_sigma2, reach, steps_of
 
 MOST = 0.1
@@ -23,23 +26,38 @@ def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: fl
     wanted = recipe.train.lr_log_sigma2
     if wanted != "auto":
         return wanted
-    schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
-    up = factors(recipe.train, steps_of(recipe.train, examples, world), schedule)[0]
+    train, schedule = training_of(recipe, final)
+    up = factors(train, steps_of(train, examples, world), schedule)[0]
     ways = [found[-1] for found in distances(model, harshest(recipe)).values()]
     if not (ways and up > 0):
         return None
     return max(rate_of_log_sigma2(recipe.train, None), min(float(f"{max(ways) / up:.2g}"), MOST))
 
 
+def training_of(recipe: Recipe, final: float) -> tuple[TrainSection, Schedule]:
+    """What trains the variances, and beta in it: the recipe's training, or in a search the whole path and the cooling of a
+    trial, which have schedules of their own."""
+    train = recipe.train
+    if not recipe.search.wanted or not train.epochs:
+        return train, make_schedule(train.beta, train.epochs, final)
+    level, cooling = epochs_of(train, LEVEL_EPOCHS), epochs_of(train, COOLING_EPOCHS)
+    path = level * levels_of(recipe, objective_of(recipe))
+    falls = LrSchedule(name="linear", start=float(path))
+    return train.model_copy(update={"epochs": path + cooling, "schedule": falls}), LinearWarmup(0, max(1, level // 2), final)
+
+
 def reach_of(recipe: Recipe, model: nn.Module, examples: int, final: float, rate: float | None, world: int = 1) -> Reach:
     """Whether the training that a recipe asks for can bring the weights of a converted model to the threshold."""
-    schedule = make_schedule(recipe.train.beta, recipe.train.epochs, final)
-    return reach(model, recipe.train, examples, schedule, lr_log_sigma2=rate, threshold=harshest(recipe), world=world)
+    train, schedule = training_of(recipe, final)
+    return reach(model, train, examples, schedule, lr_log_sigma2=rate, threshold=harshest(recipe), world=world)
 
 
 def harshest(recipe: Recipe) -> Threshold | None:
-    """The threshold by which most goes, of those that a recipe may choose; None: each layer's own."""
+    """The threshold by which most goes, of those that a recipe may choose; None: each layer's own. A search has no choice of
+    candidates."""
     settings = recipe.relevance
+    if recipe.search.wanted:
+        return settings.threshold
     numbers = [limit for limit in settings.candidates if isinstance(limit, int | float)]
     return min(numbers) if numbers else settings.candidates[0] if settings.candidates else settings.threshold
 

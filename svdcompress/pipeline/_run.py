@@ -25,6 +25,7 @@ from svdcompress.pipeline._folder import (
 )
 from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._resume import outdated
+from svdcompress.pipeline._search_start import check_epochs
 from svdcompress.pipeline._stages import run_stages
 from svdcompress.pipeline._threads import Threads, first_training, same_threads
 from svdcompress.recipe import Recipe
@@ -61,6 +62,7 @@ def run(
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
+    check_epochs(recipe)
     tell = partial(console.print, soft_wrap=not console.is_terminal)  # in a file a line stays one
     say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
     with ExitStack() as stack:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from svdcompress.errors import OutputError, PruneError, RecipeError
 from svdcompress.pipeline._begin import Variational
 from svdcompress.pipeline._choose_masks import masks_for
-from svdcompress.pipeline._path import COOLING_EPOCHS, FEW, PART, START, UNPRESSED, epochs_of
+from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
+from svdcompress.pipeline._path import FEW, PART, START, UNPRESSED
 from svdcompress.pipeline._search_cost import MOST, TIMES, left_for, levels_of, one_run, trials_of
 from svdcompress.pipeline._search_start import doubts
 from svdcompress.pipeline._search_trials import Trials
@@ -51,6 +52,10 @@ class Search(Trials):
         """The whole search. Raises RecipeError for a budget that the dense model itself misses, and under several processes."""
         if self.context.place.world > 1:
             raise RecipeError("search: works in one process only; start it without `accelerate launch`")
+        if not self.context.recipe.train.epochs and self._reconstructor is None:
+            raise RecipeError(
+                "train.epochs: 0: no layer of this model can be reconstructed, so a search needs 1 or more to teach what stays"
+            )
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)
         self._find_least()
@@ -135,7 +140,8 @@ class Search(Trials):
         """Whether variances can't learn what is needed in the training that is asked for, and what goes can be made up for
         without: then the path would cost epochs that recovery makes more of."""
         reach = self.context.results.reach
-        return self.cuts > 1 and reach is not None and not reach.enough and self._reconstructor is not None
+        short = reach is not None and not (reach.enough and self.context.recipe.train.epochs)
+        return self.cuts > 1 and short and self._reconstructor is not None
 
     def _climb(self) -> bool:
         """The path, as far as anything on it may be within the budget; False where the time was up before."""

@@ -1,12 +1,13 @@
-"""What a search costs in epochs of training, beside one run without a search, and how many levels and trials that leaves."""
+"""What a search makes small, what it costs in epochs of training, beside one run without a search, and how many levels and
+trials that leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from svdcompress.pipeline._path import COOLING_EPOCHS, LEVEL_EPOCHS, LEVELS, PRESSED, epochs_of
-from svdcompress.recipe import Recipe
+from svdcompress.pipeline._levels import COOLING_EPOCHS, LEVEL_EPOCHS, LEVELS, PRESSED, epochs_of
+from svdcompress.recipe import Recipe, parse_goal
 
 TIMES = 3.0
 """So many times the epochs of one run may the path and all trials take together, where `search.trials` is not set."""
@@ -16,6 +17,21 @@ MOST = 8
 
 LONGEST = 2.0
 """So many times `recover.epochs` may the best trial recover on, at most."""
+
+
+def objective_of(recipe: Recipe) -> str:
+    """What a search makes small: what is set, else what the goal measures, else what the shares of the layers ask for."""
+    if recipe.search.goal is not None:
+        return parse_goal(recipe.search.goal).measure
+    if recipe.search.objective != "auto":
+        return recipe.search.objective
+    return "macs" if asks_units(recipe) else "nonzero"
+
+
+def asks_units(recipe: Recipe) -> bool:
+    """Whether any layer asks its units as a whole whether they are needed."""
+    shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
+    return any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
 
 
 def one_run(recipe: Recipe) -> int:

@@ -5,28 +5,46 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from svdcompress.errors import RecipeError
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._judged import judged
-from svdcompress.pipeline._search_cost import levels_of, no_path, trials_of
-from svdcompress.recipe import MEASURES, Recipe, parse_goal
+from svdcompress.pipeline._search_cost import asks_units, levels_of, no_path, objective_of, reconstructs, trials_of
+from svdcompress.pipeline._skill import EXAMPLES
+from svdcompress.pipeline._some import some
+from svdcompress.recipe import MEASURES, Recipe
 from svdcompress.search import Budget, Losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
 """Shares of a search for shapes where the recipe asks single weights alone."""
 
 
-def objective_of(recipe: Recipe) -> str:
-    """What a search makes small: what is set, else what the goal measures, else what the shares of the layers ask for."""
-    if recipe.search.goal is not None:
-        return parse_goal(recipe.search.goal).measure
-    if recipe.search.objective != "auto":
-        return recipe.search.objective
-    return "macs" if _asks_units(recipe) else "nonzero"
+BY_HEART, ALIKE = 0.1, 1.25
+"""Of a regression: below this share of the targets' standard deviation (a hundredth of their variance is left) the RMSE is that
+of values that may be known by heart, where it is at most so many times that of training examples (of a hundred each, chance
+alone makes a tenth)."""
+
+
+def check_epochs(recipe: Recipe) -> None:
+    """Raises RecipeError for a search without epochs of training that could not do without them: what it cuts by are variances
+    that these train, unless all that goes goes at once and what stays is reconstructed."""
+    measure = objective_of(recipe)
+    if recipe.train.epochs or not recipe.search.wanted or reconstructs(recipe, measure):
+        return
+    unit = MEASURES[measure]
+    if measure in ("nonzero", "bytes"):
+        why = "these train the variances that say which weights go. Without training, whole units can: --objective macs"
+    else:
+        why = "without training, what is cut has to be reconstructed (search.reconstruct: auto, search.cuts above 1)"
+    raise RecipeError(f"train.epochs: 0: a search for {unit} needs 1 or more, as {why}")
+
+
+def chosen_by_time(recipe: Recipe) -> bool:
+    """Whether of two files of one model the faster one is taken; where bytes are searched for it is the smaller one."""
+    return recipe.report.latency and not (recipe.search.wanted and objective_of(recipe) == "bytes")
 
 
 def levels_and_trials(recipe: Recipe) -> tuple[int, int]:
@@ -41,7 +59,7 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
     Of single weights alone hardly a unit loses all that it has, and what is asked for would have to be taken from the living.
     """
     measure = objective_of(recipe)
-    if not recipe.search.wanted or measure in ("nonzero", "bytes") or _asks_units(recipe):
+    if not recipe.search.wanted or measure in ("nonzero", "bytes") or asks_units(recipe):
         return recipe, None
     convert = recipe.convert.model_copy(update={"share": dict(UNITS)})
     parts = ", ".join(f"{name} {part:g}" for name, part in UNITS.items())
@@ -49,11 +67,6 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
         f"{MEASURES[measure]} follow the shapes, so whole units are asked whether they are needed too (convert.share: {parts})"
     )
     return recipe.model_copy(update={"convert": convert}), note
-
-
-def _asks_units(recipe: Recipe) -> bool:
-    shares = [recipe.convert.share, *(rule.share for rule in recipe.convert.layers if rule.share is not None)]
-    return any(not {"input", "output"}.isdisjoint([share] if isinstance(share, str) else share) for share in shares)
 
 
 def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:
@@ -73,29 +86,49 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
         by_nll = "What is lost is estimated from the NLL of validation and training examples, which is no more than a guess"
-        decides = "The drop that is measured decides" if found.nll is None else by_nll
+        bound = found.probabilities and found.graded  # which then decides though it may be wide
+        told = (
+            "The bound on it decides all the same, so less may go than could" if bound else "The drop that is measured decides"
+        )
+        decides = told if found.nll is None else by_nll
         lines.append(
-            f"{count:,} validation examples cannot tell a drop of {drop} from chance: {about}. "
+            f"{count:,} validation examples {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: {about}. "
             f"{decides}; set data.validation, or allow more"
         )
-    if (line := _seen(context, opened.data, dense.model, found)) is not None:
+    if (line := _seen(context, opened.data, dense, found)) is not None:
         lines.append(line)
     return lines
 
 
-def _seen(context: Context, data: Any, model: nn.Module, found: Losses) -> str | None:
-    """A warning where weights that were trained elsewhere know the validation examples by heart, as it seems."""
-    recipe, device = context.recipe, context.place.device
-    known = recipe.weights.trained is not False and (recipe.weights.file or recipe.weights.trained)
-    if not known or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or not found.probabilities:
+def _seen(context: Context, data: Any, dense: Dense, found: Losses) -> str | None:
+    """A warning where weights that were trained before this run know the validation examples by heart, as it seems: hardly
+    anything is wrong with them, and no more than with training examples."""
+    recipe, device, model = context.recipe, context.place.device, dense.model
+    if not dense.given or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or _unsure(data, found):
         return None
-    some = torch.arange(min(len(data.train), len(data.validation)))
+    examples = torch.arange(min(len(data.train), len(data.validation)))
     with there(device, model):
-        trained = judged(model, data.train.subset(some), data, device)
-    if found.error >= 1.0 or found.error > max(1.5 * trained.error, trained.error + 0.2):
+        trained = judged(model, data.train.subset(examples), data, device, errors_alone=True)
+    alike = max(1.5 * trained.error, trained.error + 0.2) if found.probabilities else ALIKE * trained.error
+    if found.error > alike:
         return None
+    unit = "% error" if found.probabilities else ""
+    told = [f"{'' if unit else 'an RMSE of '}{losses.error:.2g}{unit}" for losses in (trained, found)]
     return (
-        f"the weights have {trained.error:.2g}% error on training and {found.error:.2g}% on validation examples: they were "
+        f"the weights have {told[0]} on training and {told[1]} on validation examples: they were "
         "probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
         "--validation test:50% for a part of the test data"
     )
+
+
+def _unsure(data: Any, found: Losses) -> bool:
+    """Whether so much is wrong with the validation examples that nobody can have learnt them by heart."""
+    if found.probabilities:
+        return found.error >= 1.0
+    try:
+        seen = some(data.validation, EXAMPLES).batches(EXAMPLES)
+        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen])
+    except RuntimeError:  # of several shapes
+        return True
+    scale = 1.0 if data.target_scale is None else data.target_scale[1]
+    return found.error >= BY_HEART * likelihood_for(data.task, data.dim).blind(targets, scale)["rmse"]

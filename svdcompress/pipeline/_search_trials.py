@@ -27,9 +27,8 @@ from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._reconstruct import Reconstructor
-from svdcompress.pipeline._search_cost import cuts_of, left_for, reconstructs, recovery_of, trained
+from svdcompress.pipeline._search_cost import cuts_of, left_for, objective_of, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
-from svdcompress.pipeline._search_start import objective_of
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
@@ -37,7 +36,7 @@ from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
 from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.reconstruction import Reconstruction, fits_any
 from svdcompress.relevance import Masks
-from svdcompress.search import CLOSE, Budget, Losses, Trial
+from svdcompress.search import CLOSE, NOTHING, Budget, Losses, Trial
 from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
 
@@ -248,13 +247,14 @@ class Trials:
 
     def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:
         """A trial whose size leaves one answer to all inputs: it is as large as the dense model, and always wrong."""
+        error = self.judged.error + 100 if self.judged.probabilities else 2 * self.judged.error
         lost = {
-            "error": self.judged.error + 100,
+            "error": error,
             "drop": 100.0,
             "upper": 100.0,
             "allowed": min(self.allowed, 1e9),
             "met": False,
-            "metrics": {"error": self.judged.error + 100, "nll": 1e9},
+            "metrics": {"error": error, "nll": NOTHING},
         }
         where = {"number": number, "pressure": pressure, "beta": self.path.beta(pressure)}
         sizes: dict[str, Any] = {"ratio": math.log2(self._dense_size / target), "natural": 1.0, "costs": dict(self.costs)}

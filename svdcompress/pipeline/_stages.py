@@ -20,6 +20,8 @@ from svdcompress.pipeline._finish import (
 )
 from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._listening import listening
+from svdcompress.pipeline._outcome import larger_file
+from svdcompress.pipeline._passed_over import passed_over
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import for_objective
 from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, recover_stage, tell_selection, threshold_stage
@@ -35,8 +37,9 @@ def run_stages(context: Context) -> dict[str, Any]:
         dense = dense_stage(context, opened)
     with context.stage("convert"):
         context.recipe, said = for_objective(context.recipe)
-        if said:
-            context.note(said)
+        for line in [said, *passed_over(context.recipe)]:
+            if line:
+                context.note(line)
         variational = convert_stage(context, opened, dense)
     if context.recipe.search.wanted:
         with context.stage("search"):
@@ -70,6 +73,8 @@ def run_stages(context: Context) -> dict[str, Any]:
                     evaluate_stage(context, heard, models)
         with context.stage("export"):
             files = export_stage(context, opened, models, late)
+            for line in larger_file(context.results):  # beside what is kept of the stage: it is found again
+                context.warn(line)
         with context.stage("figures"):  # from here on all that is left is figures
             if late.known("figures", small.model) is None:
                 with late.keeping("figures", small.model):

@@ -144,12 +144,30 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the upper "
         f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
         f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was chosen."
-        f"{_measured(found.get('measured') or {})}{_trained(found.get('epochs'))}"
+        f"{_decided(found)}{_measured(found.get('measured') or {})}{_trained(found.get('epochs'))}"
     )
     label = f"{curve.what} of each trial by how many times fewer {MEASURES[curve.measure]} it has"
     figure = html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
     lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or ())
     return f'{lines}<div class="figures">{figure}</div>{_table(found, curve)}'
+
+
+def _by_nll(found: Mapping[str, Any]) -> bool:
+    """Whether trials were judged by what their NLL speaks for, as the examples were too few for counted errors to tell."""
+    return any(trial.get("estimate") is not None and trial.get("at_most") is not None for trial in found["trials"])
+
+
+def _decided(found: Mapping[str, Any]) -> str:
+    """A sentence on what decided between trials, where that was not the upper bound; "" where it was."""
+    few = f"{found['validation_examples']:,} examples are too few for counted errors to tell"
+    if _by_nll(found):
+        what = "which kept the budget" if found.get("met") is not None else "which of them lost least"
+        bound = "the bound on " if found.get("met") is not None else ""
+        return f" {few}: {bound}what the NLL speaks for (by the NLL) decided {what}, and not the line."
+    bounded = (trial for trial in found["trials"] if trial.get("allowed") is not None and trial["met"])
+    if found.get("met") is not None and any(trial["upper"] > trial["allowed"] + 1e-6 for trial in bounded):
+        return f" {few}: the measured loss decided by itself, and not the line."
+    return ""
 
 
 def _measured(how: Mapping[str, Any]) -> str:
@@ -174,10 +192,12 @@ def _trained(epochs: Mapping[str, Any] | None) -> str:
 
 def _table(found: Mapping[str, Any], curve: Curve) -> str:
     rows = []
-    mixed = any(trial.get("mixture") for trial in found["trials"])
+    mixed, by_nll = any(trial.get("mixture") for trial in found["trials"]), _by_nll(found)
     for trial, point in zip(found["trials"], curve.points, strict=True):
         kept = {True: "yes", False: "no", None: ""}[point.met]
-        numbers = (f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}")
+        numbers = [f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}"]
+        if by_nll:
+            numbers += [_signed(trial.get("estimate")), _signed(trial.get("at_most"))]
         on = "" if trial.get("continues") is None else f", {trial['continues']} recovered on"
         cells = [
             f"<td>{trial['number']}{on}{' (chosen)' if point.chosen else ''}</td>",
@@ -187,16 +207,21 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     fewer = f"fewer {MEASURES[curve.measure]}"
-    names = ("trial", fewer, curve.what, "lost", "at most", "within budget", "beta", "time", *(["mixture"] if mixed else []))
-    numbers = names[1:5] + names[6:8]
+    measured = [fewer, curve.what, "lost", "at most", *(["by the NLL", "at most, by it"] if by_nll else [])]
+    names = ["trial", *measured, "within budget", "beta", "time", *(["mixture"] if mixed else [])]
+    numbers = [*measured, "beta", "time"]
     head = "".join(f'<th scope="col"{" class=number" * (name in numbers)}>{escape(name)}</th>' for name in names)
     return html.scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>", ", ".join(names))
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}"
 
 
 def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
     """The same for the terminal: one line a trial from large to small, the error as a bar; None without a search.
 
-    "3, of 1" is trial 1 recovered on.
+    "3, of 1" is trial 1 recovered on. Where the NLL decided, the most that the error may be by it is told too.
     """
     curve = search_curve(results)
     if curve is None:
@@ -205,6 +230,11 @@ def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
     view.add_column("trial", no_wrap=True)
     for heading in (f"fewer {MEASURES[curve.measure]}", curve.what, "at most"):
         view.add_column(heading, justify="right")
+    by_nll = _by_nll(results["search"])
+    if by_nll:
+        view.add_column("by the NLL at most", justify="right")
+        view.caption = f"{_decided(results['search']).strip().removesuffix(', and not the line.')}"
+        view.caption_justify = "left"
     view.add_column(f"dense {curve.dense:.3g}", no_wrap=True)
     top = max(max(p.upper or p.error for p in curve.points), curve.dense, 1e-12)
     pairs = zip(results["search"]["trials"], curve.points, strict=True)
@@ -214,7 +244,9 @@ def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
         style = "bold green" if point.chosen else "" if point.met is not False else "dim"
         mark = "  chosen" if point.chosen else "" if point.met is not False else "  loses too much"
         upper = "" if point.upper is None else f"{point.upper:.3g}"
-        view.add_row(number, f"{point.ratio:.3g}x", f"{point.error:.3g}", upper, bar + mark, style=style)
+        most = trial.get("at_most")
+        told = [] if not by_nll else ["" if most is None else f"{curve.dense + most:.3g}"]
+        view.add_row(number, f"{point.ratio:.3g}x", f"{point.error:.3g}", upper, *told, bar + mark, style=style)
     return view
 
 

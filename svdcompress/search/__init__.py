@@ -4,11 +4,12 @@ from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimat
 from svdcompress.search._mixture import Option, best_option, record
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
 from svdcompress.search._strategy import CLOSE, Strategy
-from svdcompress.search._trial import Trial
+from svdcompress.search._trial import NOTHING, Trial
 
 __all__ = [
     "CLOSE",
     "LOWEST",
+    "NOTHING",
     "PER_NAT",
     "Budget",
     "Losses",

@@ -33,6 +33,11 @@ class Losses:
     nll: Tensor | None = None
 
     @property
+    def graded(self) -> bool:
+        """Whether an example is more than right or wrong: where any has several positions, a share of them is wrong."""
+        return bool((self.numbers != 1).any())
+
+    @property
     def error(self) -> float:
         """Per cent of wrong answers, or the RMSE in the units of the squares."""
         mean = float(self.parts.sum() / self.numbers.sum())
@@ -75,7 +80,8 @@ class Budget:
     max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
     RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided. Where the
     validation data are too few for that (see `needed`), the bound on what `estimated` makes of the NLL has to, and the errors
-    may not surely say otherwise; without an NLL, the drop itself has to, in whole examples (at least one).
+    may not surely say otherwise; without an NLL, the drop itself has to, in whole examples (at least one), or, where examples
+    have several positions, the upper bound all the same: it is wide, but there is one.
 
     >>> Budget(max_drop=0.5).allowed(2.0)
     0.5
@@ -110,6 +116,9 @@ class Budget:
         if allowed <= 0:
             return 10**9  # no number of examples shows that nothing at all is lost
         z = NormalDist().inv_cdf(self.confidence)
+        if dense.probabilities and dense.graded and len(dense.parts) > 1:
+            spread = (dense.parts - dense.error / 100 * dense.numbers) / dense.numbers.double().mean()
+            return max(2, math.ceil((float(spread.std()) * 100 * z / allowed) ** 2))
         if dense.probabilities:
             share = max(dense.error / 100, 1 / len(dense.parts))
             return math.ceil(share * (100 * z / allowed) ** 2)
@@ -138,6 +147,8 @@ class Budget:
         if at_most is not None:
             surely = 100 * _share_edges(dense, small, z)[0]  # what is lost at least
             return Verdict(small.error, drop, upper, max(at_most, surely) <= allowed + 1e-9, estimate, at_most)
+        if dense.probabilities and dense.graded:
+            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9)
         if dense.probabilities:  # less than one example is nothing that could be seen
             each = 100 / float(dense.numbers.sum())
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
@@ -181,7 +192,7 @@ def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | Non
 
 def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
     """What the share of errors rose by at least, and at most."""
-    if bool((dense.numbers == 1).all()):
+    if not dense.graded:
         return paired_shares(dense.parts, small.parts, z)
     difference = (small.parts - dense.parts) / dense.numbers.double().mean()
     return paired_means(difference, z)

@@ -64,6 +64,7 @@ def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: 
     if all(abs(start - trial.pressure) > FINEST for trial in trials):
         return start
     errors = {trial.pressure: trial.error if trial.estimate is None else trial.estimate for trial in trials}
+    errors |= {trial.pressure: math.inf for trial in trials if trial.empty}
     best = min(errors, key=lambda pressure: (errors[pressure], -pressure))
     step = 0.5
     while step > FINEST:

@@ -68,7 +68,9 @@ class Strategy:
 
     def best(self, trials: Sequence[Trial]) -> Trial:
         """With a goal the one of the least error at its size (of none, the closest in size). Where a budget forbids that, or
-        without a goal: the smallest that keeps it, or else the one that loses least. trials: at least one."""
+        without a goal: the smallest that keeps it, or else the one that loses least. trials: at least one; those of which
+        nothing is left are taken last."""
+        trials = [trial for trial in trials if not trial.empty] or trials
         at_goal = self._at_goal(trials)
         if at_goal is not None and not self.budget:
             return at_goal

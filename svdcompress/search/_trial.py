@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+NOTHING = 1e9
+"""The NLL of a trial of which nothing was left, a number as JSON has no infinity."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,16 @@ class Trial:
         return self.number if self.continues is None else self.continues
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing but one answer to all inputs was left: there is no model of it."""
+        return self.metrics.get("nll", 0.0) >= NOTHING
+
+    @property
     def lost(self) -> float:
-        """The drop that trials are compared by: by the NLL where the examples are too few for errors to tell."""
+        """The drop that trials are compared by: by the NLL where the examples are too few for errors to tell. Infinite where
+        nothing is left: its own numbers are made up, and a real model may lose more."""
+        if self.empty:
+            return math.inf
         return self.drop if self.estimate is None else self.estimate
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from svdcompress.batch import call, main_output
 from svdcompress.errors import PruneError
 from svdcompress.layers import Threshold, parse_threshold, variational_layers
 from svdcompress.likelihoods import likelihood_for, score
+from svdcompress.prune import count_means
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, hold, relevance
 from svdcompress.selection._rule import rule
@@ -70,7 +71,7 @@ def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = N
     """
     settings = recipe.relevance
     judged = rule(model, settings, inputs)
-    others = sum(p.numel() for p in model.parameters()) - 2 * relevance(model, 3.0).total
+    others = count_means(model) - relevance(model, 3.0).total
     tried: dict[str, tuple[Any, Masks, dict[str, float]]] = {}
 
     def look(threshold: Any) -> tuple[Any, Masks, dict[str, float]]:

@@ -1,13 +1,14 @@
 """Several runs in one table and one picture; a grid of settings."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 from svdcompress.cli import app
-from svdcompress.cli._compare import _values
-from svdcompress.errors import OutputError, UsageError
+from svdcompress.cli._compare import _folder_names, _values
+from svdcompress.errors import Interrupted, OutputError, PruneError, UsageError
 
 
 def svdc(*args):
@@ -77,3 +78,65 @@ def test_a_sweep_compares_before_it_runs(tiny_recipe, tmp_path, monkeypatch):
     result = svdc("sweep", tmp_path / "tiny.yaml", "--grid", "train.epochs=1,2", "--out", tmp_path / "grid")
     assert result.exit_code == UsageError.exit_code and ran == []
     assert "train.epochs is 4 there and 2 here" in " ".join(result.output.split())
+
+
+@pytest.fixture
+def sweeping(tiny_run, tiny_recipe, tmp_path, monkeypatch):
+    """A sweep whose runs are copies of one, but where train.epochs is 2: there it fails."""
+    from svdcompress import pipeline
+    from svdcompress.recipe import dump_recipe
+
+    ran = []
+
+    def run(recipe, folder, **more):
+        ran.append(folder.name)
+        if recipe.train.epochs == 2:
+            raise PruneError("nothing is left of layer '0'")
+        shutil.copytree(tiny_run[0], folder)
+
+    (tmp_path / "tiny.yaml").write_text(dump_recipe(tiny_recipe))
+    monkeypatch.setattr(pipeline, "run", run)
+    command = ["sweep", tmp_path / "tiny.yaml", "--out", tmp_path / "grid"]
+    return lambda *more: (svdc(*command, *more), ran)
+
+
+def test_a_combination_that_fails_does_not_keep_the_others_from_running(sweeping):
+    result, ran = sweeping("--grid", "train.epochs=1,2,3")
+    assert ran == ["train.epochs-1", "train.epochs-2", "train.epochs-3"]
+    assert result.exit_code == PruneError.exit_code
+    said = " ".join(result.output.split())
+    assert "1 of 3 combinations failed" in said and "train.epochs-2: nothing is left of layer '0'" in said
+    table = [line for line in result.stdout.splitlines() if "train.epochs-" in line]
+    assert len(table) == 2 and not any("epochs-2" in line for line in table)
+    result, _ = sweeping("--grid", "train.epochs=2")
+    assert result.exit_code == PruneError.exit_code and "1 of 1 combinations failed" in result.output
+
+
+def test_a_stop_ends_a_sweep(sweeping, monkeypatch):
+    from svdcompress import pipeline
+
+    def stopped(*given, **more):
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr(pipeline, "run", stopped)
+    assert sweeping("--grid", "train.epochs=1,3")[0].exit_code == Interrupted.exit_code
+
+
+def test_files_of_the_end_are_checked_ahead_of_the_work(sweeping, tiny_run, tmp_path):
+    for option, place, error in [
+        ("--picture", tmp_path / "p.foo", UsageError),
+        ("--picture", tmp_path / "no" / "p.png", OutputError),
+        ("--html", tmp_path / "no" / "c.html", OutputError),
+        ("--html", tmp_path, OutputError),
+    ]:
+        result, ran = sweeping("--grid", "train.epochs=1,3", option, place)
+        assert (result.exit_code, ran) == (error.exit_code, []), result.output
+        assert svdc("compare", tiny_run[0], option, place).exit_code == error.exit_code
+    result, ran = sweeping("--grid", "train.epochs=1,3", "--picture", tmp_path / "grid" / "p.png")  # beside the runs
+    assert result.exit_code == 0 and len(ran) == 2 and (tmp_path / "grid" / "p.png").is_file()
+
+
+def test_combinations_whose_names_are_alike_have_folders_of_their_own(sweeping):
+    _, ran = sweeping("--grid", "convert.exclude=['0*'],['0?'],['2']")
+    assert len(set(ran)) == 3 and ran[1] == f"{ran[0]}-2"
+    assert _folder_names([["a=1*"], ["a=1?"], ["a=1--2"], ["a=1!"]]) == ["a-1-", "a-1--2", "a-1--2-2", "a-1--3"]

@@ -42,7 +42,7 @@ def opened(tmp_path, monkeypatch):
     data = Data(train=examples, validation=examples, test=examples, task="classification", outputs=2)
     export_onnx(model, tmp_path / "model.onnx", x[:2])
     monkeypatch.setattr("svdcompress.pipeline._fewest_bits.baked", lambda *_: Baked())
-    recipe = SimpleNamespace(task="classification", search=SimpleNamespace(max_drop=None))
+    recipe = SimpleNamespace(task="classification", search=SimpleNamespace(max_drop=None, max_error=None))
     return SimpleNamespace(model=model, data=data, folder=tmp_path, preprocessing={}, dim=1, recipe=recipe, results={})
 
 

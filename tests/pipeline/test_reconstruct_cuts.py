@@ -13,11 +13,12 @@ from torch import nn
 from svdcompress.convert import convert
 from svdcompress.errors import Interrupted, RecipeError
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _reconstruct, _trainer, run
+from svdcompress.pipeline import _reconstruct, _trainer, estimate, run
 from svdcompress.pipeline._choose_masks import option
 from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._search import Search
+from svdcompress.pipeline._search_start import check_epochs
 from svdcompress.pipeline._ways import Way
 from svdcompress.recipe import load_recipe
 from svdcompress.reconstruction import reconstruct
@@ -53,6 +54,7 @@ def test_a_trial_under_pressure_has_learnt_to_do_without(tiny_recipe, tmp_path, 
     """What it learnt, under noise, would be written over: its steps are as they are without reconstruction, to the byte."""
     cuts = Cuts(monkeypatch)
     monkeypatch.setattr(Search, "_empties_nothing", False)
+    monkeypatch.setattr(Search, "_too_short", False)  # of one level and the cooling it is, and there would be no path
     seen = Seen(monkeypatch)
     results = run(searching(tiny_recipe, *RECONSTRUCTED), tmp_path / "run")
     run(searching(tiny_recipe, *RECONSTRUCTED, "search.reconstruct=off"), tmp_path / "off")
@@ -175,3 +177,39 @@ def test_ways_are_judged_as_they_are_reconstructed():
     with torch.no_grad():
         wanted = nn.functional.cross_entropy(hold(model, masks)(x), y)
     assert found.nll == pytest.approx(float(wanted), rel=1e-5) and found.nll < plain.nll
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["search.goal='nonzero=5x'"], "a search for non-zeros needs 1 or more, .* --objective macs"),
+        (["search.max_drop=1", "search.objective=bytes"], "a search for bytes needs 1 or more"),
+        (
+            ["search.goal='macs=2x'", "search.reconstruct=off"],
+            "multiply-accumulates needs 1 or more, .*search.reconstruct: auto",
+        ),
+        (["search.goal='macs=2x'", "search.cuts=1"], "search.cuts above 1"),
+    ],
+)
+def test_what_cannot_do_without_training_refuses_to_ahead_of_all_work(tiny_recipe, tmp_path, settings, said):
+    recipe = searching(tiny_recipe, "train.epochs=0", *settings)
+    with pytest.raises(RecipeError, match=f"train.epochs: 0: .*{said}"):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RecipeError, match=said):
+        estimate(recipe)
+    check_epochs(searching(tiny_recipe, "train.epochs=1", *settings))
+    check_epochs(searching(tiny_recipe, "train.epochs=0"))  # no search, no variances that would be asked
+
+
+def test_without_epochs_nothing_is_trained_whatever_is_within_reach(tiny_recipe, tmp_path, monkeypatch):
+    from svdcompress.train import Reach
+
+    monkeypatch.setattr(Reach, "enough", property(lambda self: True))
+    none = [one for one in RECONSTRUCTED if not re.match(r"search\.(goal|trials)|train\.epochs|recover\.epochs", one)]
+    none += ["train.epochs=0", "recover.epochs=0", "search.goal='parameters=2x'"]
+    results = run(searching(tiny_recipe, *none), tmp_path / "run")
+    assert {row["stage"] for row in results["history"]} == {"dense"}
+    monkeypatch.setattr("svdcompress.pipeline._search_trials.fits_any", lambda model: False)
+    with pytest.raises(RecipeError, match="no layer of this model can be reconstructed"):
+        run(searching(tiny_recipe, *none), tmp_path / "none")

@@ -121,6 +121,27 @@ def test_what_is_aimed_at(wanted, least, target):
     assert search._target == pytest.approx(target)
 
 
+@pytest.mark.parametrize("probabilities", [True, False])
+def test_a_trial_that_leaves_one_answer_is_put_down_as_no_model(probabilities):
+    told, kept = [], SimpleNamespace(trials=[], epochs={})
+    search = SimpleNamespace(
+        judged=SimpleNamespace(error=3.0, probabilities=probabilities),
+        allowed=1.0,
+        path=SimpleNamespace(beta=lambda pressure: 0.5),
+        costs={"macs": 1000.0},
+        measure=SimpleNamespace(name="macs"),
+        kept=kept,
+        _dense_size=1000.0,
+        _spend=lambda: None,
+        _say=told.append,
+    )
+    Trials._nothing_left(search, 1, 2.0, 10.0, 0.0, [])  # type: ignore[arg-type]
+    (trial,) = kept.trials
+    assert trial.empty and trial.lost == float("inf") and not trial.met and "nothing but one answer" in told[0]
+    assert trial.error == (103.0 if probabilities else 6.0)  # 100 points of error, or 100% of the RMSE
+    assert json.loads(json.dumps(trial.to_dict(), allow_nan=False))["drop"] == 100.0
+
+
 def test_a_search_that_a_former_version_began_keeps_its_aim():
     kept = SimpleNamespace(least=None, trials=["one"])
     of = SimpleNamespace(name="macs")

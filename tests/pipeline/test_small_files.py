@@ -17,6 +17,7 @@ from svdcompress.cli._app import app
 from svdcompress.errors import ExportError
 from svdcompress.export import export_onnx, read_metadata
 from svdcompress.pipeline import open_run, run, verify_run
+from svdcompress.pipeline._allowed import Allowed, budget
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside, slower
@@ -167,6 +168,32 @@ def test_the_layers_that_lose_too_much_stay_in_float(tmp_path):
     work = Integers(path, data, Baked(), compact=False, max_drop=5.0, dense=1.0)
     work.write(tmp_path / "int8.onnx")
     assert set(work.report["layers"].values()) == {"int8"} and work.limit == 6.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        ({"max_drop": 5.0, "max_error": 3.0, "dense": 2.0}, 3.0),  # of two bounds the stricter one
+        ({"max_drop": 0.5, "max_error": 3.0, "dense": 2.0}, 2.5),
+        ({"max_error": 2.75, "dense": 2.0}, 2.75),
+        ({"max_error": 2.75}, 2.75),  # what the dense model's error was, is not known
+        ({"max_error": 2.2, "dense": 2.0}, 2.4),  # the float file's own error is always allowed
+        ({"dense": 2.0}, 2.4 + 100 / 400),
+    ],
+)
+def test_fewer_bits_may_cost_what_the_budget_of_the_search_allows(tmp_path, monkeypatch, asked, limit):
+    path, data = outlying(tmp_path, 1.0)
+    monkeypatch.setattr(Allowed, "float_error", 2.4)
+    assert Allowed(path, data, Baked(), **asked).limit == pytest.approx(limit)
+    data.task = "regression"
+    relative = {key: value for key, value in asked.items() if key != "max_drop"} | {"max_drop": 50.0}
+    if set(asked) == {"max_error", "dense"}:  # the same bound on the RMSE itself; 50% more would be 3.0
+        assert Allowed(path, data, Baked(), **relative).limit == pytest.approx(limit)
+
+
+def test_a_recipe_hands_on_both_bounds_of_its_budget():
+    found = budget(load_recipe("digits", ["search.max_drop=5", "search.max_error=3"]), {"error": 2.0})
+    assert found == {"max_drop": 5.0, "max_error": 3.0, "dense": 2.0}
 
 
 def test_ranges_are_of_examples_from_all_over(tmp_path):

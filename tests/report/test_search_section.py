@@ -67,3 +67,42 @@ def test_the_terminal_names_each_trial_within_80_columns(results):
     lines = screen.export_text().splitlines()
     assert [line.partition("│")[0].strip() for line in lines if "x │" in line] == ["1", "2, of 1"]
     assert len(lines) == 6 and lines[-1].rstrip().endswith("chosen")  # title, heading of two lines and its rule, a line a trial
+
+
+def judged_by_nll(results, met=True):
+    for trial, (estimate, at_most) in zip(results["search"]["trials"], [(0.9, 1.4), (0.2, 0.3)], strict=True):
+        trial |= {"estimate": estimate, "at_most": at_most, "allowed": 0.5, "met": at_most <= 0.5}
+    results["search"]["met"] = met
+    return results
+
+
+def test_where_the_nll_decided_its_bounds_are_told(results):
+    """The counted bound of the second one is above what is allowed, and it keeps the budget all the same."""
+    page = search(judged_by_nll(results), None)
+    head, first, second = cells(page)
+    at = head.index("by the NLL")
+    assert head[at - 2 : at + 3] == ["lost", "at most", "by the NLL", "at most, by it", "within budget"]
+    assert first[at : at + 3] == ["+0.90", "+1.40", "no"] and second[at : at + 3] == ["+0.20", "+0.30", "yes"]
+    assert "500 examples are too few for counted errors to tell: the bound on what the NLL speaks for" in page
+    assert "decided which of them lost least" in search(judged_by_nll(results, met=None), None)
+
+
+def test_where_counted_errors_decided_there_is_no_word_of_the_nll(results):
+    for trial in results["search"]["trials"]:
+        trial |= {"allowed": 2.0, "estimate": None, "at_most": None}
+    results["search"]["met"] = True
+    page = search(results, None)
+    assert "NLL" not in page and "too few" not in page and "by the NLL" not in cells(page)[0]
+    results["search"]["trials"][0]["allowed"] = 1.0  # 1.5 at most, and within the budget: the drop itself decided
+    assert "500 examples are too few for counted errors to tell: the measured loss decided by itself" in search(results, None)
+
+
+def test_the_terminal_tells_the_bound_that_decided(results):
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(trials_table(judged_by_nll(results)))
+    text = screen.export_text()
+    assert [line.split("│")[4].strip() for line in text.splitlines() if "x │" in line] == [
+        "3.4",
+        "2.3",
+    ]
+    assert "decided which kept the budget" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80

@@ -114,6 +114,41 @@ def test_how_many_examples_it_takes():
     assert Budget(max_drop=0.0).judge(dense, dense).met  # as good as the dense model, example by example
 
 
+def maps(shares, positions=16_384):
+    """Examples with several positions each, and the share of those that is wrong."""
+    shares = torch.as_tensor(shares, dtype=torch.float64)
+    return Losses(shares * positions, torch.full_like(shares, positions), True)
+
+
+def test_examples_with_many_positions_are_no_coin_tosses():
+    """By their spread: a share of 8% (+-3) takes (1.28 * 3 / 0.5)^2 examples, and not 1.28^2 * 8% / 0.5%^2."""
+    shares = torch.tensor([0.05, 0.11] * 20, dtype=torch.float64)
+    budget, dense = Budget(max_drop=0.5), maps(shares)
+    spread = 3 * math.sqrt(40 / 39)
+    assert budget.needed(dense) == math.ceil((1.2815515655446004 * spread / 0.5) ** 2) == 61
+    assert not Budget(max_drop=1.0).few(dense) and budget.few(dense)
+    lengths = torch.tensor([100.0, 300.0] * 10, dtype=torch.float64)
+    alike = Losses(0.1 * lengths, lengths, True)  # one share for all: that some are longer is no noise
+    assert budget.needed(alike) == 2
+    assert budget.needed(maps([0.08])) > 1000 and not budget.judge(maps([0.08]), maps([0.08])).met  # one tells nothing
+
+
+def test_examples_with_many_positions_have_to_keep_the_bound_however_few_they_are():
+    """Models that truly lose 1.0 point, of which one in ten measures less than 0.5 by chance."""
+    generator = torch.Generator().manual_seed(0)
+    shares = (0.08 + 0.03 * torch.randn(40, generator=generator)).clamp(0.01).double()
+    budget, dense = Budget(max_drop=0.5), maps(shares)
+    assert budget.needed(dense) > 40
+    verdicts = []
+    for _ in range(500):
+        lost = 0.010 + 0.025 * torch.randn(40, generator=generator)
+        verdicts.append(budget.judge(dense, maps((shares + lost).clamp(0, 1))))
+    assert sum(verdict.drop <= 0.5 for verdict in verdicts) > 30
+    assert sum(verdict.met for verdict in verdicts) < 10
+    assert all(verdict.met is (verdict.upper <= 0.5) for verdict in verdicts)
+    assert budget.judge(dense, maps(shares + 0.003)).met  # every one of them the same: nothing is left to chance
+
+
 def test_regression_is_by_the_relative_rmse():
     generator = torch.Generator().manual_seed(0)
     errors = torch.randn(20_000, generator=generator, dtype=torch.float64)

@@ -6,7 +6,7 @@ import math
 import pytest
 from test_plan import trial
 
-from svdcompress.search import Strategy
+from svdcompress.search import NOTHING, Strategy, better_pressure
 
 PATH = {"ratios": [2.0, 4.0, 8.0, 16.0], "errors": [2.0, 2.4, 3.1, 9.0]}
 
@@ -63,6 +63,29 @@ def test_a_budget_is_followed_no_further_than_what_can_be_had():
 def test_of_those_that_lose_too_much_the_one_that_loses_least_is_taken():
     trials = [trial(1, 2.0, 0.9, 100), trial(2, 2.0, 0.7, 300), trial(3, 2.0, 3.0, 50)]
     assert strategy().best(trials).number == 2 == strategy(goal=60.0).best(trials).number
+
+
+def nothing_left(number, pressure):
+    """As a search puts down a trial of which nothing is left: as large as the dense model, 100% worse."""
+    return dataclasses.replace(trial(number, pressure, 100.0, 1000), metrics={"error": 102.0, "nll": NOTHING})
+
+
+@pytest.mark.parametrize("goal", [None, 60.0])
+@pytest.mark.parametrize("budget", [True, False])
+def test_a_trial_of_which_nothing_is_left_is_no_model_to_take(goal, budget):
+    """A regression may lose more than 100% of its RMSE, and is a model all the same."""
+    gone = nothing_left(1, 2.0)
+    trials = [gone, trial(2, 2.0, 180.0, 200), trial(3, 2.0, 130.0, 400)]
+    assert strategy(goal, budget).best(trials).number == (2 if goal and not budget else 3)
+    assert strategy(1500.0, budget).best(trials).number == 3  # a size that the dense model has, too
+    assert strategy(goal, budget).best([gone]).number == 1  # there is none to take
+
+
+def test_where_nothing_is_left_no_other_pressure_is_looked_for():
+    """The walk towards less error goes away from it, whatever the error that was put down for it."""
+    far = dataclasses.replace(nothing_left(1, 2.0), error=0.1)
+    towards = better_pressure([far, trial(2, 1.0, 3.0, 60)], 1.0, 4)
+    assert towards is not None and abs(towards - 1.0) <= 0.5
 
 
 @pytest.mark.parametrize("goal", [None, 60.0])

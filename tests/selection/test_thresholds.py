@@ -39,3 +39,16 @@ def test_limits_are_those_of_the_shares_that_a_layer_has(share):
     found, _ = chosen("relevance.threshold={weight: 2, input: 5}", second={"share": share})
     assert found.limits["0"] == {"weight": 2.0}
     assert found.threshold == {"0": 2.0, "2": 5.0 if share == "input" else {"weight": 2.0, "input": 5.0}}
+
+
+@pytest.mark.parametrize("posterior", ["independent", "rank-one"])
+def test_the_curve_counts_non_zeros_whatever_the_posterior_keeps_its_variances_in(posterior):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    means = sum(parameter.numel() for parameter in model.parameters())
+    convert(model, posterior=posterior, share="weight" if posterior == "independent" else "input")
+    found = choose(model, load_recipe(None), lambda m: {"error": 1.0, "nll": 0.0}, torch.randn(2, 8))
+    biases = 32 + 2
+    assert all(biases <= point["nonzero"] <= means for point in found.curve)
+    at_three = next(point for point in found.curve if point["threshold"] == 3.0)
+    assert at_three["nonzero"] == biases + found.masks.kept

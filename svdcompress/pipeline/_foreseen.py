@@ -1,0 +1,52 @@
+"""What a run's deterministic file will carry beside its weights, ahead of the run's end: for the size of a file that is only
+measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from svdcompress.calibrate import AnswerAbove, ConformalIntervals, ConformalSets
+from svdcompress.likelihoods import Binary, Classification, Gaussian, Likelihood, likelihood_for
+from svdcompress.pipeline._baked import Baked
+from svdcompress.pipeline._export import file_metadata
+from svdcompress.pipeline._promised import promised, sets_of
+from svdcompress.recipe import Recipe
+from svdcompress.sources import Data
+
+SOME = 0.1234567890123456
+"""A number of as many digits as those have that calibration finds."""
+
+SHORT = 0.1234
+"""A number as `file_metadata` has them."""
+
+MANY = 10_000
+
+
+def foreseen(recipe: Recipe, data: Data, units: Baked) -> dict[str, Any]:
+    """Options of `export_onnx` for a small model as the files hold it: with metadata, a temperature and further outputs of the
+    length that the run's own will have. Their numbers are not known yet, and none of these are."""
+    plain: Any = likelihood_for(data.task, data.dim)
+    counts = dict.fromkeys(("parameters", "nonzero", "weights_nonzero", "macs"), MANY)
+    some = plain.metrics(SHORT * MANY, SHORT * MANY, MANY)
+    results = {
+        "dense": {name: count * (1 + SHORT) for name, count in counts.items()},
+        "sparse": {**counts, "metrics": dict.fromkeys(some, SHORT)},
+        "promises": _promises(recipe, plain),
+    }
+    metadata = file_metadata(results, units.preprocessing, data.classes, data.task)
+    tempered = recipe.calibrate.temperature and isinstance(plain, Classification | Binary | Gaussian)
+    own = type(plain)(plain.dim, 1 + SOME) if tempered else likelihood_for(data.task, data.dim, SOME)
+    further = sets_of(results, "mean", own) if recipe.export.sets else None
+    return {"metadata": {**metadata, **promised(results, "mean")}, "task": own, "further": further}
+
+
+def _promises(recipe: Recipe, likelihood: Likelihood) -> dict[str, Any]:
+    settings = recipe.calibrate
+    promises: dict[str, Any] = {}
+    if settings.coverage is not None and (likelihood.classes or not likelihood.probabilities):
+        kind = ConformalSets if likelihood.classes else ConformalIntervals
+        promises["coverage"] = {"mean": kind(settings.coverage, SOME, MANY).to_dict()}
+    if settings.answer_above is not None:
+        found = AnswerAbove(settings.answer_above, SOME, SOME, SOME, SOME, SHORT, MANY)
+        promises["answer_above"] = {"mean": found.to_dict()}
+    return promises

@@ -1,0 +1,75 @@
+"""Settings that a run passes over are said once; and what training can reach is told of the training that there will be."""
+
+import pytest
+import torch
+from test_search import searching
+from torch import nn
+
+from svdcompress.pipeline import converted, estimate, out_of_reach, rate_of_variances, reach_of, run
+from svdcompress.pipeline._convert import mildest
+from svdcompress.pipeline._passed_over import passed_over
+from svdcompress.recipe import load_recipe
+
+UNUSED = ["train.schedule=constant", "train.keep=best", "train.beta.start=80%", "train.beta.stop=90%", "train.shrink=50%"]
+UNUSED += ["relevance.candidates=[0.5, 3]", "relevance.tolerance=0.2"]
+
+
+def told(*settings):
+    return passed_over(load_recipe(None, list(settings)))
+
+
+def test_a_search_says_what_it_passes_over():
+    (line,) = told("search.goal='macs=2x'", *UNUSED)
+    for setting in UNUSED:
+        assert setting.partition("=")[0] in line
+    assert told("search.goal='macs=2x'") == [] == told(*UNUSED)  # without a search all of that counts
+    assert told("search.goal='macs=2x'", "train.beta.final=0.3", "train.lr=0.01", "relevance.threshold=2") == []
+
+
+def test_a_latency_command_that_nobody_asks_is_said():
+    (line,) = told("search.goal='macs=2x'", "search.latency_command=./ask.sh")
+    assert "search.latency_command is not asked" in line and "multiply-accumulates" in line
+    assert told("search.goal='latency=2x'", "search.latency_command=./ask.sh") == []
+
+
+def test_without_a_search_its_settings_do_nothing():
+    (line,) = told("search.latency_batch=8", "search.trials=2")
+    assert "search.trials, search.latency_batch do nothing" in line and "search.goal" in line
+    assert "search.max_minutes does nothing" in told("search.max_minutes=3")[0]
+    assert told() == []
+
+
+def test_run_and_dry_run_say_it(tiny_recipe, tmp_path):
+    few = ["train.epochs=1", "recover.epochs=1", "search.levels=1", "search.trials=1", "export.onnx=false"]
+    recipe = searching(tiny_recipe, "search.goal='nonzero=2x'", "train.keep=best", "relevance.tolerance=0.2", *few)
+    said = [line for line in estimate(recipe).notes if "passes over" in line]
+    assert len(said) == 1 and "train.keep" in said[0] and "relevance.tolerance" in said[0]
+    notes = run(recipe, tmp_path / "run")["notes"]
+    assert [line for line in notes if "passes over" in line] == said
+
+
+def reached(*settings):
+    """What is told of the reach of a trained net, with 6,000 examples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
+    recipe = load_recipe(None, ["train.epochs=20", "train.lr=1e-4", *settings])
+    net = converted(model, recipe)
+    return recipe, reach_of(recipe, net, 6000, 0.1, rate_of_variances(recipe, net, 6000, 0.1))
+
+
+@pytest.mark.parametrize(("goal", "levels"), [("macs=2x", 3), ("nonzero=2x", 6)])
+def test_the_reach_of_a_search_is_that_of_its_path_and_a_trial(goal, levels):
+    """By hand: levels of 3 epochs at the full rate, and 6 epochs of cooling in which it falls to 0; 60 steps an epoch."""
+    recipe, found = reached(f"search.goal='{goal}'")
+    assert found.steps == 60 * (3 * levels + 6)
+    assert found.travel == pytest.approx(1e-4 * 60 * (3 * levels + 6 / 2), rel=0.02)
+    settings = [setting for setting in UNUSED if "tolerance" not in setting]
+    other, same = reached(f"search.goal='{goal}'", *settings)
+    assert (same.travel, same.within, same.distance) == (found.travel, found.within, found.distance)
+    assert out_of_reach(other, same) == out_of_reach(recipe, found) != []
+    assert reached(*settings)[1].travel < reached()[1].travel  # where there is one training, they count
+    assert mildest(other) is None and mildest(load_recipe(None, settings)) is not None
+
+
+def test_without_epochs_there_is_nothing_to_reach_by():
+    assert reached("search.goal='macs=2x'", "train.epochs=0")[1].steps == 0
