@@ -54,7 +54,6 @@ def test_a_trial_under_pressure_has_learnt_to_do_without(tiny_recipe, tmp_path, 
     """What it learnt, under noise, would be written over: its steps are as they are without reconstruction, to the byte."""
     cuts = Cuts(monkeypatch)
     monkeypatch.setattr(Search, "_empties_nothing", False)
-    monkeypatch.setattr(Search, "_too_short", False)  # of one level and the cooling it is, and there would be no path
     seen = Seen(monkeypatch)
     results = run(searching(tiny_recipe, *RECONSTRUCTED), tmp_path / "run")
     run(searching(tiny_recipe, *RECONSTRUCTED, "search.reconstruct=off"), tmp_path / "off")
