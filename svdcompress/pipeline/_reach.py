@@ -7,11 +7,9 @@ import math
 from torch import nn
 
 from svdcompress.layers import Threshold
-from svdcompress.objective import LinearWarmup, Schedule
+from svdcompress.objective import Schedule
 from svdcompress.pipeline._convert import make_schedule
-from svdcompress.pipeline._levels import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
-from svdcompress.pipeline._search_cost import levels_of, objective_of
-from svdcompress.recipe import LrSchedule, Recipe, TrainSection
+from svdcompress.recipe import Recipe, TrainSection
 from svdcompress.train import Reach, distances, factors, rate_of_log_sigma2, reach, steps_of
 
 MOST = 0.1
@@ -35,15 +33,12 @@ def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: fl
 
 
 def training_of(recipe: Recipe, final: float) -> tuple[TrainSection, Schedule]:
-    """What trains the variances, and beta in it: the recipe's training, or in a search the whole path and the cooling of a
-    trial, which have schedules of their own."""
-    train = recipe.train
-    if not recipe.search.wanted or not train.epochs:
-        return train, make_schedule(train.beta, train.epochs, final)
-    level, cooling = epochs_of(train, LEVEL_EPOCHS), epochs_of(train, COOLING_EPOCHS)
-    path = level * levels_of(recipe, objective_of(recipe))
-    falls = LrSchedule(name="linear", start=float(path))
-    return train.model_copy(update={"epochs": path + cooling, "schedule": falls}), LinearWarmup(0, max(1, level // 2), final)
+    """What is taken for the training of the variances, and beta in it: the recipe's; in a search without the schedules that it
+    passes over (see `passed_over`), so that what does nothing there has no part in what it decides."""
+    train, plain = recipe.train, TrainSection()
+    if recipe.search.wanted:
+        train = train.model_copy(update={"schedule": plain.schedule, "beta": plain.beta})
+    return train, make_schedule(train.beta, train.epochs, final)
 
 
 def reach_of(recipe: Recipe, model: nn.Module, examples: int, final: float, rate: float | None, world: int = 1) -> Reach:
