@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,9 @@ def load_promises(path: Path, who: str) -> Promises:
                 "calibrate.answer_above in its recipe"
             )
         about = parse_json(text.encode())
-        samples = int(about.get("samples", 0)) if who == "samples" else 0
-        found = Promises(str(about["task"]), int(about["classes"]), **tensors, samples=samples)
+        found = Promises(str(about["task"]), int(about["classes"]), **tensors)
+        if who == "samples":
+            found = replace(found, samples=int(about.get("samples", 0)))
         if len({len(tensor) for tensor in tensors.values()}) != 1:
             raise ValueError("its tensors differ in length")
         return found
