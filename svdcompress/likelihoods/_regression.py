@@ -56,23 +56,24 @@ class Regression(Likelihood):
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """The value and 1 / tau (0 without one); one tau for all outputs."""
-        return heads, torch.full_like(heads, 0.0 if self.tau is None else 1 / self._one_tau())
+        return heads, torch.full_like(heads, 1 / self._one_tau(math.inf))
 
     def nll(self, output: Any, target: Tensor) -> Tensor:
         """Of each value; tau has to be one number, or is 1."""
         square = self.figures(output, target)[0]
-        tau = 1.0 if self.tau is None else self._one_tau()
+        tau = self._one_tau(1.0)
         return 0.5 * (tau * square + math.log(2 * math.pi / tau))
 
     def loss(self, output: Any, target: Tensor) -> Tensor:
         """tau / 2 * MSE, the negative log likelihood up to a constant."""
         mean = self.heads(output)
-        return 0.5 * (1.0 if self.tau is None else self._one_tau()) * F.mse_loss(mean, like(target, mean))
+        return 0.5 * self._one_tau(1.0) * F.mse_loss(mean, like(target, mean))
 
-    def _one_tau(self) -> float:
+    def _one_tau(self, unknown: float) -> float:
+        """The precision of all outputs. unknown: where there is none. Raises UsageError where each output has its own."""
         if isinstance(self.tau, Tensor) and self.tau.numel() > 1:
             raise UsageError("tau: a loss, and figures of one, take one number for all outputs")
-        return float(self.tau or 0.0)
+        return unknown if self.tau is None else float(self.tau)
 
     def soft_loss(self, loss: Any, output: Any, teacher: Any, temperature: float) -> Tensor:
         """The loss against the teacher's values."""
@@ -87,7 +88,7 @@ class Regression(Likelihood):
     def metrics(self, first: float, second: float, count: float, scale: float = 1.0) -> dict[str, float]:
         """RMSE, and NLL with tau or with the precision that fits these values best."""
         mean_square = first / count
-        precision = self._one_tau() if self.tau is not None else 1 / max(mean_square, 1e-12)
+        precision = self._one_tau(1 / max(mean_square, 1e-12))
         nll = 0.5 * (precision * mean_square + math.log(2 * math.pi / precision))
         return {"rmse": scale * math.sqrt(mean_square), "nll": nll + math.log(scale)}
 
