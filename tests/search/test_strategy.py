@@ -39,6 +39,14 @@ def test_of_trials_as_close_to_a_goal_that_none_reached_the_one_that_loses_least
     assert strategy(10.0, budget=False).best(trials).number == 2  # 1.5% larger than the smallest; the first is 3% larger
 
 
+def test_a_trial_of_which_nothing_is_left_is_taken_last_even_where_it_is_the_closest_in_size():
+    """It is as large as the dense model; a file with metadata may be larger than that."""
+    empty = dataclasses.replace(trial(1, 2.0, 100.0, 1000), metrics={"error": 102.0, "nll": NOTHING})
+    real = trial(2, 2.0, 1068.0, 1100)
+    assert strategy(10.0, budget=False).best([empty, real]) is real
+    assert strategy(10.0).best([empty]) is empty
+
+
 def test_where_units_are_cut_in_steps_the_first_pressure_is_no_higher_than_told_whatever_trials_say():
     plain = dataclasses.replace(strategy(goal=60.0, budget=False), measure="parameters")
     capped = dataclasses.replace(plain, press=2.5)
