@@ -36,6 +36,7 @@ import torch
 from mnist import machine, read, write
 from models import crepe
 from real_nets_figures import beside, noise_figures, pitch_figures, yield_figures
+from real_nets_start import dense_weights, epochs_of_start
 from real_nets_table import table
 from real_peers import PEERS, Way, nothing, train
 from safetensors.torch import load_file, save_file
@@ -44,7 +45,6 @@ from torch import nn
 
 from svdcompress.layers import BernoulliDropout
 from svdcompress.pipeline import OpenRun, open_run
-from svdcompress.recipe import Recipe
 from svdcompress.train import resolved_precision
 
 HERE = Path(__file__).resolve().parent
@@ -104,10 +104,7 @@ def cases(options: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str
         else:
             continue
         if options.dense:
-            args = open_run(options.dense, trust_code=True).recipe.data.args
-            if any(str(args.get(key)) != value for key, _, value in (each.partition("=") for each in data)):
-                sys.exit(f"--dense: {options.dense.name} has other data ({args}) than {name}: some may be test data here")
-            weights = options.dense / "dense.safetensors"
+            weights = dense_weights(options.dense, name, data)
             found[name] += ["--set", "weights.trained=true"]
         found[name] += ["--weights", str(weights), *(part for each in data for part in ("--data-arg", each))]
     return found
@@ -205,23 +202,10 @@ def reported(results: dict[str, Any], side: str) -> dict[str, Any]:
     return {key: results[side].get(key) for key in ("parameters", "nonzero", "macs", "latency_ms")}
 
 
-def origin(recipe: Recipe) -> tuple[Path, Recipe] | None:
-    """The run of another row whose dense network a run began with, and its recipe. Ends the program where its data are others:
-    what it was trained on may be among the test data."""
-    file = Path(recipe.weights.file or "")
-    if recipe.weights.trained is False or file.name != "dense.safetensors":
-        return None
-    begun = open_run(file.parent, trust_code=True).recipe
-    if begun.data != recipe.data:
-        sys.exit(f"--dense: {file.parent.name} has other data ({begun.data.args}) than this run ({recipe.data.args})")
-    return file.parent, begun
-
-
 def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
     """What the figures were made with."""
     recipe = opened.recipe
-    other = origin(recipe)
-    trained = recipe if other is None else other[1]
+    dense, other = epochs_of_start(recipe)
     names = ("torch", "onnxruntime", "transformers", "torch-pruning")
     versions: dict[str, str] = {}
     for name in names:
@@ -230,8 +214,8 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "not installed"
     return {
-        "dense": trained.dense.epochs if trained.weights.trained is False else 0,
-        **({} if other is None else {"dense_of": other[0].name}),
+        "dense": dense,
+        **({} if other is None else {"dense_of": other}),
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
         "goal": recipe.search.goal,
@@ -280,7 +264,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="so many test examples at most")
     parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--dense", type=lambda text: Path(text).resolve(), metavar="RUN", help="begin with its dense network")
+    parser.add_argument(
+        "--dense",
+        type=lambda text: Path(text).resolve(),
+        metavar="RUN",
+        help="begin with its dense network, or with that of a file RUN-dense-trained-as-long.pt",
+    )
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real_nets")
     options = parser.parse_args()
     if options.dense and len(options.only) != 1:

@@ -32,7 +32,7 @@ from svdcompress.pipeline._search_start import check_epochs, for_objective, leve
 from svdcompress.pipeline._uncertainty import seconds_for
 from svdcompress.recipe import Distillation, Recipe, Training
 from svdcompress.sources import Data, example_inputs, open_data
-from svdcompress.train import Reach, find_place, make_optimizer, resolved_precision
+from svdcompress.train import Reach, asks_once, find_place, make_optimizer, resolved_precision
 
 TRIAL_STEPS = 5
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -121,16 +121,18 @@ def _seconds(
     each = _forward_seconds(dense, data, recipe, device)
     validating = each * len(data.validation)
 
-    def epoch(trained: nn.Module, stage: Training, **more: Any) -> float:
-        return _epoch_seconds(trained, data.train, loss, stage, device, **more) + validating
-
-    def teacher(distill: Distillation) -> nn.Module | None:
-        return dense if distill.wanted or recipe.data.unlabelled else None
+    def epoch(trained: nn.Module, stage: Training, distill: Distillation | None = None, **more: Any) -> float:
+        if distill is not None and recipe.data.unlabelled and not distill.weight:  # as the trainer does
+            distill = distill.model_copy(update={"weight": 1.0})
+        teacher, answers = dense if distill is not None and distill.wanted else None, 0.0
+        if distill is not None and asks_once(data.train, stage, distill):
+            teacher, answers = None, each * len(data.train) / stage.epochs
+        return _epoch_seconds(trained, data.train, loss, stage, device, teacher=teacher, **more) + answers + validating
 
     train, recover = recipe.train, recipe.recover
     seconds = {} if trained else {"dense": epoch(dense, recipe.dense) * recipe.dense.epochs}
-    trains = epoch(model, train, teacher=teacher(train.distill))
-    recovers = epoch(model, recover, teacher=teacher(recover.distill), noise=recover.noise)
+    trains = epoch(model, train, train.distill)
+    recovers = epoch(model, recover, recover.distill, noise=recover.noise)
     if settings.wanted:  # in place of one training: the path, and trials at the full size
         measure, (levels, trials) = objective_of(recipe), levels_and_trials(recipe)
         shares = () if no_path(recipe, measure) else (LEVEL_EPOCHS, COOLING_EPOCHS)

@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from svdcompress.calibrate import ConformalSets, Promises, load_promises
+from svdcompress.calibrate import AnswerAbove, ConformalIntervals, ConformalSets, Promises, load_promises
 from svdcompress.errors import CheckpointError, UsageError, shortened
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import KEPT, OpenRun
 
+MOST_CLASSES = 10_000_000
+"""More than any run has: a damaged number."""
 
-def add_promises(
-    opened: OpenRun,
-    arrays: Mapping[str, np.ndarray],
-    answer_above: float | None,
-    coverage: float | None,
-    samples: int,
-    told: dict[str, Any],
-) -> dict[str, np.ndarray]:
-    """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
 
-    answer_above, coverage: None is what the run's recipe asked for. samples: draws that the arrays come from, where draws
-        predicted: with fewer than of the validation data nothing is promised. told: gets what was promised, or under
-        "not_promised" why what the recipe asked for is not; its "by" says what predicted ("samples" or "mean").
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be promised of predictions, settled before anything is predicted."""
+
+    path: Path
+    promises: Promises
+    answers: AnswerAbove | None
+    coverage: ConformalSets | ConformalIntervals | None
+
+    def add(self, opened: OpenRun, arrays: Mapping[str, np.ndarray], told: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
+
+        told: gets what was promised. Raises CheckpointError for promises of a model with other classes.
+        """
+        mean, likelihood = torch.from_numpy(arrays["mean"]), likelihood_for(opened.recipe.task, opened.dim)
+        if self.promises.labels is not None and self.promises.classes != (classes := mean.shape[opened.dim]):
+            raise CheckpointError(f"{self.path}: of {shortened(str(self.promises.classes), 20)} classes, the run of {classes}")
+        found: dict[str, np.ndarray] = {}
+        drawn = {"samples": self.promises.samples} if self.promises.samples else {}
+        if self.answers is not None:
+            found["answered"] = (likelihood.confidence(mean.double()) >= self.answers.threshold).numpy()
+            told["answer_above"] = {**self.answers.to_dict(), **drawn, "share": float(found["answered"].mean())}
+        if self.coverage is not None:
+            told["coverage"] = {**self.coverage.to_dict(), **drawn}
+            if isinstance(self.coverage, ConformalSets):
+                held = self.coverage.sets(mean, opened.dim)
+                found["set"] = held.numpy()
+                told["coverage"]["mean_size"] = float(held.sum(opened.dim).double().mean())
+            else:
+                lower, upper = self.coverage.intervals(mean, torch.from_numpy(arrays["variance"]).sqrt())
+                found |= {"lower": lower.numpy(), "upper": upper.numpy()}
+        return found
+
+
+def wanted(
+    opened: OpenRun, answer_above: float | None, coverage: float | None, samples: int, told: dict[str, Any]
+) -> Wanted | None:
+    """What is to be promised; None where nothing is.
+
+    answer_above, coverage: None is what the run's recipe asked for. samples: draws for each input, where draws predict: with
+        fewer than of the validation data nothing is promised. told: its "by" says what predicts ("samples" or "mean"); gets
+        under "not_promised" why what the recipe asked for is not promised.
     Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what cannot be
     promised.
     """
@@ -36,10 +69,8 @@ def add_promises(
     coverage, asked = settings.coverage if coverage is None else coverage, asked or coverage is not None
     path = opened.folder / KEPT
     if (answer_above is None and coverage is None) or (not asked and not path.is_file()):
-        return {}
-    mean, likelihood = torch.from_numpy(arrays["mean"]), likelihood_for(opened.recipe.task, opened.dim)
-    promises = _promises(path, opened, told.get("by", "samples"), mean.shape[opened.dim] if likelihood.classes else None)
-    found: dict[str, np.ndarray] = {}
+        return None
+    promises = _promises(path, opened, told["by"])
     if samples < promises.samples:
         problem = (
             f"samples: {samples:,}; what validation data promise is of {promises.samples:,} draws, and fewer do not keep it: "
@@ -48,39 +79,25 @@ def add_promises(
         if asked:
             raise UsageError(problem)
         told["not_promised"] = problem
-        return {}
-    drawn = {"samples": promises.samples} if promises.samples else {}
-    if answer_above is not None:
-        answers = promises.answer_above(answer_above)
-        found["answered"] = (likelihood.confidence(mean.double()) >= answers.threshold).numpy()
-        told["answer_above"] = {**answers.to_dict(), **drawn, "share": float(found["answered"].mean())}
-    if coverage is not None:
-        promise = promises.coverage(coverage)
-        told["coverage"] = {**promise.to_dict(), **drawn}
-        if isinstance(promise, ConformalSets):
-            held = promise.sets(mean, opened.dim)
-            found["set"] = held.numpy()
-            told["coverage"]["mean_size"] = float(held.sum(opened.dim).double().mean())
-        else:
-            lower, upper = promise.intervals(mean, torch.from_numpy(arrays["variance"]).sqrt())
-            found |= {"lower": lower.numpy(), "upper": upper.numpy()}
-    return found
+        return None
+    answers = None if answer_above is None else promises.answer_above(answer_above)
+    return Wanted(path, promises, answers, None if coverage is None else promises.coverage(coverage))
 
 
-def _promises(path: Path, opened: OpenRun, by: str, classes: int | None) -> Promises:
+def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
     """What the run kept. Raises CheckpointError where it is not of this run, or holds what no run writes.
 
-    by: "samples" or "mean", what predicts. classes: how many the model has, if it has any.
+    by: "samples" or "mean", what predicts.
     """
     try:
         found = load_promises(path, by)
     except (OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
     problem = ""
-    if found.scores is not None and (found.labels is None) != (classes is None):
+    if found.scores is not None and (found.labels is not None) != likelihood_for(opened.recipe.task, opened.dim).classes:
         problem = f"of the task {shortened(found.task, 60)}, the run of {opened.recipe.task}"
-    elif found.labels is not None and found.classes != classes:
-        problem = f"of {shortened(str(found.classes), 20)} classes, the run of {classes}"
+    elif found.labels is not None and not 0 < found.classes <= MOST_CLASSES:
+        problem = f"of {shortened(str(found.classes), 20)} classes, which no run writes"
     for name, tensor in found.tensors().items():
         right = {"right": tensor.dtype == torch.bool, "labels": tensor.dtype == torch.int64}
         if not right.get(name, tensor.is_floating_point()) or tensor.dim() != 1:

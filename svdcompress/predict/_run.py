@@ -28,7 +28,7 @@ from svdcompress.errors import (
 from svdcompress.export import read_metadata
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline import OpenRun, Preprocessing, open_run
-from svdcompress.predict._promises import add_promises
+from svdcompress.predict._promises import wanted
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import check_finite, preprocess
@@ -110,6 +110,7 @@ def predict_run(
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
     told = {} if told is None else told
     told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
+    promised = wanted(opened, answer_above, coverage, count, told)  # before what takes time
     drawn = 0 if by == "mean" else count
     parts = _by_onnx(opened, x, count, seed, names, inputs) if onnx else _by_torch(opened, x, drawn, seed or 0, device)
     batches = list(parts)
@@ -118,7 +119,7 @@ def predict_run(
     scale = preprocessing.get("target_scale")
     task = opened.recipe.task
     arrays = _in_units(arrays, scale) if scale else arrays
-    arrays |= add_promises(opened, arrays, answer_above, coverage, count, told)
+    arrays |= promised.add(opened, arrays, told) if promised is not None else {}
     write_predictions(out, arrays, names, task, opened.classes, opened.dim)
     return out, len(names)
 

@@ -4,6 +4,7 @@ from svdcompress.errors import out_of_memory  # here for callers of before
 from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.likelihoods import score  # here for callers of before
 from svdcompress.renamed import former_names
+from svdcompress.train._answers import asks_once
 from svdcompress.train._device import (
     Place,
     broadcast,
@@ -35,6 +36,7 @@ __all__ = [
     "Reach",
     "StateFile",
     "Trial",
+    "asks_once",
     "broadcast",
     "broadcast_weights",
     "choosing",

@@ -41,11 +41,15 @@ class Teacher:
         if self.layers is not None:
             self.layers.clear()
 
-    def mix(self, loss: Tensor, output: object, inputs: Any) -> Tensor:
+    @torch.no_grad()
+    def answer(self, inputs: Any) -> Any:
+        """The teacher's output."""
+        return call(self._called, inputs)
+
+    def mix(self, loss: Tensor, output: object, inputs: Any, known: Any = None) -> Tensor:
         """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`, and the error of the layers where it counts;
-        output: the student's, for `inputs`."""
-        with torch.no_grad():
-            teacher = call(self._called, inputs)
+        output: the student's, for `inputs`; known: the teacher's (None: it is asked)."""
+        teacher = self.answer(inputs) if known is None else known
         weight, temperature = self.settings.weight, self.settings.temperature
         if weight:
             loss = (1 - weight) * loss + weight * self.likelihood.soft_loss(self.loss, output, teacher, temperature)

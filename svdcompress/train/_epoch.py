@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from svdcompress.batch import call
 from svdcompress.errors import DataError, Interrupted
 from svdcompress.layers import variational_layers
+from svdcompress.train._answers import Answers
 from svdcompress.train._gradients import nothing
 from svdcompress.train._network import Network
 from svdcompress.train._nonfinite import explain
@@ -31,11 +32,12 @@ class Rewind:
 
 
 def train_epoch(
-    work: Work, network: Network, steps: Steps, standing: Standing, *, look_every: int, rewinds: bool
+    work: Work, network: Network, steps: Steps, standing: Standing, answers: Answers | None, *, look_every: int, rewinds: bool
 ) -> Row | Rewind:
     """Train one epoch; its figures.
 
-    look_every: batches between looks at the loss. rewinds: whether the fit can go back to look at each.
+    answers: the teacher's (None: it is asked). look_every: batches between looks at the loss. rewinds: whether the fit can go
+    back to look at each.
 
     Raises NotFinite, Interrupted, and DataError where there is no batch.
     """
@@ -47,15 +49,18 @@ def train_epoch(
     per_step = settings.batch_size * world
     batches = max(1, math.ceil(len(work.examples) / per_step))
     group = 0  # batches since the last step
-    stream = work.examples.batches(settings.batch_size, shuffle=order, rank=work.rank, world=world, device=device)
+    parts = {"shuffle": order, "rank": work.rank, "world": world}
+    batches_of = work.examples.batches(settings.batch_size, device=device, **parts)
+    known = repeat(None) if answers is None else answers.batches(settings.batch_size, **parts)
+    stream = zip(batches_of, known)  # noqa: B905 (one is endless)
     marked = _final_known(stream) if settings.accumulate > 1 else ((batch, True) for batch in stream)
-    for index, ((x, y), final) in enumerate(marked):
+    for index, (((x, y), answer), final) in enumerate(marked):
         where = epoch + index / batches
         group += 1
         last = final or group == settings.accumulate
         # Both ways within no_sync: it is the forward pass that prepares DDP to average the gradients.
         with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):
-            loss, nll, kl = forward(work, network, x, y, where)
+            loss, nll, kl = forward(work, network, x, y, where, answer)
             if index % look_every == 0 and not math.isfinite(value := loss.item()):
                 return _not_finite(work, standing, x, value, rewinds)
             steps.backward(loss / settings.accumulate if settings.accumulate > 1 else loss)
@@ -99,15 +104,18 @@ def train_mode(work: Work, keeps_norms: bool) -> None:
             layer.eval()
 
 
-def forward(work: Work, network: Network, x: Any, y: Tensor, where: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight)."""
+def forward(
+    work: Work, network: Network, x: Any, y: Tensor, where: float, answer: Any = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight). answer: the teacher's, where
+    it is known."""
     if work.teacher is not None:
         work.teacher.begin(where / work.settings.epochs)
     with work.autocast(), work.right:
         output = call(network.called, x)
         loss = work.loss(output, y)
         if work.teacher is not None:
-            loss = work.teacher.mix(loss, output, x)
+            loss = work.teacher.mix(loss, output, x, answer)
     nll, kl = loss.detach(), None
     if work.elbo is not None:
         work.elbo.set_epoch(where)

@@ -10,6 +10,7 @@ from torch import nn
 from svdcompress.errors import CheckpointError, SvdcError, TrainingError, shortened
 from svdcompress.layers import variational_layers
 from svdcompress.relevance import relevance
+from svdcompress.train._answers import ask
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
@@ -62,9 +63,12 @@ class Loop:
                 if line is not None and work.on_note is not None:
                     work.on_note(line, standing.keeps_norms)
             settle(work, trains=standing.epoch < work.last)
+            answers = ask(work) if standing.epoch < work.last else None
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1
-                row = train_epoch(work, self._network, self._steps, standing, look_every=self._look_every, rewinds=rewinds)
+                row = train_epoch(
+                    work, self._network, self._steps, standing, answers, look_every=self._look_every, rewinds=rewinds
+                )
                 if isinstance(row, Rewind):  # now step and layer will be the right ones
                     self._look_every = 1
                     self._restored()

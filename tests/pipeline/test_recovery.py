@@ -129,7 +129,10 @@ def test_a_plan_tells_that_units_are_judged_for_a_goal_of_shapes():
         assert any("whole units are asked" in line for line in estimate(recipe).notes) == told
 
 
-def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "each_step"), [((), False), (("data.augment=[{crop: 1}]",), True), (("recover.epochs=1",), True)]
+)
+def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch, more, each_step):
     asked = []
 
     def noted(model, examples, loss, settings, device, *, teacher=None, noise=True):
@@ -137,7 +140,16 @@ def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch):
         return 1.0
 
     monkeypatch.setattr("svdcompress.pipeline._estimate._epoch_seconds", noted)
-    recipe = load_recipe(None, SHORT)
-    recipe.model.name, recipe.data.name = f"{__file__}:net", f"{__file__}:images"
-    estimate(recipe)
-    assert ("sgd", True) in asked
+    monkeypatch.setattr("svdcompress.pipeline._estimate._forward_seconds", lambda model, data, recipe, device: 0.01)
+
+    def planned(*settings):
+        asked.clear()
+        recipe = load_recipe(None, [*SHORT, "recover.epochs=4", *settings])
+        recipe.model.name, recipe.data.name = f"{__file__}:net", f"{__file__}:images"
+        found = estimate(recipe)
+        assert [taught for optimizer, taught in asked if optimizer == "sgd"][-1:] == ([each_step] if settings == more else [])
+        return found
+
+    found, alone = planned(*more), planned(*more, "recover.optimizer=adam")
+    once = 0.01 * found.examples["train"]
+    assert found.seconds["recover"] - alone.seconds["recover"] == pytest.approx(0 if each_step else once)

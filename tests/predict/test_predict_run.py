@@ -203,8 +203,9 @@ def test_monte_carlo_files_that_are_something_else(images, tmp_path, monkeypatch
         ({"labels": torch.arange(300)}, "labels that are no class"),
         ({"labels": torch.zeros(300, dtype=torch.int32)}, "labels is torch.int32"),
         ({"labels": None}, "of the task classification, the run of classification|the run of"),
-        ({"classes": 3}, "of 3 classes, the run of 4"),
-        ({"classes": 10**400}, "classes, the run of 4"),
+        ({"classes": 3}, "labels that are no class"),
+        ({"classes": 3, "labels": torch.arange(300) % 3}, "of 3 classes, the run of 4"),
+        ({"classes": 10**400}, "classes, which no run writes"),
     ],
 )
 def test_promises_that_no_run_writes(images, tmp_path, change, said):

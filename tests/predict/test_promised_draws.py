@@ -12,7 +12,7 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.calibrate import Promises, load_promises, save_promises
-from svdcompress.errors import UsageError
+from svdcompress.errors import DataError, UsageError
 from svdcompress.predict import predict_run
 from svdcompress.recipe import CalibrateSection
 
@@ -41,6 +41,11 @@ def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monke
     with pytest.raises(UsageError, match=r"samples: 19; .* of 20 draws.* --samples 20 or more"):
         ask(samples=19, coverage=0.9)
     assert not (tmp_path / "p.npz").exists()
+    with monkeypatch.context() as patch:  # it is refused before the work
+        patch.setattr(_run, "_by_torch", lambda *given: pytest.fail("predicted"))
+        for asked in ({"samples": 19, "coverage": 0.9}, {"coverage": 0.999}, {"answer_above": 1.5}):
+            with pytest.raises((UsageError, DataError)):
+                ask(**asked)
     told = {}
     ask(samples=20, coverage=0.9, told=told)
     assert told["coverage"]["samples"] == 20 and "set" in np.load(tmp_path / "p.npz")
