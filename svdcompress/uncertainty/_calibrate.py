@@ -7,21 +7,33 @@ import math
 import torch
 from torch import Tensor
 
+from svdcompress.errors import DataError
 from svdcompress.uncertainty._quality import regression_quality
 
 LEAST, MOST = 0.01, 100.0
 """Limits of a temperature; a network that makes no mistake on the validation data ends at the lower one."""
 
+NEVER = -1e300
+"""In place of a logit of -inf: its probability is exactly 0 at any of these temperatures, and so is that times the logit."""
+
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The T of least NLL of `softmax(logits / T)` (Guo et al. 2017); logits: (N, C), or (N,) for yes or no.
 
-    The NLL is convex in 1 / T: its slope `mean(E_p[z] - z_label)` is halved into.
+    The NLL is convex in 1 / T: its slope `mean(E_p[z] - z_label)` is halved into. A logit of -inf rules its class out.
+    Raises DataError for logits that are NaN or +inf, and for a label that is ruled out, whose NLL is infinite at any T.
     """
     z = logits.detach().double()
     z = z.flatten() if z.dim() == 2 and z.shape[1] == 1 else z
     z = torch.stack([torch.zeros_like(z), z], 1) if z.dim() == 1 else z
+    if bool((z.isnan() | (z == math.inf)).any()):
+        raise DataError("logits: NaN or +inf is among them, and no temperature fits these; has the training diverged?")
+    z = z.masked_fill(z == -math.inf, NEVER)
     chosen = z.gather(1, labels.detach().to(z.device).long().view(-1, 1)).squeeze(1)
+    if impossible := int((chosen == NEVER).sum()):
+        raise DataError(
+            f"labels: {impossible:,} of them are of a class whose logit is -inf, which no temperature makes possible"
+        )
 
     def slope(inverse: float) -> float:
         return float(((z * inverse).softmax(1) * z).sum(1).sub(chosen).mean())

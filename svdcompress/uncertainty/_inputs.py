@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from svdcompress.batch import map_tensors
-from svdcompress.errors import DataError, UsageError
+from svdcompress.errors import DataError, ModelError, UsageError
 
 
 def batch_size(inputs: Any) -> int:
@@ -40,6 +41,23 @@ def take(inputs: Any, start: int, stop: int, size: int) -> Any:
         return tensor[start:stop] if tensor.dim() > 0 and tensor.shape[0] == size else tensor
 
     return map_tensors(inputs, cut)
+
+
+def check_rows(heads: Any, rows: int, ahead: int = 0) -> None:
+    """Raise ModelError unless each head, a tensor or a tuple of them, has one row for each of so many inputs.
+
+    ahead: dimensions before the rows, as that of the draws. Sums are kept by input: fewer rows would leave some of them 0.
+    """
+    for head in tree_leaves(heads):
+        if not isinstance(head, Tensor):
+            continue  # what no likelihood reads is told in its own words
+        found = head.shape[ahead] if head.dim() > ahead else 0
+        if found != rows:
+            what = f"{found} row{'s' * (found != 1)}" if head.dim() > ahead else "a single number"
+            raise ModelError(
+                f"the model's output has {what} for {rows} inputs; a prediction takes one row for each input, in their order. "
+                "A model that pools over its first dimension takes that as one input: give it a batch dimension before"
+            )
 
 
 def device_of(model: nn.Module) -> torch.device:

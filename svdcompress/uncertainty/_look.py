@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError, SvdcError, out_of_memory
 from svdcompress.layers import Shapes, StochasticLayer, drawing, stochastic_layers
+from svdcompress.uncertainty._inputs import check_rows
 
 INPUTS, OTHERS = 8, 3
 """Inputs of a first pass at most, and of the second, whose number has to be another."""
@@ -30,7 +31,8 @@ class Look(NamedTuple):
 
 
 def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers: Sequence[StochasticLayer] = ()) -> Look:
-    """Run some of a batch of `size` inputs x without noise, so that no generator is touched. Raises where they do not fit.
+    """Run some of a batch of `size` inputs x without noise, so that no generator is touched. Raises where they do not fit,
+    and where the heads that `run` gives are not one row for each input.
 
     layers: among which the shared ones are looked for. A layer is not shared if its weight is used at as many positions as
     there are inputs, in passes with two numbers of them; a model that refuses the second one has all of them shared.
@@ -39,7 +41,7 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     some = min(size, INPUTS)
     first = _inputs(x, some, size)
     with fitting(model), drawing(stochastic, shapes := Shapes()), _Widths(model, some) as seen:
-        run(first)
+        check_rows(run(first), some)
     shared = shapes.not_once(layers, some)
     if len(shared) == sum(hasattr(layer, "log_sigma2") for layer in layers):
         return Look(seen.widest, frozenset(shared))  # there is none left to ask about

@@ -22,6 +22,7 @@ from svdcompress.batch import main_output
 from svdcompress.errors import DataError, ModelError, SvdcError, out_of_memory
 from svdcompress.layers import BernoulliDropout, GaussianDropout, StochasticLayer, VariationalLayer
 from svdcompress.likelihoods import Prediction, Sums
+from svdcompress.uncertainty._inputs import check_rows
 from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
 
 DRAWS = 2**22
@@ -29,22 +30,24 @@ DRAWS = 2**22
 
 
 def moments_predict(
-    model: nn.Module, slices: Iterable[tuple[Any, int]], sums: Sums, samples: int, generator: torch.Generator
+    model: nn.Module, slices: Iterable[tuple[Any, int, int]], sums: Sums, samples: int, generator: torch.Generator
 ) -> Prediction:
-    """The prediction from one pass over all inputs; slices: of them, each with the number of its first; sums: of the task.
+    """The prediction from one pass over all inputs; slices: of them, each with the number of its first
+    and how many they are; sums: of the task.
 
     The mean probabilities of normal logits have no closed form: `samples` draws of the logits give them, which costs nothing
     beside a pass of the network.
     """
     follow = None
-    for x, start in slices:
+    for x, start, size in slices:
         follow = follow or traced(model, x)
-        _add(sums, propagate(follow, x), start, samples, generator)
+        _add(sums, propagate(follow, x), start, size, samples, generator)
     return sums.prediction(1 if sums.follows_moments else samples)
 
 
-def _add(sums: Sums, output: Any, start: int, samples: int, generator: torch.Generator) -> None:
+def _add(sums: Sums, output: Any, start: int, size: int, samples: int, generator: torch.Generator) -> None:
     mean, variance = _heads(sums, output)
+    check_rows(mean, size)
     if sums.follows_moments:
         mean, variance = (tree_map(lambda head: head[None], part) for part in (mean, variance))
         sums.add_moments(mean, variance, start)

@@ -16,7 +16,7 @@ from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers
 from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
-from svdcompress.uncertainty._inputs import batch_size, device_of, take
+from svdcompress.uncertainty._inputs import batch_size, check_rows, device_of, take
 from svdcompress.uncertainty._look import fitting, look
 from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import DrawRunner, evaluating
@@ -72,7 +72,8 @@ def mc_predict(
         of the likelihood, or they have no noise.
     dim: the class dimension of the model's output, which is not the first; None: that of the likelihood, or 1.
 
-    Raises UsageError, ModelError (no layer that draws; an output that does not fit the task) or DataError (an empty batch,
+    Raises UsageError, ModelError (no layer that draws; an output that does not fit the task, or
+    that has other rows than the inputs) or DataError (an empty batch,
     values that are not finite, a shape that the model does not take).
     """
     samples = _check(samples, antithetic, chunk, method)
@@ -94,7 +95,9 @@ def mc_predict(
     if method == "moments":
         with evaluating(model), drawing(layers, None):
             inputs, _ = _plan(size, 1, look(model, run, x, size).widest, None, chunk, device, False)
-            slices = ((take(x, start, start + inputs, size), start) for start in range(0, size, inputs))
+            slices = (
+                (take(x, start, start + inputs, size), start, min(inputs, size - start)) for start in range(0, size, inputs)
+            )
             return _finite(moments_predict(model, slices, sums, samples, generator))
     with evaluating(model):
         rows = not members and rowwise(model, x)
@@ -114,6 +117,7 @@ def mc_predict(
             some = min(inputs, size - start)
             with fitting(model):
                 output = draws(take(x, start, start + some, size), some, count)
+            check_rows(output, some, 1)
             sums.add(output, start)
     return _finite(sums.prediction(samples))
 
@@ -133,12 +137,15 @@ def mean_predict(
 ) -> Prediction:
     """The prediction of a model's one output in `eval()`, dense or variational, without any noise: `samples` is 1.
 
-    temperature: what logits are divided by, above 0, beside the temperature of the likelihood. The likelihood is that of the
+    temperature: what logits are divided by, above 0, beside the temperature of the likelihood; 1 for values, which have no
+    logits. The likelihood is that of the
     mean model (`Likelihood.of_mean`), which calibration fits apart. Otherwise as `mc_predict`.
     """
     likelihood = resolve(unwrapped(model), task, dim).of_mean()
     if not 0 < temperature < float("inf"):
         raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
+    if temperature != 1 and not likelihood.probabilities:
+        raise UsageError(f"temperature: {temperature}; task {likelihood.name!r} has no logits that it would divide")
     size = batch_size(x)
     sums = likelihood.sums(size)
     _add_mean(model, x, likelihood, sums, size, temperature)
@@ -169,6 +176,7 @@ def _add_mean(model: nn.Module, x: Any, likelihood: Likelihood, sums: Sums, size
         inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
         for start in range(0, size, inputs):
             heads = _heads(model, likelihood, take(x, start, start + inputs, size))
+            check_rows(heads, min(inputs, size - start))
             heads = heads / temperature if temperature != 1 else heads
             sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), heads), start)
 

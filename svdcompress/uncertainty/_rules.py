@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from svdcompress.errors import ModelError
@@ -39,10 +38,22 @@ def dropout(layer: BernoulliDropout | GaussianDropout, x: Moments | Tensor) -> M
 
 def _linear_map(layer: Any, x: Moments) -> Moments:
     """A dense Linear or convolution: its weights squared carry the variance, its bias none."""
-    squares = {"weight": layer.weight.square()}
-    if layer.bias is not None:
-        squares["bias"] = torch.zeros_like(layer.bias)
-    return Moments(layer(x.mean), functional_call(layer, squares, (x.variance,)))
+    mean = layer(x.mean)
+    weight = layer.weight  # read after the call, since a hook may make it (torch.nn.utils.weight_norm, prune)
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    if hooked and not torch.allclose(_plain_map(layer, x.mean, weight, layer.bias), mean, rtol=1e-4, atol=1e-6):
+        raise unknown(f"a {type(layer).__name__} whose hooks change what goes in or comes out")
+    return Moments(mean, _plain_map(layer, x.variance, weight.square(), None))
+
+
+def _plain_map(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What the layer computes, with this weight and bias in place of its own, which may be derived ones and stay as they are."""
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, weight, bias)
+    if not layer.transposed:
+        return layer._conv_forward(x, weight, bias)
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(layer.kernel_size) - 1]
+    return function(x, weight, bias, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
 
 
 def _batch_norm(layer: Any, x: Moments) -> Moments:

@@ -107,6 +107,23 @@ def test_temperature_of_one_logit_and_of_a_perfect_network():
     assert fit_temperature(z, (z > 0).long()) == pytest.approx(0.01, rel=1e-6)
 
 
+def test_the_temperature_of_logits_that_rule_classes_out():
+    """A class that is ruled out takes no part: the temperature is that of the others."""
+    logits, labels = random_predictions(2000)
+    gone = torch.full((len(logits), 1), -math.inf, dtype=logits.dtype)
+    assert fit_temperature(torch.cat([logits, gone], 1), labels) == pytest.approx(fit_temperature(logits, labels), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(math.nan, "NaN or"), (math.inf, "NaN or"), (-math.inf, "1 of them are of a class")]
+)
+def test_logits_that_no_temperature_fits(value, message):
+    logits, labels = random_predictions(50)
+    logits[3, labels[3]] = value
+    with pytest.raises(DataError, match=message):
+        fit_temperature(logits, labels)
+
+
 def test_regression_scores_by_hand():
     mean, variance, target = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 4.0, 0.25]), torch.tensor([1.0, 1.0, 4.0])
     got = regression_quality(mean, variance, target)

@@ -105,6 +105,14 @@ def test_a_temperature_is_above_zero(classifier, x, temperature):
         mean_predict(classifier, x, temperature=temperature)
 
 
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_values_have_no_temperature(x, task):
+    model = widen(svdc.convert(mlp(4, 2)))
+    with pytest.raises(UsageError, match=f"task '{task}' has no logits"):
+        mean_predict(model, x, task=task, temperature=2.0)
+    assert mean_predict(model, x, task=task, temperature=1).samples == 1
+
+
 def test_a_variance_that_overflows_is_told(x):
     model = svdc.convert(nn.Sequential(nn.Linear(4, 2)), log_sigma2=-8.0)
     model[0].bias.data[1] = 1e4

@@ -1,0 +1,68 @@
+"""Models whose outputs have other rows than the inputs: refused, before zeros stand for inputs that were never predicted."""
+
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.errors import ModelError
+from svdcompress.uncertainty import ensemble_predict, mc_predict, mean_predict
+
+
+class Bag(nn.Module):
+    """One answer to all rows together."""
+
+    def __init__(self, rows=1):
+        super().__init__()
+        self.rows, self.inner, self.head = rows, nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.inner(x)).mean(0, keepdim=True)).repeat(self.rows, 1)
+
+
+def bag(rows=1):
+    return svdc.convert(Bag(rows), log_sigma2=-3.0).eval()
+
+
+@pytest.mark.parametrize(
+    "predict",
+    [
+        lambda model, x: mc_predict(model, x, 4),
+        lambda model, x: mc_predict(model, x, 4, members=True),
+        lambda model, x: mc_predict(model, x, 4, task="regression"),
+        lambda model, x: mean_predict(model, x),
+        lambda model, x: ensemble_predict([model], x, task="classification"),
+    ],
+    ids=["draws", "members", "regression", "mean", "ensemble"],
+)
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_other_rows_than_inputs_are_refused(predict, rows):
+    with pytest.raises(ModelError, match=rf"output has {rows} rows? for 5 inputs"):
+        predict(bag(rows), torch.randn(5, 8))
+
+
+def test_a_bag_that_is_too_large_for_one_pass_is_not_cut():
+    """Each slice would be a bag of its own."""
+    for call in (mean_predict, lambda model, x: mc_predict(model, x, 2, chunk=1)):
+        with pytest.raises(ModelError, match=r"output has 1 row for 8 inputs"):
+            call(bag(), torch.randn(4000, 8))
+
+
+def test_a_single_number_is_no_row():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.inner(x).sum()
+
+    with pytest.raises(ModelError, match="a single number for 5 inputs"):
+        mc_predict(svdc.convert(Total(), log_sigma2=-3.0), torch.randn(5, 8), 4, task="regression")
+
+
+def test_one_bag_is_one_input():
+    model, x = bag(), torch.randn(1, 8)
+    want = torch.softmax(model(x).double(), 1)
+    torch.testing.assert_close(mean_predict(model, x).mean, want, rtol=1e-5, atol=1e-7)
+    assert mc_predict(model, x, 4).mean.shape == (1, 3)
