@@ -83,6 +83,19 @@ class Context:
         self.results.notes.append(line)
         self.say(f"[dim]note:[/] {escape(line)}")
 
+    def said(self) -> dict[str, list[str]]:
+        """All warnings and notes so far."""
+        return {"warnings": list(self.results.warnings), "notes": list(self.results.notes)}
+
+    def say_again(self, said: dict[str, list[str]]) -> None:
+        """What an earlier sitting has said of work that is not done again, unless this one has said so too."""
+        for line in said.get("warnings", []):
+            if line not in self.results.warnings:
+                self.warn(line)
+        for line in said.get("notes", []):
+            if line not in self.results.notes:
+                self.note(line)
+
     def attempt(self, what: str, work: Callable[[], Any]) -> None:
         """Make figures. What fails in it is a warning, and under `failed` in the report: it must not cost a run its files."""
         try:

@@ -23,6 +23,7 @@ from svdcompress.pipeline._choose_masks import compared_on
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
 from svdcompress.pipeline._figures import macs_of
+from svdcompress.pipeline._label import check_label
 from svdcompress.pipeline._levels import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._passed_over import passed_over
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
@@ -79,6 +80,8 @@ def estimate(recipe: Recipe) -> Estimate:
     data = open_data(recipe.data, recipe.task)
     place = find_place(recipe.device)
     dense, trained = dense_model(recipe, data.notes)
+    if recipe.data.unlabelled:
+        check_label(data, trained)
     inputs = example_inputs(data.train, 2)
     check_model(dense, recipe, data, inputs)
     recipe, recovers = for_recovery(recipe, dense)
@@ -121,13 +124,15 @@ def _seconds(
     each = _forward_seconds(dense, data, recipe, device)
     validating = each * len(data.validation)
 
+    def once(distill: Distillation) -> bool:
+        """Whether the teacher is asked once, for all epochs of all stages that ask in the same way."""
+        weight = 1.0 if recipe.data.unlabelled else distill.weight  # as the trainer does
+        return asks_once(data.train, distill.model_copy(update={"weight": weight}))
+
     def epoch(trained: nn.Module, stage: Training, distill: Distillation | None = None, **more: Any) -> float:
-        if distill is not None and recipe.data.unlabelled and not distill.weight:  # as the trainer does
-            distill = distill.model_copy(update={"weight": 1.0})
-        teacher, answers = dense if distill is not None and distill.wanted else None, 0.0
-        if distill is not None and asks_once(data.train, stage, distill):
-            teacher, answers = None, each * len(data.train) / stage.epochs
-        return _epoch_seconds(trained, data.train, loss, stage, device, teacher=teacher, **more) + answers + validating
+        taught = distill is not None and (distill.wanted or recipe.data.unlabelled) and not once(distill)
+        teacher = dense if taught else None
+        return _epoch_seconds(trained, data.train, loss, stage, device, teacher=teacher, **more) + validating
 
     train, recover = recipe.train, recipe.recover
     seconds = {} if trained else {"dense": epoch(dense, recipe.dense) * recipe.dense.epochs}
@@ -145,7 +150,9 @@ def _seconds(
             seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + max(trial, last))
     else:
         seconds |= {"train": train.epochs * trains, "recover": recover.epochs * recovers}
-    seconds["rest"] = REST_SECONDS + JUDGED * each * (len(data.validation) + len(data.test))
+    asked = [stage for stage in (train, recover) if stage.epochs and once(stage.distill)]
+    answers = each * len(data.train) * len({(stage.batch_size, stage.precision, stage.compile) for stage in asked})
+    seconds["rest"] = REST_SECONDS + answers + JUDGED * each * (len(data.validation) + len(data.test))
     if recipe.calibrate.temperature or recipe.calibrate.posterior != "variational":
         count, samples = looked_at(len(data.validation), macs)
         seconds["rest"] += LOOKS[recipe.calibrate.posterior] * count * samples * each

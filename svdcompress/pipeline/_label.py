@@ -14,13 +14,8 @@ from svdcompress.sources import Data, InMemory
 BATCH = 500
 
 
-@torch.no_grad()
-def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str) -> None:
-    """Put a trained model's answers in the place of the targets of all splits, in place.
-
-    classification: the class of the largest output. binary: whether the logit is above 0.
-    Raises ModelError for a model that is yet to be trained, DataError for data that is not in memory, and for a regression.
-    """
+def check_label(data: Data, trained: bool) -> None:
+    """Raises ModelError for a model that is yet to be trained, DataError for data not in memory and for a regression."""
     if not trained:
         raise ModelError("data.unlabelled: there is nothing to learn from but the dense model's answers; name its --weights")
     if not likelihood_for(data.task).probabilities:
@@ -28,12 +23,23 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
             f"data.unlabelled: works for classification and binary, not for {data.task}: the dense model has no error of its "
             "own there that a budget or the noise could be measured by. Save its answers, and give them as the targets"
         )
+    for name in ("train", "validation", "test"):
+        if not isinstance(getattr(data, name), InMemory):
+            raise DataError(f"data.unlabelled: the {name} data is read as needed; it works for data in memory only")
+
+
+@torch.no_grad()
+def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str) -> None:
+    """Put a trained model's answers in the place of the targets of all splits, in place.
+
+    classification: the class of the largest output. binary: whether the logit is above 0.
+    Raises what `check_label` raises.
+    """
+    check_label(data, trained)
     model.eval()
     output, dim = torch.empty(0), 0
     for name in ("train", "validation", "test"):
         examples = getattr(data, name)
-        if not isinstance(examples, InMemory):
-            raise DataError(f"data.unlabelled: the {name} data is read as needed; it works for data in memory only")
         answers = []
         with there(torch.device(device), model):
             for inputs, _ in InMemory(examples.inputs, examples.targets).batches(BATCH, device=device):

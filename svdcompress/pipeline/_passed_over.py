@@ -19,11 +19,35 @@ OF_A_SEARCH = (
     *("latency_command", "latency_batch", "mixture", "reconstruct"),
 )
 
+REFITS = ("auto", "refit")
+"""Values of calibrate.posterior with which variances are trained anew."""
+
 
 def passed_over(recipe: Recipe) -> list[str]:
     """Notes on fields that are set to other than their defaults and have no part in the run."""
     if recipe.experiment is not None:
         return []
+    return [*_of_stages(recipe), *_of_search(recipe)]
+
+
+def _of_stages(recipe: Recipe) -> list[str]:
+    """Fields of recovery, calibration and export that others leave without effect."""
+    lines: list[str] = []
+
+    def told(why: str, *names: str) -> None:
+        if named := _set(recipe, names):
+            lines.append(f"{why}: {', '.join(named)} {'do' if named[1:] else 'does'} nothing")
+
+    if not recipe.recover.noise:
+        told("recovery without noise (recover.noise) has no KL and moves no variances", "recover.beta", "recover.lr_log_sigma2")
+    if recipe.calibrate.posterior not in REFITS:
+        told(f"calibrate.posterior={recipe.calibrate.posterior} trains no variances", "calibrate.epochs", "calibrate.beta")
+    if not recipe.export.onnx:
+        told("no ONNX file is written (export.onnx)", "export.precision", "export.compact_monte_carlo", "export.sets")
+    return lines
+
+
+def _of_search(recipe: Recipe) -> list[str]:
     if not recipe.search.wanted:
         named = _set(recipe, [f"search.{name}" for name in OF_A_SEARCH])
         ask = "without search.max_drop, search.max_error or search.goal nothing is searched for"

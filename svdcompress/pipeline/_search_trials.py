@@ -61,6 +61,8 @@ class Trials:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
+        for said in self.kept.said.values():
+            context.say_again(said)
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
         self.before = self.kept.seconds
@@ -108,7 +110,7 @@ class Trials:
 
     def _trial(self, pressure: float, target: float) -> None:
         """Cool, choose, prune, recover, judge; one that was done before is not done again."""
-        number = len(self.kept.trials) + 1
+        number, before = len(self.kept.trials) + 1, self.context.said()
         started = time.monotonic()
         ask = self._ask(number, pressure, target)
         folder = begin(ask, self.folder)
@@ -162,14 +164,14 @@ class Trials:
             reconstruction=None if rebuilt is None else rebuilt.to_dict(),
             seconds=time.monotonic() - started,
         )
-        self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder)
+        self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder, before)
 
     def _recover_on(self, best: Trial) -> None:
         """The small model of the best trial recovers on, with the epochs that are left: one more trial, of the same masks."""
         epochs = left_for(self.context.recipe, self._trained)
         if epochs < 1 or best.number not in self.kept.pruning or len(self.kept.asked) < len(self.kept.trials):
             return
-        number, started = len(self.kept.trials) + 1, time.monotonic()
+        number, started, said = len(self.kept.trials) + 1, time.monotonic(), self.context.said()
         folder = self.folder / f"trial-{number}-of-{best.number}-{epochs}"
         folder.mkdir(parents=True, exist_ok=True)
         small, extra = self._small(best)
@@ -190,11 +192,14 @@ class Trials:
         verdict = self.budget.judge(self.judged, self._losses(small.model).held_out(before))
         judged = {name: getattr(verdict, name) for name in ("error", "drop", "upper", "met", "estimate", "at_most")}
         judged |= {"metrics": self.dense.trainer.validate(small.model), "seconds": time.monotonic() - started}
-        self._done(
-            replace(best, number=number, continues=best.number, **judged), small, [] if fit is None else fit.history, folder
-        )
+        trial = replace(best, number=number, continues=best.number, **judged)
+        self._done(trial, small, [] if fit is None else fit.history, folder, said)
 
-    def _done(self, trial: Trial, small: Small, epochs: list[dict[str, Any]], folder: Path) -> None:
+    def _done(
+        self, trial: Trial, small: Small, epochs: list[dict[str, Any]], folder: Path, before: dict[str, list[str]]
+    ) -> None:
+        """before: what had been said when it began."""
+        self.kept.said[trial.number] = {kind: lines[len(before[kind]) :] for kind, lines in self.context.said().items()}
         self.kept.trials.append(trial)
         self.kept.pruning[trial.number] = small.pruning
         self.kept.epochs[trial.number] = epochs

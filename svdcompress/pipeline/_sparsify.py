@@ -23,6 +23,9 @@ NOT_THEIRS: dict[str, Any] = {
     **{f"data.{name}": None for name in ("root", "target", "features", "test", "image_size")},
     **{f"data.{name}": [] for name in ("transform", "augment")},
     "data.args": {},
+    "data.validation": 0.1,
+    "data.limit": None,
+    "data.unlabelled": False,
 }
 """Fields of a recipe that belong to its own model and data, not to those that are given."""
 

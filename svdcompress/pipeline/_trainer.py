@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,28 @@ from svdcompress.pipeline._log import log_row
 from svdcompress.pipeline._passes import Passes
 from svdcompress.recipe import Distillation, Training
 from svdcompress.sources import Data
-from svdcompress.train import Fit, broadcast_weights, fit
+from svdcompress.train import Fit, Held, broadcast_weights, fit
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """teacher: the dense model, from which a student may learn. tau: 1 / noise variance of a regression's loss."""
+    """teacher: the dense model, from which a student may learn. tau: 1 / noise variance of a regression, of targets as the
+    loss has them. held: the teacher's answers, once one of the trainings has asked for them."""
 
     context: Context
     data: Data
     teacher: nn.Module
     class_weights: Tensor | None
     tau: float = 1.0
+    held: Held = field(default_factory=Held)
 
     def with_tau(self, found: float | None) -> Trainer:
-        """The same with the noise that the dense model was found to have, where the recipe does not set one."""
-        wanted = self.context.recipe.loss.tau
-        return replace(self, tau=(found or 1.0) if wanted == "auto" else wanted)
+        """The same with the noise that the dense model was found to have, where the recipe does not set one.
+
+        What the recipe sets is of targets in their own units.
+        """
+        wanted, scale = self.context.recipe.loss.tau, self.data.target_scale
+        return replace(self, tau=(found or 1.0) if wanted == "auto" else wanted * (1.0 if scale is None else scale[1] ** 2))
 
     def fit(
         self,
@@ -50,7 +55,7 @@ class Trainer:
         """
         context, data, recipe = self.context, self.data, self.context.recipe
         if recipe.data.unlabelled and stage != "dense" and not (distill and distill.weight):
-            distill = Distillation(weight=1.0, layers=distill.layers if distill else 0.0)  # there is nothing else to learn from
+            distill = (distill or Distillation()).model_copy(update={"weight": 1.0})  # there is nothing else to learn from
         taught = distill is not None and distill.wanted
         result = fit(
             model,
@@ -59,6 +64,7 @@ class Trainer:
             settings,
             stage=stage,
             teacher=copy.deepcopy(self.teacher) if taught else None,
+            held=self.held,
             distill=distill,
             task=recipe.task,
             dim=data.dim,

@@ -101,7 +101,7 @@ class Budget:
         bounds = [] if self.max_drop is None else [self.max_drop]
         if self.max_error is not None:
             over = self.max_error - dense_error
-            bounds.append(over if probabilities else 100 * over / dense_error)
+            bounds.append(over if probabilities else 100 * over / dense_error if dense_error else math.copysign(math.inf, over))
         return min(bounds, default=math.inf)
 
     def needed(self, dense: Losses) -> int:

@@ -12,6 +12,9 @@ from svdcompress.recipe import DataSection
 from svdcompress.sources._npy import load_npz
 from svdcompress.sources._raw import Raw, Table, no_targets, optional
 
+LIKE_SPLITS = ("train", "training", "validation", "val", "valid", "dev", "test", "testing", "heldout")
+"""Parts of arrays' names that speak of examples for a purpose."""
+
 
 def read_digits(place: str, section: DataSection) -> Raw:
     """scikit-learn's 1,797 scanned digits: (N, 1, 8, 8) in [0, 1], ten classes."""
@@ -37,15 +40,22 @@ def read_npz(place: str, section: DataSection) -> Raw:
         if y is None and x is not None and section.unlabelled:
             y = no_targets(len(x))
         tables[split] = None if x is None or y is None else Table(str(path), x, y)
+    read = {name for split in tables for kind in "xy" for name in _npz_names(kind, split)}
+    others = [name for name in arrays if name not in read and any(part in LIKE_SPLITS for part in name.lower().split("_"))]
     if tables["train"] is None:
         raise DataError(
             f"data: {path}: needs the arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}. Without "
             "targets: --unlabelled"
         )
-    return Raw(tables["train"], tables["test"], tables["validation"])
+    warnings = [
+        f"{path}: the array{'s' * (len(others) > 1)} {', '.join(others)} {'are' if len(others) > 1 else 'is'} not read "
+        "(known are x and y with train, validation, val, valid or test)"
+    ]
+    return Raw(tables["train"], tables["test"], tables["validation"], warnings=warnings if others else [])
 
 
 def _npz_names(kind: str, split: str) -> list[str]:
     names = {"x": ("x", "inputs", "images", "X", "data"), "y": ("y", "targets", "labels", "Y", "target")}[kind]
-    split_names = [f"{name}_{split}" for name in names] + [f"{split}_{name}" for name in names]
+    known = ("validation", "val", "valid") if split == "validation" else (split,)
+    split_names = [each for part in known for name in names for each in (f"{name}_{part}", f"{part}_{name}")]
     return split_names + list(names) if split == "train" else split_names

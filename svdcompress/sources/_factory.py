@@ -37,7 +37,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
         raise DataError(f"data.name: {name} failed: {type(error).__name__}: {error}") from error
     if isinstance(made, dict):
         parts = {"validation" if key in ("val", "valid") else key: value for key, value in made.items()}
-    elif isinstance(made, tuple | list) and not all(isinstance(part, Tensor | np.ndarray) for part in made):
+    elif isinstance(made, tuple | list) and not _is_pair(made):
         names = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}.get(len(made), ())
         parts = dict(zip(names, made, strict=True)) if names else {}
     else:
@@ -50,6 +50,12 @@ def read_factory(name: str, section: DataSection) -> Raw:
     tables = {key: _table(part, name, section) for key, part in parts.items() if part is not None}
     warnings = [line for key, part in parts.items() if (line := _dropped(part, name, key))]
     return Raw(tables["train"], tables.get("test"), tables.get("validation"), warnings=warnings)
+
+
+def _is_pair(made: Any) -> bool:
+    """Whether this is (inputs, targets), no train and test: arrays, or targets with inputs of several arrays."""
+    arrays = [isinstance(part, Tensor | np.ndarray) for part in made]
+    return all(arrays) or (len(made) == 2 and arrays[1] and isinstance(made[0], tuple | list | dict))
 
 
 def _table(part: Any, name: str, section: DataSection) -> Table:

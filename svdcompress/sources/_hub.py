@@ -16,6 +16,9 @@ from svdcompress.sources._names import check_folder
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 from svdcompress.sources._text import ARGS, tokens
 
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+"""The names that a split goes by."""
+
 
 def read_hub(place: str, section: DataSection) -> Raw:
     """`hf:NAME_OR_DIR`: images, text or numbers, and a label column (`data.target`, else one of the usual names).
@@ -35,11 +38,16 @@ def read_hub(place: str, section: DataSection) -> Raw:
         raise DataError(f"data.name: hf:{place} has no split named train; it has {', '.join(splits)}")
     classes: list[str] | None = None
     tables, prepared = {}, {}
-    for name in ("train", "validation", "test"):
-        if name in splits:
-            tables[name], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes)
+    named = {split: next((name for name in names if name in splits), None) for split, names in SPLITS.items()}
+    for split, name in named.items():
+        if name is not None:
+            tables[split], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes)
             prepared = prepared or found
     warnings = list(tables["train"].warnings)  # those of the other splits would say the same
+    others = [name for name in splits if name not in named.values()]
+    if others and None in named.values():  # else they are more than a run has a use for
+        absent = " and ".join(split for split, name in named.items() if name is None)
+        warnings.append(f"hf:{place}: the splits {', '.join(others)} are not read; {absent} data are held out of train")
     return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings)
 
 
@@ -54,6 +62,8 @@ def _table(
         raise DataError(f"data.target: {origin} has the columns {', '.join(split.column_names)}; name the one to predict")
     targets, classes = _labels(split, label, origin, classes)
     columns = section.features or [name for name in split.column_names if name != label]
+    if label in columns:
+        raise DataError(f"data.features: {label!r} is the target: a model that is given it has nothing to predict")
     for field, wanted in (("data.features", columns), ("data.args.text", [own["text"]] if own["text"] else [])):
         absent = [name for name in wanted if name not in split.column_names]
         if absent:

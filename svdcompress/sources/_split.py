@@ -13,6 +13,9 @@ from svdcompress.errors import DataError, shortened
 from svdcompress.recipe import DataSection
 from svdcompress.sources._raw import Raw, Table
 
+TABLES = ("csv", "parquet")
+"""Kinds of sources that are tables."""
+
 Read = Callable[[DataSection], Raw]
 
 
@@ -24,10 +27,16 @@ def in_three(raw: Raw, section: DataSection, read: Read) -> dict[str, Table]:
     train, test = raw.train, raw.test
     if test is None:
         train, test = _hold_out(train, section.test_share, section, "test_share")
+    elif section.test_share != DataSection().test_share:
+        raw.warnings.append(f"data.test_share: {section.test_share:g} does nothing, as {section.name} has test data of its own")
     if isinstance(section.validation, str):
         test, validation = _held_elsewhere(section.validation, section, raw, test, read)
         return {"train": train, "validation": validation, "test": test}
     if raw.validation is not None:
+        if section.validation != DataSection().validation:
+            raw.warnings.append(
+                f"data.validation: {section.validation:g} does nothing, as {section.name} has validation data of its own"
+            )
         return {"train": train, "validation": raw.validation, "test": test}
     train, validation = _hold_out(train, section.validation, section, "validation")
     return {"train": train, "validation": validation, "test": test}
@@ -41,7 +50,12 @@ def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read
     if name.startswith("test:"):
         share = _share(name.removeprefix("test:"))
         return _hold_out(test, share, section, "validation", "test data")
-    if name.partition(":")[0] in ("csv", "parquet"):  # with the categories and columns of the training data
+    if name.partition(":")[0] in TABLES:  # with the categories and columns of the training data
+        if str(section.name).partition(":")[0] not in TABLES:
+            raise DataError(
+                f"data.validation: {name} is a table, and {section.name} is none: the columns of its inputs are not known. "
+                f"Name data of the kind of {section.name}, or test:50%"
+            )
         table = read(section.model_copy(update={"test": name})).test
         assert table is not None
         return test, table

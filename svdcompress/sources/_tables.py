@@ -40,6 +40,8 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         for column in columns:
             if column not in frame.columns:
                 raise DataError(f"{field}: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+    if given := [column for column in features if column in targets]:
+        raise DataError(f"data.features: {given[0]!r} is the target: a model that is given it has nothing to predict")
     text = _text_settings(frame, features, section, place)
     if text:
         features = [text["text"]]

@@ -10,7 +10,7 @@ from torch import nn
 from svdcompress.errors import CheckpointError, SvdcError, TrainingError, shortened
 from svdcompress.layers import variational_layers
 from svdcompress.relevance import relevance
-from svdcompress.train._answers import ask
+from svdcompress.train._ask import ask
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
@@ -60,8 +60,9 @@ class Loop:
                 refuse_wrong(work)
             if not standing.epoch:
                 standing.keeps_norms, line = keeps_norms(work)
-                if line is not None and work.on_note is not None:
-                    work.on_note(line, standing.keeps_norms)
+                standing.said = None if line is None else [line, standing.keeps_norms]
+            if standing.said is not None and work.on_note is not None:
+                work.on_note(*standing.said)
             settle(work, trains=standing.epoch < work.last)
             answers = ask(work) if standing.epoch < work.last else None
             while standing.epoch < work.last:

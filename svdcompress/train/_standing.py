@@ -51,7 +51,7 @@ class Standing:
 
     epoch: epochs that are done. steps: batches that were trained on. total: the number of weights of which the history's
     sparsity is a share (None: the model's own). history: the figures of each epoch. keeps_norms: whether running statistics
-    stay, as was settled before the first epoch.
+    stay, as was settled before the first epoch. said: what `on_note` was told then.
     """
 
     total: int | None = None
@@ -60,6 +60,7 @@ class Standing:
     history: list[Row] = field(default_factory=list)
     best: Best = field(default_factory=Best)
     keeps_norms: bool = False
+    said: list[Any] | None = None
 
     def sparsity(self, masks: Masks) -> float:
         """The share of weights that are outside the masks or were removed."""
@@ -69,7 +70,7 @@ class Standing:
         """What a later fit needs to go on."""
         best = {"score": list(self.best.score), "epoch": self.best.epoch, "weights": self.best.weights}
         done = {"epoch": self.epoch, "steps": self.steps, "total": self.total, "history": self.history, "best": best}
-        return done | {"keeps_norms": self.keeps_norms}
+        return done | {"keeps_norms": self.keeps_norms, "said": self.said}
 
     def take(self, saved: dict[str, Any], device: torch.device) -> None:
         """Stand where a saved fit stood."""
@@ -78,6 +79,7 @@ class Standing:
         self.history[:] = saved["history"]
         if self.epoch:  # before the first it is not settled
             self.keeps_norms = saved.get("keeps_norms", self.keeps_norms)
+            self.said = saved.get("said")  # so has the network that goes on, though it may not look so any more
         best = saved["best"]
         weights = None if best["weights"] is None else to_device(best["weights"], device)
         self.best = Best(tuple(best["score"]), best["epoch"], weights)

@@ -17,6 +17,7 @@ from svdcompress.objective import ELBO
 from svdcompress.recipe import Training
 from svdcompress.relevance import Masks
 from svdcompress.sources import Examples
+from svdcompress.train._answers import Held
 from svdcompress.train._distill import Teacher
 from svdcompress.train._progress import Bars
 from svdcompress.train._state import StateFile, mix
@@ -37,6 +38,7 @@ class Work:
     last: int
     elbo: ELBO | None
     teacher: Teacher | None
+    held: Held | None
     lr_log_sigma2: float | None
     noise: bool
     masks: Callable[[nn.Module], Masks] | None

@@ -7,10 +7,10 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import DataError, ModelError
-from svdcompress.pipeline import run
+from svdcompress.pipeline import estimate, run
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import open_data, save_weights
-from svdcompress.train import Bars
+from svdcompress.train import Bars, fit
 
 QUICK = {"train.epochs": 8, "recover.epochs": 2, "uncertainty.samples": 3, "report.latency": False, "export.monte_carlo": False}
 
@@ -74,3 +74,28 @@ def test_an_npz_without_targets(tmp_path):
 def test_a_regression_says_that_it_cannot():
     with pytest.raises(DataError, match="works for classification and binary, not for regression"):
         svdc.sparsify(network(2), torch.randn(200, 8), loss="mse", settings={**QUICK, "data.unlabelled": True})
+
+
+def test_the_temperature_of_distillation_counts_without_labels(monkeypatch):
+    seen = []
+
+    def noted(model, data, loss, settings, *, distill=None, **more):
+        seen.append((more["stage"], distill))
+        return fit(model, data, loss, settings, distill=distill, **more)
+
+    monkeypatch.setattr("svdcompress.pipeline._trainer.fit", noted)
+    settings = {**QUICK, "data.unlabelled": True, "train.distill.temperature": 5.0, "recover.distill.layers": 2.0}
+    svdc.sparsify(network(), torch.randn(200, 8), settings=settings)
+    found = {stage: (each.weight, each.temperature, each.layers) for stage, each in seen}
+    assert found["train"] == (1.0, 5.0, 0.0) and found["recover"] == (1.0, 2.0, 2.0)
+
+
+def test_a_plan_refuses_what_the_run_would(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(300, 8)).astype("float32"))
+    (tmp_path / "net.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(8, 3)\n")
+    fields = {"model": f"{tmp_path}/net.py:make", "data": f"npz:{tmp_path / 'x.npz'}", "data.unlabelled": True, **QUICK}
+    with pytest.raises(ModelError, match="name its --weights"):
+        estimate(load_recipe(None, fields=fields))
+    save_weights(nn.Linear(8, 3), tmp_path / "w.safetensors")
+    with pytest.raises(DataError, match="not for regression"):
+        estimate(load_recipe(None, fields={**fields, "weights": str(tmp_path / "w.safetensors"), "loss": "mse"}))

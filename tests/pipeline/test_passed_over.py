@@ -71,3 +71,18 @@ def test_the_reach_of_a_search_is_told_without_the_settings_that_it_passes_over(
 
 def test_without_epochs_there_is_nothing_to_reach_by():
     assert reached("search.goal='macs=2x'", "train.epochs=0")[1].steps == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "counted"),
+    [
+        (["recover.noise=false", "recover.beta=0.3", "recover.lr_log_sigma2=0.01"], "recover.noise=true"),
+        (["calibrate.epochs=3", "calibrate.beta=0.5"], "calibrate.posterior=refit"),
+        (["export.onnx=false", "export.precision=int8", "export.compact_monte_carlo=true"], "export.onnx=true"),
+    ],
+)
+def test_fields_of_stages_that_others_leave_without_effect_are_said(settings, counted):
+    (line,) = told(*settings)
+    names = [setting.partition("=")[0] for setting in settings]
+    assert all(name in line for name in names[-2:]) and line.endswith("do nothing")
+    assert told(*settings, counted) == []

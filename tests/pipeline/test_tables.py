@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from svdcompress.errors import Interrupted
 from svdcompress.export import read_metadata
 from svdcompress.pipeline import baked, open_run, run
 from svdcompress.predict import predict_run
 from svdcompress.recipe import DataSection, load_recipe
 from svdcompress.sources import open_data
-from svdcompress.train import evaluate
+from svdcompress.train import evaluate, fit
 
 ROWS = 300
 
@@ -187,3 +188,25 @@ def test_standardised_columns_train_where_raw_ones_do_not(houses):
         fit(model, data.train, make_loss(LossSection(name="mse")), Training(epochs=20, lr=0.01), device="cpu")
         found[standardize] = evaluate(model, data.validation, "regression", scale=data.target_scale)["rmse"]
     assert found[True] < 0.2 * found[False]
+
+
+def test_a_noise_that_is_set_is_of_the_target_in_its_own_units(houses, monkeypatch):
+    """1 / variance of prices; the loss sees them at deviation 1."""
+    seen = {}
+
+    def stopped(model, data, loss, settings, **more):
+        if more["stage"] == "train":
+            seen["loss"] = loss
+            raise Interrupted("seen")
+        return fit(model, data, loss, settings, **more)
+
+    monkeypatch.setattr("svdcompress.pipeline._trainer.fit", stopped)
+    fields = ["model.name=net.py:make", "data.name=csv:houses.csv", "data.target=price", "loss.name=mse", "dense.epochs=1"]
+    with pytest.raises(Interrupted):
+        run(load_recipe(None, [*fields, "loss.tau=2.5e-7"]), houses / "run")
+    data = open_data(section(), "regression")
+    wrong, loss = data.train.targets[:, None] + 0.1, seen["loss"]
+    price = torch.distributions.Normal(0.0, 2000.0)  # 1 / 2000^2 = 2.5e-7
+    off = 0.1 * data.target_scale[1]  # what 0.1 deviations are in prices
+    more = float(price.log_prob(torch.zeros(1)) - price.log_prob(torch.tensor([off])))
+    assert float(loss(wrong, data.train.targets) - loss(wrong - 0.1, data.train.targets)) == pytest.approx(more, rel=1e-4)

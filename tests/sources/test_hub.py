@@ -118,3 +118,26 @@ def test_text_is_predicted_from_tables(tmp_path):
 def test_bad_columns_are_named(tmp_path, columns, task, said):
     with pytest.raises(DataError, match=said):
         opened(saved(tmp_path / "bad", columns), task)
+
+
+@pytest.mark.parametrize("word", ["validation", "valid", "val", "dev"])
+def test_validation_splits_go_by_several_names(tmp_path, word):
+    columns = {"a": [float(row) for row in range(40)], "label": [row % 2 for row in range(40)]}
+    held = {"a": [100.0] * 6, "label": [0, 1] * 3}
+    data = opened(saved(tmp_path / "set", columns, **{word: held, "test": held}), standardize=False)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [40, 6, 6]
+
+
+def test_splits_that_are_not_read_are_named_where_one_is_missing(tmp_path):
+    columns = {"a": [float(row) for row in range(40)], "label": [row % 2 for row in range(40)]}
+    data = opened(saved(tmp_path / "set", columns, validation_matched=columns, test=columns))
+    (line,) = [line for line in data.warnings if "not read" in line]
+    assert "the splits validation_matched are not read; validation data are held out of train" in line
+    data = opened(saved(tmp_path / "more", columns, validation=columns, test=columns, extra=columns))
+    assert not [line for line in data.warnings if "not read" in line]
+
+
+def test_the_label_is_no_feature(tmp_path):
+    columns = {"a": [float(row) for row in range(40)], "label": [row % 2 for row in range(40)]}
+    with pytest.raises(DataError, match=r"data\.features: 'label' is the target"):
+        opened(saved(tmp_path / "set", columns), features=["a", "label"])

@@ -11,7 +11,7 @@ from svdcompress.errors import Interrupted
 from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import Distillation, LossSection, Training
 from svdcompress.sources import InMemory
-from svdcompress.train import _answers, fit, mix
+from svdcompress.train import Held, _ask, fit, mix
 
 LOSS = make_loss(LossSection())
 SOFT = Distillation(weight=0.7, temperature=3.0)
@@ -126,7 +126,7 @@ def bound_to_a_batch(logits):
 )
 def test_it_is_asked_in_each_step_where_answers_change_or_count_once(changed, teacher, monkeypatch, request):
     changed, teacher = dict(changed), copy.deepcopy(teacher)
-    monkeypatch.setattr(_answers, "MOST_BYTES", changed.pop("most", 2**29))
+    monkeypatch.setattr(_ask, "MOST_BYTES", changed.pop("most", 2**29))
     data = examples(augment=changed.pop("augment", None))
     distill = Distillation(weight=0.7, layers=changed.pop("layers", 0.0))
     once = "named" in request.node.name  # the control: nothing stands against it
@@ -160,3 +160,17 @@ def test_a_stop_is_heard_while_the_teacher_is_asked(tmp_path):
     with pytest.raises(Interrupted, match=r"before it went on. The state before it is kept in .*fit\.pt"):
         state = {"state": tmp_path / "fit.pt"}
         fit(net(), examples(), LOSS, settings(), teacher=net(5), distill=SOFT, device="cpu", stop=lambda: True, **state)
+
+
+def test_several_fits_with_one_teacher_ask_once_in_all():
+    held, teacher, models = Held(), Counted(net(5)), []
+    for one in (held, None):
+        model = net()
+        for stage in ("a", "b"):  # of one epoch each, as the parts of a search are
+            more = {"stage": stage, "teacher": teacher, "distill": SOFT, "device": "cpu", "held": one}
+            fit(model, examples(), LOSS, settings(epochs=1), **more)
+        models.append(model)
+        assert teacher.asked == (61 + 8 if one is held else 61 + 8 + 2 * 61)
+    assert torch.allclose(weights(models[0]), weights(models[1]), atol=1e-6)
+    fit(net(), examples(), LOSS, settings(epochs=1, batch_size=20), teacher=teacher, distill=SOFT, device="cpu", held=held)
+    assert teacher.asked == 61 + 8 + 2 * 61 + 61 + 10  # of other batches, so that a run that goes on has the same bits

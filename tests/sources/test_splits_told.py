@@ -1,0 +1,104 @@
+"""Which examples choose, and which are asked last: what is named is what is taken, or it is said."""
+
+import numpy as np
+import pytest
+import torch
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources import open_data
+from svdcompress.sources.given import given
+
+
+def arrays(path, **sizes):
+    """An npz file with so many examples of each split; the inputs tell them apart."""
+    rng, content = np.random.default_rng(0), {}
+    for index, (split, count) in enumerate(sizes.items()):
+        content[f"x_{split}"] = rng.normal(10 * index, 0.1, (count, 3)).astype(np.float32)
+        content[f"y_{split}"] = rng.integers(0, 3, count)
+    np.savez(path, **content)
+    return f"npz:{path}"
+
+
+def opened(name, task="classification", **fields):
+    return open_data(DataSection(name=name, **fields), task)
+
+
+def level(examples):
+    return round(float(examples.inputs.mean()))
+
+
+def test_a_table_is_no_validation_data_of_arrays(tmp_path):
+    name = arrays(tmp_path / "a.npz", train=40, test=20)
+    (tmp_path / "held.csv").write_text("a,b,c,y\n1,2,3,0\n4,5,6,1\n")
+    with pytest.raises(DataError, match=r"data\.validation: csv:.*held\.csv is a table, and npz:.* is none.*test:50%"):
+        opened(name, validation=f"csv:{tmp_path / 'held.csv'}")
+    with pytest.raises(DataError, match="is a table, and digits is none"):
+        opened("digits", validation="csv:held.csv")
+
+
+@pytest.mark.parametrize("word", ["validation", "val", "valid"])
+def test_validation_arrays_are_found_by_their_usual_names(tmp_path, word):
+    data = opened(arrays(tmp_path / "a.npz", **{"train": 40, word: 12, "test": 20}))
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [40, 12, 20]
+    assert (level(data.validation), data.warnings) == (10, [])
+
+
+def test_arrays_that_look_like_a_split_and_are_not_read_are_named(tmp_path):
+    data = opened(arrays(tmp_path / "a.npz", train=40, dev=12, test=20))
+    (line,) = data.warnings
+    assert "the arrays x_dev, y_dev are not read" in line and len(data.validation) == 4
+    np.savez(tmp_path / "b.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2, origin=np.zeros(3))
+    assert opened(f"npz:{tmp_path / 'b.npz'}").warnings == []
+
+
+def test_a_share_that_does_nothing_is_told(tmp_path):
+    name = arrays(tmp_path / "a.npz", train=40, validation=12, test=20)
+    lines = opened(name, validation=0.3, test_share=0.5).warnings
+    assert [line.partition(":")[0] for line in lines] == ["data.test_share", "data.validation"]
+    assert all("does nothing" in line for line in lines)
+    assert opened(name).warnings == [] == opened(arrays(tmp_path / "b.npz", train=40), validation=0.3, test_share=0.5).warnings
+
+
+def test_a_limit_takes_examples_of_all_classes(tmp_path):
+    labels = np.arange(400) // 40  # in the order of the classes, as a folder of images has them
+    np.savez(tmp_path / "a.npz", x=np.arange(1200).reshape(400, 3).astype(np.float32), y=labels)
+    name = f"npz:{tmp_path / 'a.npz'}"
+    data = opened(name, limit=100)
+    assert sum(map(len, (data.train, data.validation, data.test))) == 100
+    assert len(data.train.targets.unique()) >= 9
+    again = opened(name, limit=100)
+    assert torch.equal(again.train.inputs, data.train.inputs)
+    assert not torch.equal(opened(name, limit=100, split_seed=1).train.inputs, data.train.inputs)
+    last = opened(name, limit=100, split="tail")  # as of a series, whose order counts
+    assert int(last.test.inputs.max()) == 299 and last.train.targets.unique().tolist() == [0, 1]
+
+
+def test_classes_without_a_training_example_are_told(tmp_path):
+    from PIL import Image
+
+    for kind, count in (("cat", 8), ("dog", 8), ("eel", 1)):
+        (tmp_path / kind).mkdir()
+        for index in range(count):
+            Image.fromarray(np.full((4, 4, 3), index, np.uint8)).save(tmp_path / kind / f"{index}.png")
+    told = [opened(f"imagefolder:{tmp_path}", split="tail", validation=2, workers=0, limit=limit).warnings for limit in (17, 8)]
+    told = [[line for line in lines if "no training example" in line] for lines in told]
+    assert "1 of the 3 classes (eel)" in told[0][0] and "2 of the 3 classes (dog, eel)" in told[1][0]
+
+
+def test_the_target_is_no_feature(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{row},{row % 3},{row % 2}\n" for row in range(20)))
+    with pytest.raises(DataError, match=r"data\.features: 'y' is the target"):
+        opened(f"csv:{tmp_path / 't.csv'}", target="y", features=["a", "y"])
+    assert opened(f"csv:{tmp_path / 't.csv'}", target="y", features=["a"]).preprocessing["columns"] == ["a"]
+
+
+def test_inputs_of_several_arrays_make_a_pair_with_their_targets():
+    a, b, y = torch.randn(40, 3), torch.randn(40, 2), torch.arange(40) % 3
+    for inputs in ((a, b), {"ids": a, "mask": b}):
+        with given(model=None, data=(inputs, y)) as names:
+            data = opened(names["data"])
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [29, 3, 8]
+        assert sorted(data.train.targets.unique().tolist()) == [0, 1, 2]
+    with given(model=None, data=((a, y), (a[:7], y[:7]))) as names:  # still train and test
+        assert len(opened(names["data"]).test) == 7
