@@ -105,6 +105,9 @@ def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping
         axis = int(tensor.name in second)
         step = steps(array, count, axis, of_weight(importance, tensor.name, array, tensor.name in turned)).astype(np.float32)
         whole = codes(array, step, count)
+        with np.errstate(over="ignore"):
+            if not np.isfinite(whole.astype(np.float32) * step).all():
+                continue  # a mask of finfo.min, beyond float32's end by rounding
         forms = [_dense(maker, whole, step, count, tensor.name)]
         if compact and len(places_of(whole)):
             forms.append(_sparse(maker, whole, step, count, tensor.name))

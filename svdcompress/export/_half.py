@@ -53,7 +53,10 @@ def write_half(
 
 
 def as_half(array: np.ndarray) -> tuple[np.ndarray, float]:
-    """A float32 tensor as float16, and the power of two that it has to be multiplied by."""
+    """A float32 tensor as float16, and the power of two that it has to be multiplied by.
+
+    Numbers at float32's end, such as the finfo.min of a mask, may round to what is no float32 any more: see `bearable`.
+    """
     largest = float(np.abs(array).max(initial=0.0))
     if not np.isfinite(largest) or largest == 0:
         return array.astype(np.float16), 1.0
@@ -61,11 +64,21 @@ def as_half(array: np.ndarray) -> tuple[np.ndarray, float]:
     if 2.0**-10 <= largest <= LARGEST and (np.abs(array[array != 0]) >= 2.0**-14).all():
         power = 1.0  # all of them are normal numbers as they are
     power = float(np.clip(power, 2.0**-100, 2.0**100))
-    return (array.astype(np.float64) * power).astype(np.float16), 1 / power
+    with np.errstate(over="ignore"):
+        return (array.astype(np.float64) * power).astype(np.float16), 1 / power
+
+
+def bearable(array: np.ndarray, half: np.ndarray, scale: float) -> bool:
+    """Whether a finite tensor is still finite once it is widened again, as a runtime does it: in float32."""
+    if not np.isfinite(array).all():
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(half.astype(np.float32) * np.float32(scale)).all())
 
 
 def halve(graph: GraphProto) -> None:
-    """Store a graph's float32 initialisers of SMALLEST numbers and more as float16, in place."""
+    """Store a graph's float32 initialisers of SMALLEST numbers and more as float16, in place, but for those that float16 and a
+    power of two cannot hold (see `bearable`)."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -76,8 +89,10 @@ def halve(graph: GraphProto) -> None:
         array = array_of(tensor)
         if array.size < SMALLEST or not np.isfinite(array).all():
             continue
-        name, stored = tensor.name, next(names)
         half, scale = as_half(array)
+        if not bearable(array, half, scale):
+            continue  # minus infinity in place of a mask's finfo.min makes NaN of a row of them: it stays in float32
+        name, stored = tensor.name, next(names)
         if scale == 1:
             nodes.append(helper.make_node("Cast", [stored], [name], to=onnx.TensorProto.FLOAT))
         else:

@@ -80,8 +80,9 @@ def pack(
     """Write the archive of a deterministic or Monte-Carlo ONNX file. `src` stays as it is.
 
     precision: "float32" (exact), "float16", "int8" or "int4": weights of two dimensions and more as integers with a scale for
-    each channel, others as float16. bits: of single weights by name (2 to 16), in place of those. importance: what an error of
-    each number counts where there are few bits, by the weight's name and of its layer's shape (`importance` of a model).
+    each channel, others as float16; a tensor that these make infinite, such as a mask of finfo.min, stays exact.
+    bits: of single weights by name (2 to 16), in place of those. importance: what an error of each number counts where there
+    are few bits, by the weight's name and of its layer's shape (`importance` of a model).
     codec: "xz", in Python's standard library, or "zstd", which needs the package zstandard.
 
     Raises UsageError for unknown names, and for fewer than 8 bits of a Monte-Carlo file; DependencyError without zstandard,
@@ -141,13 +142,16 @@ def _streams(
             continue
         counts = of_weight(importance, tensor.name, array, tensor.name in turned)
         form, values, scale, axis = _values(array, count, int(tensor.name in second), counts)
+        back = dense(values, form, scale, axis)
+        if not np.isfinite(back).all():  # a mask of finfo.min: minus infinity would make NaN of a row of it
+            form, values, scale, axis = _values(array, PRECISIONS["float32"], 0, None)
+            back = array
         places = np.flatnonzero(values)
         jumps += _jumps(places)
         kept = values.reshape(-1)[places]
         numbers += _planes(kept.view(np.uint8).reshape(len(kept), kept.itemsize))
         scales += _planes(scale.view("<u4").astype(">u4").view(np.uint8).reshape(-1, 4)[:, :2])
         entries.append(Entry(tensor.name, form, len(places), axis))
-        back = dense(values, form, scale, axis)
         peak = float(np.abs(array).max(initial=0.0)) or 1.0
         worst = max(worst, float(np.abs(back - array).max()) / peak)
         for field in ("raw_data", "float_data"):
@@ -189,7 +193,8 @@ def dense(values: np.ndarray, form: str, scale: np.ndarray, axis: int) -> np.nda
     shape = [1] * values.ndim
     if axis >= 0:
         shape[axis] = -1
-    return (values.astype(np.float64) * scale.reshape(shape)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return (values.astype(np.float64) * scale.reshape(shape)).astype(np.float32)
 
 
 TYPES: dict[str, Any] = {"raw": np.float32, "float16": np.float16, "int8": np.int8, "int16": np.int16}
