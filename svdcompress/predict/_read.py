@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from svdcompress.errors import DataError
 from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, open_frame
 
 KEYS = ("x", "input", "inputs", "arr_0")
-"""Names of the array that counts in an npz file of several, the first found; without one all go in by name."""
+"""Names of the array that counts in an npz file of several, the first found, where the run has one input; else all go in by
+name."""
+
+TARGETS = ("y", "target", "targets", "label", "labels")
+"""Names of arrays that are no inputs, and that a file may have beside them."""
 
 
 def read_inputs(
@@ -23,7 +28,8 @@ def read_inputs(
     """Inputs as they are in a file, before the recipe's transforms: (inputs, a name for each of them).
 
     path: .npy or .npz (the batch as first dimension), .csv or .parquet (the columns of the training), an image, or a folder
-        of images (all below it, in the order of their names).
+        of images (all below it, in the order of their names). Of an .npz of several arrays a run of one input, whose shape is
+        known, takes the one called x, input, inputs or arr_0, and warns of others than targets; else all are inputs.
     preprocessing: of the run: image size, columns, categories.
     shape: of one input to the model, where it is known: images are resized and made grey or colour after it.
 
@@ -44,7 +50,7 @@ def read_inputs(
         frame = open_frame(path, kind[1:])
         return frame_inputs(frame, preprocessing, str(path)), [str(row) for row in range(len(frame))]
     if kind in (".npy", ".npz"):
-        inputs = load_npy(path) if kind == ".npy" else _arrays(path)
+        inputs = load_npy(path) if kind == ".npy" else _arrays(path, shape is not None or "input_shape" in preprocessing)
         lengths = {len(part) for part in ([inputs] if isinstance(inputs, Tensor) else inputs.values())}
         if len(lengths) > 1:
             raise DataError(f"{path}: arrays of different lengths: {', '.join(map(str, sorted(lengths)))}")
@@ -53,13 +59,19 @@ def read_inputs(
     return _images([path], preprocessing, shape), [path.name]
 
 
-def _arrays(path: Path) -> Any:
+def _arrays(path: Path, single: bool) -> Any:
     arrays = load_npz(path)
     if not arrays:
         raise DataError(f"{path}: there is no array in it")
     if len(arrays) == 1:
         return next(iter(arrays.values()))
-    return next((arrays[key] for key in KEYS if key in arrays), arrays)
+    taken = next((key for key in KEYS if key in arrays), None)
+    if not single or taken is None:
+        return arrays
+    left = [name for name in arrays if name != taken and name.lower() not in TARGETS]
+    if left:
+        warnings.warn(f"{path}: {taken!r} is predicted, and {', '.join(left)} left out: the run has one input", stacklevel=3)
+    return arrays[taken]
 
 
 def _images(files: list[Path], preprocessing: dict[str, Any], shape: tuple[int, ...] | None) -> Tensor:

@@ -152,7 +152,8 @@ def _mc_file(opened: OpenRun) -> Path:
 
 
 def _shape(opened: OpenRun) -> tuple[int, ...] | None:
-    """The shape of one input ahead of the transforms, or as the run's ONNX file has it; None where neither is known."""
+    """The shape of one input ahead of the transforms, or as the run's ONNX file has it; None where neither is known, and for a
+    run of several inputs."""
     if opened.preprocessing.get("input_shape"):
         return tuple(opened.preprocessing["input_shape"])
     path = opened.folder / "model.onnx"
@@ -162,6 +163,8 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
 
     try:
         inputs = onnx.load(str(path), load_external_data=False).graph.input
+        if len(inputs) != 1:
+            return None
         sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim[1:]]
     except Exception:  # a damaged file: the inputs are taken as they are, and the model says whether they fit
         return None

@@ -99,7 +99,7 @@ def test_more_inputs_than_a_batch(images, tmp_path, monkeypatch):
 
 def test_parquet_and_npz_hold_the_same(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    np.savez(tmp_path / "x.npz", x=np.random.default_rng(1).random((3, 1, 6, 5)), other=np.zeros(2))
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(1).random((3, 1, 6, 5)), y=np.zeros(2))
     predict_run("run", tmp_path / "x.npz", tmp_path / "p.parquet", samples=5)
     predict_run("run", tmp_path / "x.npz", tmp_path / "p.npz", samples=5)
     table = parquet.read_table(tmp_path / "p.parquet").to_pydict()
