@@ -12,6 +12,11 @@ from torch import Tensor
 
 from svdcompress.errors import DataError, UsageError
 
+ROUNDING = 1e-5
+"""By how much a score may lie above a limit and still count as at it. The limit is the score of a validation example, and the
+same example, where inputs repeat, gets another last place in float32, onnxruntime or another batch: all of its kind would drop
+out of their sets at once. Sets can only be larger for it."""
+
 
 @dataclass(frozen=True)
 class ConformalSets:
@@ -37,7 +42,11 @@ class ConformalSets:
         A set always holds the likeliest class.
         """
         p = probabilities.double().movedim(dim, -1)
-        return (scores(p, self.penalty, self.free) <= self.limit).movedim(-1, dim)
+        return self.holds(scores(p, self.penalty, self.free)).movedim(-1, dim)
+
+    def holds(self, found: Tensor) -> Tensor:
+        """Whether classes of these `scores` are in their sets; bool, of the same shape."""
+        return found <= self.limit + ROUNDING
 
 
 @dataclass(frozen=True)

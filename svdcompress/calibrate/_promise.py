@@ -160,6 +160,6 @@ def measured(
         return {"coverage": float((seen.scores <= promise.width).double().mean()), "size": promise.width}
     sizes = gather(predict, batches, likelihood).mean
     return {
-        "coverage": float((seen.scores <= promise.limit).double().mean()),
+        "coverage": float(promise.holds(seen.scores).double().mean()),
         "size": float(promise.sets(sizes).sum(1).double().mean()),
     }
