@@ -75,7 +75,8 @@ class DataSection(Section):
     # No targets, or none to be used: the dense model's own answers are learnt from, and errors are disagreement with it.
     unlabelled: bool = False
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
-    limit: int | None = Field(default=None, ge=1)  # use at most so many examples of each split, for a trial
+    # Use at most so many examples, for a trial: drawn with split_seed, or the first ones of a tail split.
+    limit: int | None = Field(default=None, ge=1)
 
 
 class LossSection(Section):
@@ -84,7 +85,7 @@ class LossSection(Section):
     name: Annotated[str, AfterValidator(known_loss)] = "cross-entropy"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     class_weights: list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
-    # 1 / noise variance of a regression with mse; "auto": 1 / validation MSE of the dense model
+    # 1 / noise variance of a regression with mse, the target in its own units; "auto": 1 / validation MSE of the dense model
     tau: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     # needed for a loss of your own
     task: Literal["classification", "binary", "regression", "gaussian"] | None = Field(default=None, validate_default=True)
