@@ -23,7 +23,7 @@ def at_least(op: Builder, value: ir.Value, least: ir.Value, name: str) -> ir.Val
 
 
 def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) -> ir.Value:
-    """`samples` as a scalar, once it is in order and the floating inputs are finite."""
+    """`samples` as a scalar, once it is in order, floating inputs are finite and no place in an embedding is below 0."""
     scalar = op("Reshape", samples, op.constant([]), name="samples_must_be_one_number")
     scalar = at_least(op, scalar, op.constant(1), "samples_must_be_1_or_more")
     too_many = op("Div", scalar, op.constant(MOST_SAMPLES + 1))
@@ -32,6 +32,11 @@ def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) ->
         if value.dtype is not None and value.dtype.is_floating_point():
             # Maximum pooling, for one, would hide a NaN and leave a sure prediction.
             scalar = op("Add", scalar, _zero_unless(op, _not_finite(op, value), f"{value.name}_must_be_finite"))
+        elif any(node.op_type == "Gather" and place == 1 for node, place in value.uses()):
+            # ONNX counts places below 0 from the end, where PyTorch's embedding fails: -1 would be the last word.
+            below = op("Cast", op("Less", value, op("CastLike", op.constant(0), value)), to=7)
+            wrong = op("Less", op.constant(0), op("ReduceSum", below, keepdims=0))
+            scalar = op("Add", scalar, _zero_unless(op, wrong, f"{value.name}_must_be_0_or_more"))
     return scalar
 
 
