@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress.errors import ExportError
 from svdcompress.export import _parity
@@ -37,7 +37,11 @@ class Deterministic:
         freeze(plain)
         module = Positional(plain, self.signature, self.signature.resized(TRACE_BATCH))
         inputs = len(self.signature.names)
-        graph = trace(module, self.signature.varied, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+
+        def examples(batch: int) -> list[Tensor]:
+            return self.signature.tried(batch, module.named)[0]
+
+        graph = trace(module, examples, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
         _name_transposed(graph, plain)
         strip_shapes(graph)
         return graph
@@ -80,13 +84,13 @@ def compare(path: Path, model: nn.Module, signature: Signature, batches: Sequenc
     there = [value.name for value in session.get_inputs()]
     if set(there) - set(signature.names):
         raise ExportError(f"{path.name}: its inputs are {', '.join(there)}, not {', '.join(signature.names)}")
-    result = {}
-    for batch in batches:
-        tensors, where = signature.varied(batch), f"at batch {batch}"
-        feeds = {name: tensor.numpy() for name, tensor in zip(signature.names, tensors, strict=True) if name in there}
-        with torch.no_grad():
-            expected = module(*tensors)
-        got = _parity.run(session, module.names, feeds, where)
-        pairs = zip(module.names, got, expected, strict=True)
-        result[batch] = max(_parity.difference(name, ours, theirs.numpy(), where) for name, ours, theirs in pairs)
-    return result
+    cases = {batch: signature.tried(batch, module.named) for batch in batches}
+
+    def got(batch: int) -> list[np.ndarray]:
+        feeds = {name: tensor.numpy() for name, tensor in zip(signature.names, cases[batch][0], strict=True) if name in there}
+        return _parity.run(session, module.names, feeds, f"at batch {batch}")
+
+    def double(batch: int) -> dict[str, Tensor]:
+        return copy.deepcopy(module).double().named(_parity.widened(cases[batch][0]))
+
+    return _parity.differences({batch: outputs for batch, (_, outputs) in cases.items()}, got, double)

@@ -105,7 +105,12 @@ class Traced(nn.Module):
     def examples(self, batch: int) -> list[Tensor]:
         """Arguments of a batch size."""
         chunks = [_example(call, batch) for call in self.draw.calls]
-        return [*self.draw.signature.varied(batch), *chunks, *self._example_sums(batch), torch.tensor(2)]
+
+        def answer(tensors: list[Tensor]) -> dict[str, Tensor]:
+            return dict(zip(self.names, self.draw.of_draw(tensors, chunks), strict=False))
+
+        tensors, _ = self.draw.signature.tried(batch, answer)
+        return [*tensors, *chunks, *self._example_sums(batch), torch.tensor(2)]
 
     def argument_names(self) -> list[str]:
         chunks = [chunk_name(i) for i in range(len(self.draw.calls))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +47,36 @@ class Signature:
         """The examples repeated or cut to another batch size, values unchanged."""
         return [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
 
-    def varied(self, batch: int) -> list[Tensor]:
-        """As `resized`, with floating inputs moved by noise, so that rows differ even where the example is all zeros."""
-        generator = torch.Generator().manual_seed(batch)
-        return [_moved(tensor, generator) if tensor.is_floating_point() else tensor for tensor in self.resized(batch)]
+    def tried(self, batch: int, answer: Callable[[list[Tensor]], dict[str, Tensor]]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Inputs of a batch size on which models can be told apart, and PyTorch's answer to them.
+
+        As `resized`, with floating inputs moved by noise, so that rows differ even where the example is all zeros. A square
+        root or a logarithm makes NaN of noise, which any other NaN equals: then the examples' own values are put into another
+        order, then taken as they are, then without their signs. The first that is answered in finite numbers throughout is
+        taken, else the one with the most of them.
+
+        answer: outputs by name. Raises what it raises, where it answers none of these.
+        """
+        best: tuple[int, list[Tensor], dict[str, Tensor]] | None = None
+        failed: Exception | None = None
+        for change in _CHANGES if any(tensor.is_floating_point() for tensor in self.tensors) else (_CHANGES[2],):
+            generator = torch.Generator().manual_seed(batch)
+            tensors = [change(tensor, generator) if tensor.is_floating_point() else tensor for tensor in self.resized(batch)]
+            try:
+                with torch.no_grad():
+                    outputs = {name: value.clone() for name, value in answer(tensors).items()}
+            except Exception as error:  # a model that refuses such values
+                failed = failed or error
+                continue
+            finite = sum(int(value.isfinite().sum()) for value in outputs.values())
+            if best is None or finite > best[0]:
+                best = finite, tensors, outputs
+            if finite == sum(value.numel() for value in outputs.values()):
+                break
+        if best is None:
+            assert failed is not None  # of the examples as they are, at least
+            raise failed
+        return best[1], best[2]
 
 
 def _names(model: nn.Module, keys: list[int | str]) -> list[str]:
@@ -90,3 +116,16 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
     finite = tensor[tensor.isfinite()]
     spread = float(finite.std()) if finite.numel() > 1 else 0.0
     return tensor + torch.randn(tensor.shape, generator=generator) * (0.3 * spread or 1.0)
+
+
+def _shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor.flatten()[torch.randint(tensor.numel(), (tensor.numel(),), generator=generator)].reshape(tensor.shape)
+
+
+_CHANGES: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
+    _moved,
+    lambda tensor, generator: _shuffled(tensor, generator) if tensor.numel() else tensor,
+    lambda tensor, generator: tensor,
+    lambda tensor, generator: tensor.abs(),
+)
+"""What is made of a floating input, one after the other; see `Signature.tried`."""

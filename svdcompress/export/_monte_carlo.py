@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -59,9 +61,12 @@ class MonteCarlo:
         self._frozen = DrawModule(frozen, freeze(frozen, active, whole), signature, statistics)
         self._reference.probe()
         self._frozen.probe()
+        if taken := set(Traced(self._frozen).names) & set(signature.names):
+            raise ExportError(f"monte_carlo: the model has an input named {taken.pop()!r}, as an output of the file is")
         layout = [call.to_dict() for call in self._frozen.calls]
         self.metadata: dict[str, Any] = {"kind": "monte_carlo", "task": options.likelihood.name, "noise": layout}
         self.parities: dict[int, float] = {}
+        self._cases: dict[int, tuple[list[Tensor], dict[str, Tensor]]] = {}
 
     def graph(self, opset: int, verify: bool) -> ir.Model:
         """The graph to save, and (verify) the parities of the form with the noise as an input, from which the other differs
@@ -99,25 +104,42 @@ class MonteCarlo:
         with tempfile.TemporaryDirectory(prefix="svdcompress") as folder:
             write(graph, Path(folder) / "model.onnx", self._compare)
 
+    def _inputs(self, batch: int) -> list[Tensor]:
+        return self._case(batch)[0]
+
+    def _noise(self, batch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(batch)
+        return torch.randn(CHECKED_SAMPLES, self._reference.size(batch), generator=generator)
+
+    def _case(self, batch: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Inputs of a batch size, and what PyTorch makes of them and of `_noise`."""
+        if batch not in self._cases:
+            noise = self._noise(batch)
+            self._cases[batch] = self.signature.tried(batch, lambda tensors: oracle(self._reference, tensors, noise))
+        return self._cases[batch]
+
     def _compare(self, file: Path) -> None:
         session = _parity.session(file)
         self.parities.clear()
-        for batch in _parity.BATCHES:
-            tensors, where = self.signature.varied(batch), f"at batch {batch}"
-            generator = torch.Generator().manual_seed(batch)
-            noise = torch.randn(CHECKED_SAMPLES, self._reference.size(batch), generator=generator)
-            expected = oracle(self._reference, tensors, noise)
-            feeds = {**self._feeds(session, tensors), NOISE: noise.numpy()}
-            got = _parity.run(session, list(expected), feeds, where)
-            pairs = zip(expected.items(), got, strict=True)
-            self.parities[batch] = max(_parity.difference(name, ours, theirs.numpy(), where) for (name, theirs), ours in pairs)
+        expected = {batch: self._case(batch)[1] for batch in _parity.BATCHES}
+
+        def got(batch: int) -> list[np.ndarray]:
+            feeds = {**self._feeds(session, self._inputs(batch)), NOISE: self._noise(batch).numpy()}
+            return _parity.run(session, list(expected[batch]), feeds, f"at batch {batch}")
+
+        def double(batch: int) -> dict[str, Tensor]:
+            wide = copy.deepcopy(self._reference).double()
+            return oracle(wide, _parity.widened(self._inputs(batch)), self._noise(batch).double())
+
+        floor = 1.0 if self.options.likelihood.probabilities else 0.0  # probabilities and nats are measured by 1
+        self.parities.update(_parity.differences(expected, got, double, floor))
 
     def _try(self, file: Path) -> None:
         """Run the file itself: its outputs have the shapes of the batch."""
         session = _parity.session(file)
         names = [value.name for value in session.get_outputs()]
         for batch in _parity.BATCHES:
-            feeds = self._feeds(session, self.signature.varied(batch))
+            feeds = self._feeds(session, self._inputs(batch))
             if self.options.noise == "input":
                 feeds[NOISE] = torch.zeros(CHECKED_SAMPLES, self._reference.size(batch)).numpy()
             got = _parity.run(session, names, feeds, f"at batch {batch}")

@@ -15,9 +15,10 @@ from svdcompress.errors import ExportError, ModelError, SvdcError
 from svdcompress.export._inputs import Signature
 
 
-def named_outputs(output: Any) -> dict[str, Tensor]:
+def named_outputs(output: Any, taken: Sequence[str] = ()) -> dict[str, Tensor]:
     """All tensors of an output. The main one (`main_output`: the tensor itself, the first of a tuple, the logits of a dict or
-    dataclass) comes first and is called "output". Others keep their key, or are numbered from "output_1"."""
+    dataclass) comes first and is called "output". Others keep their key, or are numbered from "output_1"; one that is
+    "output" or an input's name (`taken`) gets a `_`, as a value of a graph has one source."""
     if isinstance(output, Tensor):
         return {"output": output}
     found = dict(_leaves(output, ""))
@@ -29,7 +30,9 @@ def named_outputs(output: Any) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if tensor is not main:
             name = f"output_{name}" if name[0].isdigit() else name
-            outputs[f"{name}_" if name == "output" else name] = tensor
+            while name in outputs or name in taken:
+                name = f"{name}_"
+            outputs[name] = tensor
     return outputs
 
 
@@ -72,10 +75,11 @@ class Positional(nn.Module):
         self.model = model
         self.signature = signature
         with running(model, signature.names, tensors):
-            self.names = list(self._outputs(tensors))
+            self.names = list(self.named(tensors))
 
-    def _outputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return named_outputs(self.signature.call(self.model, tensors))
+    def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The model's outputs by their names in the file."""
+        return named_outputs(self.signature.call(self.model, tensors), self.signature.names)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._outputs(tensors).values())
+        return tuple(self.named(tensors).values())

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from svdcompress.errors import ExportError
 
 TOLERANCE = 1e-4
-"""Largest difference allowed, relative to the largest output (or to 1 where outputs are smaller)."""
+"""Largest difference allowed, relative to the largest number of an output."""
+
+SMALL = 1e-3
+"""What outputs are measured by that are 0 throughout, or, at least, where PyTorch's rounding isn't known."""
+
+ROUNDINGS = 20
+"""Times PyTorch's own rounding that a file may be off: it adds the same numbers in another order."""
 
 FLAGS, FLIPPED = "set", 0.05
 """An output of zeros and ones, and the share of it that may be otherwise: rounding moves what lies at a set's limit."""
@@ -41,8 +49,62 @@ def run(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarray], whe
         raise ExportError(f"onnxruntime fails {where}: {error}") from error
 
 
-def difference(name: str, ours: np.ndarray, torch: np.ndarray, where: str) -> float:
-    """Largest absolute difference of an output from PyTorch's. Raises ExportError beyond TOLERANCE, or for other shapes."""
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, floating ones as float64."""
+    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+
+
+def differences(
+    expected: Mapping[int, Mapping[str, Tensor]],
+    got: Callable[[int], list[np.ndarray]],
+    double: Callable[[int], Mapping[str, Tensor]],
+    floor: float = 0.0,
+) -> dict[int, float]:
+    """Largest absolute difference of a file from PyTorch for each batch size.
+
+    expected: PyTorch's outputs by name, for each batch size. got: onnxruntime's at a batch size, in the same order.
+    double: PyTorch's, computed in float64; asked only where a difference might be rounding. floor: size that outputs count as,
+    at least. Raises ExportError beyond TOLERANCE times an output's size, which is its largest number in all batches.
+    """
+    theirs = {batch: {name: value.numpy() for name, value in outputs.items()} for batch, outputs in expected.items()}
+    sizes: dict[str, float] = {}
+    for outputs in theirs.values():
+        for name, value in outputs.items():
+            sizes[name] = max(sizes.get(name, floor), _size(value))
+    result = {}
+    for batch, outputs in theirs.items():
+        wide: dict[str, np.ndarray] = {}
+
+        def rounding(name: str, batch: int = batch, wide: dict[str, np.ndarray] = wide) -> float | None:
+            try:
+                if not wide:
+                    with torch.no_grad():
+                        wide.update({key: value.double().numpy() for key, value in double(batch).items()})
+                return _size(wide[name] - theirs[batch][name].astype(np.float64))
+            except Exception:  # a model that computes in float32 alone
+                return None
+
+        result[batch] = max(
+            difference(name, ours, value, f"at batch {batch}", sizes[name], rounding)
+            for (name, value), ours in zip(outputs.items(), got(batch), strict=True)
+        )
+    return result
+
+
+def difference(
+    name: str,
+    ours: np.ndarray,
+    torch: np.ndarray,
+    where: str,
+    size: float | None = None,
+    rounding: Callable[[str], float | None] = lambda name: None,
+) -> float:
+    """Largest absolute difference of an output from PyTorch's.
+
+    size: what it is measured by; None: the output's largest number. rounding: by how much PyTorch itself is off by the rounding
+    of float32, None where that isn't known: outputs that are what is left of much larger numbers are as exact as those.
+    Raises ExportError beyond TOLERANCE, for other shapes, and where PyTorch has no finite number, which any file would equal.
+    """
     if ours.shape != torch.shape:
         raise ExportError(f"{name!r} has the shape {ours.shape} in onnxruntime and {torch.shape} in PyTorch {where}; {ADVICE}")
     if ours.size == 0:
@@ -53,15 +115,28 @@ def difference(name: str, ours: np.ndarray, torch: np.ndarray, where: str) -> fl
             raise ExportError(f"{name!r} differs from PyTorch in {100 * flipped:.0f}% of its entries {where}; {ADVICE}")
         return 0.0
     ours, torch = ours.astype(np.float64), torch.astype(np.float64)
+    if not np.isfinite(torch).any():
+        raise ExportError(
+            f"{name!r} has no finite number in PyTorch {where}, so that no file can be compared with it; {EXAMPLES}"
+        )
     same = (ours == torch) | (np.isnan(ours) & np.isnan(torch))  # infinities too
     with np.errstate(invalid="ignore"):
         gap = np.where(same, 0.0, np.abs(ours - torch))
-    finite = np.abs(torch[np.isfinite(torch)])
-    limit = TOLERANCE * max(1.0, float(finite.max(initial=0.0)))
-    largest = float(np.nan_to_num(gap, nan=np.inf).max())
+    size = _size(torch) if size is None else size
+    limit, largest = TOLERANCE * (size or SMALL), float(np.nan_to_num(gap, nan=np.inf).max())
+    if limit < largest <= TOLERANCE * max(1.0, size):
+        off = rounding(name)
+        limit = max(limit, TOLERANCE * SMALL if off is None else ROUNDINGS * off)
     if largest > limit:
         raise ExportError(f"{name!r} differs from PyTorch by {largest:.3g} {where} (allowed: {limit:.3g}); {ADVICE}")
     return largest
 
 
+def _size(array: np.ndarray) -> float:
+    """The largest finite number."""
+    return float(np.abs(array.astype(np.float64)[np.isfinite(array)]).max(initial=0.0))
+
+
 ADVICE = "a model whose code depends on its batch size, or that draws random numbers, cannot be exported"
+
+EXAMPLES = "give example inputs that the model answers in finite numbers"
