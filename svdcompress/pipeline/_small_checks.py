@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from svdcompress.pipeline._checks import MC_ONNX, RELATIVE, Check, Material, parity
+from svdcompress.pipeline._checks import MC_ONNX, Check, Material, parity, rounded
 from svdcompress.pipeline._integers import beside
 from svdcompress.pipeline._onnx_model import open_session, run
 from svdcompress.pipeline._small_files import COMPACT, FLOAT16, INT4, INT8, MC_COMPACT
@@ -58,7 +58,8 @@ def small_errors(material: Material) -> Iterator[Check]:
             found = beside(path, material.path("model.onnx"), material.opened.data, material.units)["metrics"]
             for figure, value in found.items():
                 if stored.get(figure) is not None and value is not None:
-                    one = 100 / len(material.opened.data.test)  # another processor may round one answer otherwise
-                    allowed = one if figure == "error" else RELATIVE * max(1.0, abs(stored[figure]))
-                    close = abs(value - stored[figure]) <= allowed + 1e-6
+                    data = material.opened.data
+                    one = 100 / len(data.test) + 1e-6  # another processor may round one answer otherwise
+                    allowed = one if figure == "error" else rounded(figure, stored[figure], data)
+                    close = abs(value - stored[figure]) <= allowed
                     yield Check(f"{figure} of the test data", name, stored[figure], value, close)
