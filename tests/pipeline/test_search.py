@@ -274,7 +274,7 @@ def test_an_estimate_counts_the_epochs_of_each_kind(tiny_recipe, monkeypatch):
     epochs = tiny_recipe.train.epochs, tiny_recipe.recover.epochs
     assert [estimate(tiny_recipe).seconds[stage] for stage in ("train", "recover")] == list(epochs)
 
-    mean = ("recover.noise=false", "recover.distill={weight: 0.5}", "search.goal='macs=2x'", "recover.epochs=6")
+    mean = ("recover.noise=false", "recover.distill={weight: 0.5, layers: 1}", "search.goal='macs=2x'", "recover.epochs=6")
     once = searching(tiny_recipe, "train.epochs=0", "search.trials=2", *mean)
     assert estimate(once).seconds["search"] == pytest.approx(2 * 6 * 100.1) and levels_and_trials(once) == (0, 2)
     steps = searching(tiny_recipe, "train.epochs=16", "search.levels=1", "search.trials=1", *mean)
@@ -300,7 +300,8 @@ def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
     plain = called.count(teacher)
     assert called.count(dense) and called.count(drawn) and not called.count(mean) and plain  # it judges
     called.clear()
-    estimate(searching(tiny_recipe, "recover.noise=false", "recover.distill={weight: 0.5}", "train.distill={weight: 0.5}"))
+    taught = "distill={weight: 0.5, layers: 1}"  # asked in each step
+    estimate(searching(tiny_recipe, "recover.noise=false", f"recover.{taught}", f"train.{taught}"))
     assert called.count(mean) and called.count(drawn)
     assert called.count(teacher) == plain + called.count(mean) + called.count(drawn)
 
