@@ -170,11 +170,12 @@ class VariationalLayer(Weighted):
             if name == ignoring:
                 continue
             if name == "weight":
-                mask &= self.log_alpha() < limit[name]
+                mask = mask & (self.log_alpha() < limit[name])  # not in place, so that vmap can batch it
             else:
-                self.canonical(mask).logical_and_(self.log_alpha(name) < limit[name])
+                groups = self.canonical(mask) & (self.log_alpha(name) < limit[name])
+                mask = self.as_weight(groups)
         if self.mask is not None:
-            mask &= self.mask
+            mask = mask & self.mask
         return mask
 
     # Objective
@@ -228,6 +229,8 @@ class VariationalLayer(Weighted):
             y = self._train(batch, map, dtype, None if sampler is None else sampler.normal)
         else:
             y = self._sample(batch, map, dtype, sampler)
+        if sampler is not None:
+            sampler.saw(self, y)
         return y if batch.dim() == input.dim() else y.squeeze(0)
 
     def moments(self, x: Tensor, *args: Any, variance: Tensor | None = None, **kwargs: Any) -> Moments:

@@ -17,6 +17,10 @@ class _NoiseLayer(StochasticLayer):
 
     p: dropout rate in [0, 1).
     channels: one draw for a whole channel (inputs of shape (batch, channels, *)), as torch.nn.Dropout2d does.
+
+    Of a member (`sampling(members=True)`) a layer drops the same units at each call: at each step of a recurrence (Gal &
+    Ghahramani 2016), and likewise where a network uses the one object at several places, at all of which the noise is then the
+    same. Give each place a layer of its own where it should not be.
     """
 
     def __init__(self, p: float = 0.5, channels: bool = False) -> None:

@@ -8,6 +8,7 @@ inputs of a shape, by two small passes without noise.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,8 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from svdcompress.batch import unwrapped
 from svdcompress.errors import UsageError
-from svdcompress.layers._positions import shared_over_positions
-from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers
+from svdcompress.layers._positions import positions, shared_over_positions, variational_among
+from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, weight_of
 
 
 class Passes(Sampler):
@@ -37,9 +38,17 @@ class Passes(Sampler):
         self.layers, self.modules = layers, modules
         self.outermost: nn.Module | None = None
         self._known: dict[Any, set[StochasticLayer]] = {}
+        self._key: Any = None  # of the call that is going on, and its rows
+        self._rows = 0
+        self._positions: Counter[tuple[int, ...]] = Counter()
 
     def draws_weights(self, layer: StochasticLayer) -> bool:
         return not layer.training and (self.outermost is None or layer in self.shared)
+
+    def saw(self, layer: StochasticLayer, output: Tensor) -> None:
+        """Count where a weight meets more than its rows, by a path that the small passes did not take."""
+        if self.outermost is not None:
+            self._positions[weight_of(layer)] += positions(layer, output)
 
     def kept(self, key: Any, make: Any) -> Any:
         return make() if self.outermost is None else super().kept(key, make)
@@ -52,28 +61,34 @@ class Passes(Sampler):
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A call of one of the modules; the outermost one is a new draw."""
         if self.outermost is None and module in self.modules and self.counts:
-            key = (module, *(tensor.shape for tensor in _tensors((args, kwargs))))
+            leaves = tree_leaves((args, kwargs))
+            plain = (leaf if isinstance(leaf, bool | int | str) else None for leaf in leaves)  # by which a model may branch
+            key = (module, *kwargs, *(leaf.shape for leaf in leaves if isinstance(leaf, Tensor)), *plain)
             if key not in self._known:
                 self._known[key] = self._shared(module, args, kwargs)
             self.resample()
             self.shared, self.outermost = self._known[key], module
+            self._key, self._rows = key, _leading(args, kwargs)
+            self._positions.clear()
 
     def end(self, module: nn.Module) -> None:
         """The call is over, or has failed."""
         if self.outermost is module and self.counts:
             self.outermost = None
             self.resample()
+            more = {weight for weight, count in self._positions.items() if count > self._rows}
+            if more:
+                self._known[self._key] = self.shared | {one for one in variational_among(self.layers) if weight_of(one) in more}
 
     def _shared(self, module: nn.Module, args: Any, kwargs: Any) -> set[StochasticLayer]:
         """The layers to draw the weights of: all of them where a small pass fails, or would change statistics."""
-        leaders = [tensor.shape[0] for tensor in _tensors((args, kwargs)) if tensor.dim() > 0]
-        if not leaders or leaders[0] == 0 or any(part.training for part in module.modules()):
+        size = _leading(args, kwargs)
+        if size == 0 or any(part.training for part in module.modules()):
             return set(self.layers)
-        size = leaders[0]
 
-        def run(batch: int) -> None:
+        def run(batch: int) -> Any:
             some = tree_map(lambda leaf: _rows(leaf, size, batch) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-            unwrapped(module)._call_impl(*some[0], **some[1])  # two sizes more would have a compiled one compiled again
+            return unwrapped(module)._call_impl(*some[0], **some[1])  # two sizes more would have a compiled one compiled again
 
         try:
             return shared_over_positions(module, run)
@@ -81,8 +96,10 @@ class Passes(Sampler):
             return set(self.layers)
 
 
-def _tensors(arguments: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+def _leading(args: Any, kwargs: Any) -> int:
+    """Rows of a call: the first dimension of its first tensor that has one; 0 where there is none."""
+    leaves = tree_leaves((args, kwargs))
+    return next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
 
 
 def _rows(tensor: Tensor, size: int, batch: int) -> Tensor:
@@ -143,12 +160,16 @@ def sampling(
 
     Each call of the model is one draw: noise for each row where each weight meets each row of the batch once, which is the
     same for each row by itself, and else one set of weights for all rows. So are calls of a part of it, by themselves. Which
-    layers are of which kind is found by two small passes without noise, ahead of the first call with inputs of a shape.
+    layers are of which kind is found by two small passes without noise, ahead of the first call with inputs of a shape and with
+    the same flags, numbers and words; where rows meet, as in a mean over the batch, all layers are of the second. A call in
+    which values of the inputs lead a weight to more positions than that has its layer so from the next such call on.
 
     Norms keep their batch statistics, since the model's mode is not touched. Layers in `train()` draw as in training. Contexts
     nest; the inner one counts. It holds for the thread, or task of asyncio, that enters it: others see the model without noise.
 
-    generator: source of the noise, on the model's device (None: torch's default generator).
+    generator: source of the noise, on the model's device (None: torch's default generator). Not with
+        torch.utils.checkpoint, which runs parts of the model again in the backward pass: it sets torch's default generator back
+        for that, but not this one, so that gradients would be those of other noise.
     members: one weight draw for all inputs and calls until `resample()` of the yielded Sampler.
     local: the local reparameterisation in all layers, noise of its own for each position of each row: training's estimator.
         Where weights are shared over positions, its sums over positions spread less than those of the posterior.

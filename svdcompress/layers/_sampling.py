@@ -58,6 +58,9 @@ class Sampler:
         """Whether a variational layer draws its weights, and not its outputs."""
         return self.members or layer in self.shared
 
+    def saw(self, layer: StochasticLayer, output: Tensor) -> None:
+        """A variational layer's output, of a layer that did not draw its weights."""
+
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` drew when this key was first asked for, since the last `resample()`."""
         if key not in self.noises:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError, SvdcError, out_of_memory
-from svdcompress.layers import Shapes, StochasticLayer, drawing, stochastic_layers
+from svdcompress.layers import Shapes, StochasticLayer, drawing, rows_meet, stochastic_layers, variational_among
 from svdcompress.uncertainty._inputs import check_rows
 
 INPUTS, OTHERS = 8, 3
@@ -35,23 +35,33 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     and where the heads that `run` gives are not one row for each input.
 
     layers: among which the shared ones are looked for. A layer is not shared if its weight is used at as many positions as
-    there are inputs, in passes with two numbers of them; a model that refuses the second one has all of them shared.
+    there are inputs, in passes with two numbers of them; a model that refuses the second one has all of them
+    shared, and so has one whose rows meet, as in a mean over the batch.
     """
     stochastic = stochastic_layers(model)
     some = min(size, INPUTS)
     first = _inputs(x, some, size)
     with fitting(model), drawing(stochastic, shapes := Shapes()), _Widths(model, some) as seen:
-        check_rows(run(first), some)
+        output = run(first)
+        check_rows(output, some)
     shared = shapes.not_once(layers, some)
-    if len(shared) == sum(hasattr(layer, "log_sigma2") for layer in layers):
+    drawn = variational_among(layers)
+    if len(shared) == len(drawn):
         return Look(seen.widest, frozenset(shared))  # there is none left to ask about
     others = OTHERS if some != OTHERS else OTHERS - 1
-    try:
+
+    def again(count: int) -> Any:
+        nonlocal shapes
         with drawing(stochastic, shapes := Shapes()):
-            run(_inputs(x, others, size))
+            return run(_inputs(x, count, size))
+
+    try:
+        other = again(others)
+        shared |= shapes.not_once(layers, others)
+        meet = rows_meet(output, other, (some, others), again)
     except Exception:  # whatever a model says to another batch size
         return Look(seen.widest, frozenset(layers))
-    return Look(seen.widest, frozenset(shared | shapes.not_once(layers, others)))
+    return Look(seen.widest, frozenset(drawn if meet else shared))
 
 
 def _inputs(x: Any, count: int, size: int) -> Any:

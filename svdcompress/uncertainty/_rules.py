@@ -47,7 +47,7 @@ def _linear_map(layer: Any, x: Moments) -> Moments:
 
 
 def _plain_map(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What the layer computes, with this weight and bias in place of its own, which may be derived ones and stay as they are."""
+    """What the layer computes, with this weight and bias in place of its own, which stay as they are."""
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
     if not layer.transposed:

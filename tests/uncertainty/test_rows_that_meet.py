@@ -1,0 +1,104 @@
+"""Models in which rows of a batch meet: noise for each row would average out, so their weights are drawn."""
+
+import pytest
+import torch
+from torch import nn
+
+import svdcompress as svdc
+from svdcompress.uncertainty import mc_predict
+
+
+class Mixed(nn.Module):
+    """Each row and three times the mean of all: of linear maps, whose variance has a closed form."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 1)
+        nn.init.ones_(self.linear.weight)  # so that none is irrelevant
+
+    def forward(self, x):
+        h = self.linear(x)
+        return h + 3 * h.mean(0, keepdim=True)
+
+
+class Sequence(nn.Module):
+    """A sequence without a batch dimension: what it says of the whole, at each place."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        y = self.encoder(x)
+        return y.mean(0, keepdim=True).expand_as(y)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def mixed():
+    torch.manual_seed(0)
+    return svdc.convert(Mixed(), log_sigma2=-2.0).eval(), 1 + 0.1 * torch.randn(32, 8)
+
+
+def test_the_variance_of_a_mean_over_rows():
+    model, x = mixed()
+    want = torch.exp(torch.tensor(-2.0)) * (x + 3 * x.mean(0)).square().sum(1, keepdim=True)
+    got = mc_predict(model, x, 4000, task="regression", generator=seeded(1)).epistemic
+    torch.testing.assert_close(got, want.double(), rtol=0.1, atol=0)
+    with torch.no_grad(), svdc.sampling(model, generator=seeded(1)):
+        draws = torch.stack([model(x) for _ in range(3000)])
+    torch.testing.assert_close(draws.var(0), want, rtol=0.12, atol=0)
+
+
+def batch_statistics():
+    layers = nn.Linear(8, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1)
+    return svdc.convert(nn.Sequential(*layers), include=["0"], log_sigma2=-2.0).eval()
+
+
+@pytest.mark.parametrize("make", [lambda: svdc.convert(Sequence(), log_sigma2=-4.0).eval(), batch_statistics])
+def test_spreads_are_those_of_members(make):
+    torch.manual_seed(0)
+    model, x = make(), 2 + 0.3 * torch.randn(12, 8)
+    one = mc_predict(model, x, 1500, task="regression", generator=seeded(1)).epistemic
+    other = mc_predict(model, x, 1500, task="regression", generator=seeded(2), members=True).epistemic
+    assert float(one.mean() / other.mean()) == pytest.approx(1, rel=0.1)
+
+
+class Apart(nn.Module):
+    """Rows by themselves, in a forward that is no chain."""
+
+    def __init__(self, noisy=False):
+        super().__init__()
+        self.noisy, self.one, self.two = noisy, nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = torch.relu(self.one(x))
+        return self.two(h * torch.rand_like(h) if self.noisy else h)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_rows_by_themselves_keep_noise_of_their_own(noisy):
+    """Also where a model draws by itself, so that its outputs change from call to call."""
+    model, x = svdc.convert(Apart(noisy), log_sigma2=-2.0).eval(), torch.randn(4, 8)
+    twice = torch.cat([x, x])
+    with torch.no_grad(), svdc.sampling(model, generator=seeded()) as sampler:
+        torch.manual_seed(0)
+        one, other = model(twice).chunk(2)
+        assert not torch.equal(one, other) and not sampler.shared
+
+
+def test_rows_that_meet_in_half_precision_and_by_infinite_outputs():
+    class Ruled(Mixed):
+        def forward(self, x):
+            y = super().forward(x)
+            return torch.cat([y, torch.full_like(y, -torch.inf)], 1)
+
+    half, given = mixed()
+    ruled = svdc.convert(Ruled(), log_sigma2=-2.0).eval()
+    for model, x in ((half.bfloat16(), given.bfloat16()), (ruled, given)):
+        x += torch.arange(len(x))[:, None].to(x)  # far apart, as bfloat16 needs it
+        with torch.no_grad(), svdc.sampling(model) as sampler:
+            model(x)
+            assert len(sampler.shared) == 1
