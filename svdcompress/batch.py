@@ -26,9 +26,9 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model within the wrappers of torch.compile and of data-parallel training."""
+    """The model within the wrappers of torch.compile, of data-parallel training and of averaged weights (AveragedModel)."""
     model = getattr(model, "_orig_mod", model)
-    if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+    if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "AveragedModel"):
         return unwrapped(model.module)
     return model
 

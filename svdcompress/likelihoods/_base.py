@@ -67,6 +67,11 @@ class Likelihood:
         """The constructor's arguments, JSON-able."""
         return {"dim": self.dim}
 
+    def _with(self, **changed: Any) -> Any:
+        """The same with some settings changed, None for their default; those of a subclass are kept."""
+        settings = {**self.settings(), **changed}
+        return type(self)(**{name: value for name, value in settings.items() if name not in changed or value is not None})
+
     # What an output says of the targets
 
     def heads(self, output: Any) -> Any:

@@ -43,16 +43,16 @@ class Regression(Likelihood):
 
     def of_mean(self) -> Regression:
         """With the mean model's own noise."""
-        return self if self.mean_tau is None else Regression(self.dim, self.mean_tau, self.mean_tau)
+        return self if self.mean_tau is None else self._with(tau=self.mean_tau, mean_tau=self.mean_tau)
 
     def plain(self) -> Regression:
         """Without noise that is known."""
-        return Regression(self.dim)
+        return self._with(tau=None, mean_tau=None)
 
     def rescaled(self, scale: float) -> Regression:
         """Precisions over the square of the scale."""
         own = None if self.mean_tau is None else self.mean_tau / scale**2
-        return Regression(self.dim, None if self.tau is None else self.tau / scale**2, own)
+        return self._with(tau=None if self.tau is None else self.tau / scale**2, mean_tau=own)
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """The value and 1 / tau (0 without one); one tau for all outputs."""

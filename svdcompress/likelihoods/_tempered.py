@@ -34,11 +34,13 @@ class Tempered(Likelihood):
     def of_mean(self) -> Likelihood:
         """With the mean model's own temperature in place of that of draws."""
         own = self.mean_temperature
-        return self if own is None else type(self)(self.dim, own)
+        return self if own is None else self._with(temperature=own, mean_temperature=None)
 
     def plain(self) -> Likelihood:
         """At temperature 1."""
-        return self if self.temperature == 1 and self.mean_temperature is None else type(self)(self.dim)
+        if self.temperature == 1 and self.mean_temperature is None:
+            return self
+        return self._with(temperature=None, mean_temperature=None)
 
     def heads(self, output: Any) -> Any:
         """The logits, divided by the temperature."""

@@ -236,3 +236,49 @@ def test_units_are_changed_before_the_temperature_comes():
     once = likelihood.moments(likelihood.heads(likelihood.in_units(output, 7.0, 3.0)))
     torch.testing.assert_close(once[0], 7 + 3 * output[:, :1])
     torch.testing.assert_close(once[1], 9 * 4 * output[:, 1:].exp())
+
+
+class Shifted(Classification):
+    name = "shifted in test_tempered"
+
+    def __init__(self, dim=1, temperature=1.0, mean_temperature=None, shift=0.0):
+        super().__init__(dim, temperature, mean_temperature)
+        self.shift = shift
+
+    def settings(self):
+        return {**super().settings(), "shift": self.shift}
+
+
+class Floored(Regression):
+    name = "floored in test_tempered"
+
+    def __init__(self, floor=0.0, dim=1, tau=None, mean_tau=None):
+        super().__init__(dim, tau, mean_tau)
+        self.floor = floor
+
+    def settings(self):
+        return {**super().settings(), "floor": self.floor}
+
+
+def test_a_subclass_keeps_its_own_settings():
+    logits = Shifted(2, 1.5, 2.5, shift=5.0)
+    assert type(logits.of_mean()) is type(logits.plain()) is Shifted
+    assert logits.of_mean().settings() == {"dim": 2, "temperature": 2.5, "shift": 5.0}
+    assert logits.plain().settings() == {"dim": 2, "shift": 5.0}
+    values = Floored(7.0, 2, 4.0, 16.0)
+    assert values.of_mean().settings() == {"dim": 2, "tau": 16.0, "mean_tau": 16.0, "floor": 7.0}
+    assert values.plain().settings() == {"dim": 2, "tau": None, "floor": 7.0}
+    assert values.rescaled(2.0).settings() == {"dim": 2, "tau": 1.0, "mean_tau": 4.0, "floor": 7.0}
+    outputs = Floored(tau=torch.tensor([4.0, 8.0]), mean_tau=torch.tensor([1.0, 2.0])).rescaled(2.0)
+    assert type(outputs) is Floored and outputs.settings()["tau"] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("wrap", [torch.optim.swa_utils.AveragedModel, nn.DataParallel])
+def test_a_wrapped_model_keeps_its_likelihood(wrap):
+    model, x = network(), torch.randn(5, 4)
+    set_likelihood(model, "regression", tau=4.0)
+    wrapped = wrap(model)
+    assert likelihood_of(wrapped).settings()["tau"] == 4.0
+    assert mc_predict(wrapped, x, 5).task == mean_predict(wrapped, x).task == "regression"
+    set_likelihood(wrapped, "gaussian")
+    assert likelihood_of(wrapped).name == "gaussian"
