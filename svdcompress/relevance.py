@@ -159,12 +159,13 @@ def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
 
 
 def hold(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
-    """Fix which weights live, in every mode, whatever log alpha becomes (None lets log alpha decide again); in place.
+    """Fix which weights live, in every mode, whatever log alpha becomes (None lets log alpha decide again); in place. The model
+    holds copies: what is written to one model's masks is seen by no other.
 
     Example:
         >>> svdc.hold(model, svdc.relevance(svdc.convert(model)))
     """
     checked = None if masks is None else as_masks(model, masks)
     for name, layer in variational_layers(model):
-        layer.mask = None if checked is None else checked[name].to(layer.weight.device)
+        layer.mask = None if checked is None else checked[name].to(layer.weight.device, copy=True)
     return model

@@ -150,6 +150,20 @@ def test_held_masks_count_in_every_mode_whatever_log_alpha_becomes():
     assert all(torch.equal(loose[name], masks[name]) for name in masks), "and never brings back what the mask dropped"
 
 
+def test_models_that_hold_the_same_masks_share_no_tensor():
+    one, other = model(), model()
+    masks = {name: mask.clone() for name, mask in svdc.relevance(one).items()}
+    before = {name: mask.clone() for name, mask in masks.items()}
+    svdc.hold(one, masks)
+    svdc.hold(other, masks)
+    state = other.state_dict()
+    other.load_state_dict({key: ~value if key.endswith("mask") else value for key, value in state.items()})
+    for name, layer in one.named_modules():
+        if name in masks:
+            assert torch.equal(masks[name], before[name]) and torch.equal(layer.mask, before[name])
+            assert torch.equal(dict(other.named_modules())[name].mask, ~before[name])
+
+
 def test_letting_go_lets_log_alpha_decide_again():
     net = model()
     before = svdc.relevance(net)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,12 +96,20 @@ def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = N
 
 
 def look_at(model: nn.Module, masks: Mapping[str, Any], validate: Validate) -> dict[str, float]:
-    """Metrics of a model with masks frozen, which are let go again."""
+    """Metrics of a model with masks frozen; afterwards it holds what it held before."""
+    with _held(model, masks):
+        return validate(model)
+
+
+@contextmanager
+def _held(model: nn.Module, masks: Mapping[str, Any]) -> Iterator[None]:
+    before = [(layer, layer.mask) for _, layer in variational_layers(model)]
     hold(model, masks)
     try:
-        return validate(model)
+        yield
     finally:
-        hold(model, None)
+        for layer, mask in before:
+            layer.mask = mask
 
 
 def limits_of(model: nn.Module, threshold: Threshold | None) -> dict[str, dict[str, float]]:
@@ -121,11 +130,8 @@ def check_some_left(model: nn.Module, masks: Masks, examples: Examples) -> None:
     if not empty:
         return
     inputs, _ = next(iter(examples.batches(CONSTANT_BATCH)))
-    hold(model, masks)
-    try:
+    with _held(model, masks):
         output = main_output(call(model, inputs))
-    finally:
-        hold(model, None)
     if len(output) > 1 and bool((output - output[:1]).abs().max() <= 1e-6 * output.abs().max()):
         names = ", ".join(repr(name) for name in empty[:4]) + (" ..." if len(empty) > 4 else "")
         raise PruneError(

@@ -28,7 +28,7 @@ def coupled_relevance(
     that stay, each layer still drops what its other shares ("weight", the other side, "layer") find irrelevant. Units that may
     not go (see `groups`), or that a layer without variances reads, are judged by each layer for itself, as `relevance` does.
 
-    example_inputs: as for `prune`. threshold: as for `relevance`.
+    example_inputs: as for `prune`. threshold: as for `relevance`; without one, layers that hold a mask keep it.
     Raises UsageError for another side or a model without variational layers, and what `prune` raises.
 
     Example:
@@ -66,7 +66,9 @@ class Coupling:
         scores, limit = _scores(model, analysis, side, limits)
         for consumer in analysis.consumers:
             for module, key in holders(model, consumer.parameter):
-                if isinstance(module, VariationalLayer) and key == "weight":
+                if not isinstance(module, VariationalLayer) or key != "weight":
+                    continue
+                if threshold is not None or module.mask is None:  # a mask that is held decides, as in `relevance`
                     _decide(consumer, module, own[id(module)], analysis, scores, limit, side, threshold)
         return as_masks(model, masks)
 

@@ -16,7 +16,7 @@ from svdcompress.convert import convert
 from svdcompress.errors import UsageError
 from svdcompress.layers import variational_layers
 from svdcompress.prune import prune
-from svdcompress.relevance import relevance
+from svdcompress.relevance import hold, relevance
 from svdcompress.selection import coupled_relevance
 
 
@@ -143,3 +143,18 @@ def test_units_of_real_networks_go_as_a_whole(name: str, side: str) -> None:
 def test_other_sides_are_refused() -> None:
     with pytest.raises(UsageError, match="side"):
         coupled_relevance(convert(Residual()), torch.randn(2, 4), side="both")
+
+
+def test_a_mask_that_a_layer_holds_is_kept_unless_a_threshold_is_asked_for():
+    torch.manual_seed(0)
+    model = convert(Residual(), share="input", log_sigma2=-10.0)
+    x = torch.randn(2, 4)
+    hold(model, relevance(model))
+    with torch.no_grad():
+        for layer in (model.inner, model.outer, model.head):
+            layer.log_sigma2[:, 0] = 12.0
+    assert coupled_relevance(model, x).kept == relevance(model).kept == relevance(model).total
+    assert coupled_relevance(model, x, threshold=3.0).kept < relevance(model).total
+    model.head.mask = None  # of one alone log alpha decides, by all that reads the unit
+    masks = coupled_relevance(model, x)
+    assert not masks["head"][:, 0].any() and masks["head"][:, 1:].all() and masks["inner"].all()
