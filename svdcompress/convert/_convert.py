@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from svdcompress.convert._derived import MARK, fold_all
@@ -107,6 +108,8 @@ def convert(
         "posterior": posterior,
     }
     _check_same((entry.name, module, settings) for entry, module in found if entry.reason == ALREADY)
+    if log_sigma2 is not None and log_alpha is None:
+        _check_start(((entry.name, module) for entry, module in found if entry.reason == ALREADY), log_sigma2)
     # The same variances for all layers of a weight, so that tied weights keep one posterior.
     shared: dict[int, Any] = {id(layer.weight): layer for _, layer in variational_layers(model)}
     fold_all(module for entry, module in found if entry.converted and entry.note)
@@ -165,6 +168,20 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
                     f"{_shown(wanted)}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
                     "svdcompress.to_dense(model)"
                 )
+
+
+def _check_start(layers: Iterable[tuple[str, Any]], log_sigma2: float) -> None:
+    """The same of where log variances start, as long as nothing has moved them from there."""
+    for name, layer in layers:
+        if layer.variance_moved or layer.log_sigma2.is_meta:
+            continue
+        start = layer.log_sigma2.detach().float()
+        if not torch.allclose(start, torch.full_like(start, log_sigma2), rtol=0.01, atol=1e-6):  # as near as bfloat16 comes
+            raise ModelError(
+                f"{name or type(layer).__name__} is variational already, with log variances that start at {start.mean():g}; "
+                f"another conversion does not make them start at {log_sigma2:g}: set layer.log_sigma2.data yourself, leave the "
+                "layer out (exclude, filter_fn), or begin with svdcompress.to_dense(model)"
+            )
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 import svdcompress as svdc
@@ -24,6 +25,19 @@ def test_a_second_conversion_with_other_settings_is_an_error(other):
     svdc.convert(model, exclude=["0"], **other)  # not meant
     svdc.convert(model[0], threshold=3.0)  # the same again
     assert model[0].prior == "ard" and hasattr(model[2], "log_sigma2")
+
+
+@pytest.mark.parametrize("posterior", ["independent", "rank-one"])
+def test_a_second_conversion_that_starts_elsewhere_is_an_error(posterior):
+    model = svdc.convert(pair(), include=["0"], log_sigma2=-10.0, posterior=posterior)
+    with pytest.raises(ModelError, match=r"0 is variational already, with log variances that start at -10; .* start at -2"):
+        svdc.convert(model, log_sigma2=-2.0, posterior=posterior)
+    assert type(model[2]) is nn.Linear
+    svdc.convert(model, log_sigma2=-10.0, posterior=posterior)
+    with torch.no_grad():
+        for own in model[0].variance_parameters().values():
+            own.add_(1)
+    svdc.convert(model, log_sigma2=-10.0, posterior=posterior)  # a model that was trained is not started again
 
 
 def test_a_filter_decides_beside_the_patterns():
