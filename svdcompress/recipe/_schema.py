@@ -75,7 +75,7 @@ class DataSection(Section):
     # No targets, or none to be used: the dense model's own answers are learnt from, and errors are disagreement with it.
     unlabelled: bool = False
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
-    # Use at most so many examples, for a trial: drawn with split_seed, or the first ones of a tail split.
+    # Use at most so many examples, for a trial: the first ones, or, where these lack classes, drawn with split_seed.
     limit: int | None = Field(default=None, ge=1)
 
 

@@ -83,7 +83,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
         preprocessing["input_shape"] = list(train.inputs.shape[1:])
     warnings = _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
     if task == "classification":
-        warnings += [*_standard.not_classes(train.targets, raw.classes), *_absent(train.targets, raw.classes)]
+        warnings += _standard.not_classes(train.targets, raw.classes) or _absent(train.targets, raw.classes)
     unasked = standardized and section.standardize == "auto"
     notes = [_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else []
     return Data(
@@ -138,9 +138,11 @@ def _read(section: DataSection, task: str) -> Raw:
 def _limited(table: Table, section: DataSection) -> Table:
     if section.limit is None or len(table) <= section.limit:
         return table
-    if section.split == "tail":
-        return part(table, torch.arange(section.limit))
-    # Drawn, as many data lie in the order of their classes.
+    first, labels = torch.arange(section.limit), table.targets
+    plain = not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() > 1
+    if section.split == "tail" or plain or len(labels[first].unique()) == len(labels.unique()):
+        return part(table, first)
+    # Drawn where the first ones lack classes, as in data that lie in the order of these.
     drawn = torch.randperm(len(table), generator=torch.Generator().manual_seed(section.split_seed))[: section.limit]
     return part(table, drawn.sort().values)
 
