@@ -83,13 +83,17 @@ def rows_meet(one: Any, other: Any, batches: tuple[int, int], again: Callable[[i
     one, other: outputs, in any structure, of two batch sizes that begin with the same rows. again: the pass that gave them, at
     a batch size: a model whose output differs from call to call tells nothing by it, and counts as one whose rows do not meet.
     """
-    if not _differ(one, other, batches):
+    if not rows_differ(one, other, batches):
         return False
-    return not _differ(one, again(batches[0]), (batches[0], batches[0]))
+    return not rows_differ(one, again(batches[0]), (batches[0], batches[0]))
 
 
-def _differ(one: Any, other: Any, batches: tuple[int, int]) -> bool:
-    """Whether the rows that two outputs have in common differ by more than rounding; what has other rows is left out."""
+def rows_differ(one: Any, other: Any, batches: tuple[int, int], limit: float | None = None) -> bool:
+    """Whether the rows that two outputs have in common differ; what has other rows is left out.
+
+    one, other: in any structure, of these numbers of rows. limit: the share of itself that an output may move by; None:
+    what rounding does.
+    """
     common = min(batches)
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=False):
         if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.dim() and b.dim()):
@@ -98,9 +102,9 @@ def _differ(one: Any, other: Any, batches: tuple[int, int]) -> bool:
             continue
         if a.shape[1:] != b.shape[1:]:
             return True
-        limit = _rounding(a)
+        share = _rounding(a) if limit is None else limit
         a, b = (part[:common].detach().cpu().double().nan_to_num(0.0, 0.0, 0.0) for part in (a, b))
-        if bool((a - b).abs().sum() > limit * a.abs().sum()):
+        if bool((a - b).abs().sum() > share * a.abs().sum()):
             return True
     return False
 

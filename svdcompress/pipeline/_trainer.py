@@ -16,7 +16,7 @@ from svdcompress.pipeline._log import log_row
 from svdcompress.pipeline._passes import Passes
 from svdcompress.recipe import Distillation, Training
 from svdcompress.sources import Data
-from svdcompress.train import Fit, Held, broadcast_weights, fit
+from svdcompress.train import Fit, broadcast_weights, fit
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Trainer:
     teacher: nn.Module
     class_weights: Tensor | None
     tau: float = 1.0
-    held: Held = field(default_factory=Held)
+    held: dict[Any, Any] = field(default_factory=dict)
 
     def with_tau(self, found: float | None) -> Trainer:
         """The same with the noise that the dense model was found to have, where the recipe does not set one.

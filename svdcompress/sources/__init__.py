@@ -7,7 +7,7 @@ from typing import Any
 from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
-from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, order_of, split_batch
+from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
 from svdcompress.sources._images import decode, image_files
 from svdcompress.sources._models import arrives_trained, came_in, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
@@ -56,7 +56,6 @@ __all__ = [
     "make_model",
     "open_data",
     "open_frame",
-    "order_of",
     "outputs_hint",
     "preprocess",
     "save_weights",

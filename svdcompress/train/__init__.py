@@ -4,7 +4,7 @@ from svdcompress.errors import out_of_memory  # here for callers of before
 from svdcompress.files import write_atomically  # here for callers of before
 from svdcompress.likelihoods import score  # here for callers of before
 from svdcompress.renamed import former_names
-from svdcompress.train._answers import Held, asks_once
+from svdcompress.train._ask import asks_once
 from svdcompress.train._device import (
     Place,
     broadcast,
@@ -30,7 +30,6 @@ from svdcompress.train._threads import Trial, choosing, fastest
 __all__ = [
     "Bars",
     "Fit",
-    "Held",
     "LrFactor",
     "NotFinite",
     "Place",

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from svdcompress.batch import main_output, map_tensors
 from svdcompress.errors import Interrupted, ModelError
-from svdcompress.sources import batch_length
-from svdcompress.train._answers import Answers, asks_once
+from svdcompress.layers import rows_differ
+from svdcompress.recipe import Distillation
+from svdcompress.sources import Examples, InMemory, batch_length
 from svdcompress.train._distill import Teacher
 from svdcompress.train._work import Work
 
@@ -20,13 +21,18 @@ MOST_BYTES = 2**29
 """Answers up to this size are kept, on the training device."""
 
 SAME = 0.03
-"""What part of its answers' deviation a teacher may change its answers by when other examples are beside them, as by rounding.
-One that changes them by more, having statistics of batches or chances of its own, is asked in each step."""
+"""The share of itself that an answer may change by when other examples are beside its own, as by rounding in bfloat16. A
+teacher that changes it by more, having statistics of batches or chances of its own, is asked in each step."""
 
 
-def ask(work: Work) -> Answers | None:
-    """The teacher's answers, in the order of the examples, always from the same batches. None where they cannot be kept, or
-    would be used once.
+def asks_once(examples: Examples, distill: Distillation) -> bool:
+    """Whether a fit can ask the teacher before its first epoch: for its outputs alone, of examples that stay the same."""
+    return isinstance(examples, InMemory) and examples.augment is None and distill.wanted and not distill.layers
+
+
+def ask(work: Work) -> InMemory | None:
+    """The teacher's answers as the inputs of examples, in the order of the fit's own; always from the same batches, so that a
+    fit that goes on has the same bits. None where they cannot be kept, or would be used once.
 
     Raises Interrupted.
     """
@@ -35,12 +41,14 @@ def ask(work: Work) -> Answers | None:
         return None
     if work.held is not None:  # a search has trainings of a single epoch, but many of them
         key = (work.settings.batch_size, work.accelerator.mixed_precision, work.compiled)
-        return work.held.get(key, lambda: _asked(work, teacher))
+        if key not in work.held:
+            work.held[key] = _asked(work, teacher)
+        return work.held[key]
     return _asked(work, teacher) if work.settings.epochs > 1 else None
 
 
 @torch.no_grad()
-def _asked(work: Work, teacher: Teacher) -> Answers | None:
+def _asked(work: Work, teacher: Teacher) -> InMemory | None:
     parts: list[Any] = []
     shown = nullcontext() if work.bars is None else work.bars.working("teacher", stays=False)
     with shown, work.autocast(), work.right:
@@ -51,9 +59,9 @@ def _asked(work: Work, teacher: Teacher) -> Answers | None:
             parts.append(answer)
             if work.stop():
                 raise Interrupted(f"stopped in {work.stage}, before it went on. {work.kept}")
-    if isinstance(parts[0], Tensor):
-        return Answers(torch.cat(parts))
-    return Answers(tuple(map(torch.cat, zip(*parts, strict=True))))
+    single = isinstance(parts[0], Tensor)
+    rows = torch.cat(parts) if single else tuple(map(torch.cat, zip(*parts, strict=True)))
+    return InMemory(rows, torch.empty(len(work.examples), device=work.device))
 
 
 def _plain(output: Any) -> Any:
@@ -76,9 +84,4 @@ def _can_be_kept(teacher: Teacher, answer: Any, inputs: Any, count: int) -> bool
         again = _plain(teacher.answer(map_tensors(inputs, lambda tensor: tensor[:some])))
     except (RuntimeError, ValueError, ModelError):  # made for batches of one size
         return False
-    again = [again] if isinstance(again, Tensor) else list(again)
-    return all(_same(one[:some].float(), other.float()) for one, other in zip(tensors, again, strict=True))
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool((one - other).square().mean() <= SAME**2 * one.var(correction=0))
+    return not rows_differ(answer, again, (size, some), SAME)

@@ -15,7 +15,7 @@ from torch import Tensor
 from svdcompress.batch import call
 from svdcompress.errors import DataError, Interrupted
 from svdcompress.layers import variational_layers
-from svdcompress.train._answers import Answers
+from svdcompress.sources import InMemory
 from svdcompress.train._gradients import nothing
 from svdcompress.train._network import Network
 from svdcompress.train._nonfinite import explain
@@ -32,12 +32,12 @@ class Rewind:
 
 
 def train_epoch(
-    work: Work, network: Network, steps: Steps, standing: Standing, answers: Answers | None, *, look_every: int, rewinds: bool
+    work: Work, network: Network, steps: Steps, standing: Standing, answers: InMemory | None, *, look_every: int, rewinds: bool
 ) -> Row | Rewind:
     """Train one epoch; its figures.
 
-    answers: the teacher's (None: it is asked). look_every: batches between looks at the loss. rewinds: whether the fit can go
-    back to look at each.
+    answers: the teacher's, in place of the inputs (None: it is asked). look_every: batches between looks at the loss.
+    rewinds: whether the fit can go back to look at each.
 
     Raises NotFinite, Interrupted, and DataError where there is no batch.
     """
@@ -49,12 +49,11 @@ def train_epoch(
     per_step = settings.batch_size * world
     batches = max(1, math.ceil(len(work.examples) / per_step))
     group = 0  # batches since the last step
-    parts = {"shuffle": order, "rank": work.rank, "world": world}
-    batches_of = work.examples.batches(settings.batch_size, device=device, **parts)
-    known = repeat(None) if answers is None else answers.batches(settings.batch_size, **parts)
-    stream = zip(batches_of, known)  # noqa: B905 (one is endless)
+    parts = {"shuffle": order, "rank": work.rank, "world": world, "device": device}
+    known = repeat((None, None)) if answers is None else answers.batches(settings.batch_size, **parts)
+    stream = zip(work.examples.batches(settings.batch_size, **parts), known)  # noqa: B905 (one may be endless)
     marked = _final_known(stream) if settings.accumulate > 1 else ((batch, True) for batch in stream)
-    for index, (((x, y), answer), final) in enumerate(marked):
+    for index, (((x, y), (answer, _)), final) in enumerate(marked):
         where = epoch + index / batches
         group += 1
         last = final or group == settings.accumulate

@@ -15,8 +15,7 @@ from svdcompress.likelihoods import Likelihood, Loss, likelihood_for
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
 from svdcompress.relevance import Masks
-from svdcompress.sources import Examples
-from svdcompress.train._answers import Held
+from svdcompress.sources import Examples, InMemory
 from svdcompress.train._device import make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._gradients import means_alone
@@ -42,7 +41,7 @@ def fit(
     noise: bool = True,
     teacher: nn.Module | None = None,
     distill: Distillation | None = None,
-    held: Held | None = None,
+    held: dict[Any, InMemory | None] | None = None,
     student: nn.Module | None = None,
     outputs_kept: Mapping[str, Sequence[int]] | None = None,
     task: str | Likelihood = "classification",
@@ -77,8 +76,8 @@ def fit(
         means alone, beside Adam: 0.001).
     noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
     teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
-    held: where the teacher's answers are kept for further fits with the same teacher and examples, which are then asked for
-        once in all (None: once in each fit of several epochs).
+    held: where the teacher's answers are kept for further fits with the same teacher and examples, so that it is asked once in
+        all; {} at first (None: once in each fit of several epochs).
     student: the part of the model whose layers are named as the teacher's (None: the model), and outputs_kept: which of their
         outputs it has, where it has fewer (`PruneReport.outputs_kept`); for `distill.layers`.
     dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.

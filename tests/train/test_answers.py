@@ -11,7 +11,7 @@ from svdcompress.errors import Interrupted
 from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import Distillation, LossSection, Training
 from svdcompress.sources import InMemory
-from svdcompress.train import Held, _ask, fit, mix
+from svdcompress.train import _ask, fit, mix
 
 LOSS = make_loss(LossSection())
 SOFT = Distillation(weight=0.7, temperature=3.0)
@@ -163,7 +163,7 @@ def test_a_stop_is_heard_while_the_teacher_is_asked(tmp_path):
 
 
 def test_several_fits_with_one_teacher_ask_once_in_all():
-    held, teacher, models = Held(), Counted(net(5)), []
+    held, teacher, models = {}, Counted(net(5)), []
     for one in (held, None):
         model = net()
         for stage in ("a", "b"):  # of one epoch each, as the parts of a search are
