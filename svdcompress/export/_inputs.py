@@ -59,7 +59,7 @@ class Signature:
         """
         best: tuple[int, list[Tensor], dict[str, Tensor]] | None = None
         failed: Exception | None = None
-        for change in _CHANGES if any(tensor.is_floating_point() for tensor in self.tensors) else (_CHANGES[2],):
+        for change in _CHANGES if any(tensor.is_floating_point() for tensor in self.tensors) else [_as_it_is]:
             generator = torch.Generator().manual_seed(batch)
             tensors = [change(tensor, generator) if tensor.is_floating_point() else tensor for tensor in self.resized(batch)]
             try:
@@ -119,13 +119,18 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if not tensor.numel():
+        return tensor
     return tensor.flatten()[torch.randint(tensor.numel(), (tensor.numel(),), generator=generator)].reshape(tensor.shape)
 
 
-_CHANGES: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
-    _moved,
-    lambda tensor, generator: _shuffled(tensor, generator) if tensor.numel() else tensor,
-    lambda tensor, generator: tensor,
-    lambda tensor, generator: tensor.abs(),
-)
+def _as_it_is(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor
+
+
+def _positive(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor.abs()
+
+
+_CHANGES = [_moved, _shuffled, _as_it_is, _positive]
 """What is made of a floating input, one after the other; see `Signature.tried`."""

@@ -68,10 +68,10 @@ class DrawnWhole:
 def drawn_whole(model: nn.Module, signature: Signature, batches: Sequence[int]) -> list[str]:
     """Names of the variational layers whose weights have to be drawn; model: in `eval()`, and without noise."""
 
-    def run(batch: int) -> None:
+    def run(batch: int) -> Any:
         tensors = signature.resized(batch)
         with running(model, signature.names, tensors):
-            signature.call(model, tensors)
+            return signature.call(model, tensors)
 
     shared = shared_over_positions(model, run, batches)
     return [name for name, module in model.named_modules() if module in shared]

@@ -1,0 +1,35 @@
+"""A Monte-Carlo file of a model whose rows meet draws its weights, as PyTorch does: against the variance in closed form."""
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import nn
+
+import svdcompress as svdc
+
+
+class Meeting(nn.Module):
+    """Each row with the mean of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(8, 1)
+
+    def forward(self, x):
+        own = self.line(x)
+        return own + 3 * own.mean(0, keepdim=True)
+
+
+def test_the_variance_is_that_of_one_draw_of_the_weights_for_all_rows(tmp_path):
+    torch.manual_seed(0)
+    model, x = svdc.convert(Meeting(), log_sigma2=-2.0).eval(), 1 + 0.1 * torch.randn(16, 8)
+    # y = w (x + 3 mean(x)) + 4 b, and w has a variance of exp(-2) for each weight that is kept
+    kept = model.line.relevant().double().flatten()
+    exact = (np.exp(-2.0) * kept * (x + 3 * x.mean(0)).double().square()).sum(1).numpy()
+    assert kept.sum() >= 4
+    svdc.export_onnx(model, tmp_path / "mc.onnx", x, monte_carlo=True, task="regression")
+    session = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx"))
+    feeds = {session.get_inputs()[0].name: x.numpy(), "samples": np.array(4000), "seed": np.array(1)}
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))["variance"][:, 0]
+    np.testing.assert_allclose(found, exact, rtol=0.1)
