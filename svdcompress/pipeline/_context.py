@@ -74,12 +74,16 @@ class Context:
         return self.state.facts.get("unfinished", {})
 
     def warn(self, line: str) -> None:
-        """A warning, on the screen and in the report."""
+        """A warning, on the screen and in the report; once, if it is the same line again."""
+        if line in self.results.warnings:
+            return
         self.results.warnings.append(line)
         self.say(f"[yellow]warning:[/] {escape(line)}")
 
     def note(self, line: str) -> None:
-        """What a user may want to know, on the screen and in the report."""
+        """What a user may want to know, on the screen and in the report; once."""
+        if line in self.results.notes:
+            return
         self.results.notes.append(line)
         self.say(f"[dim]note:[/] {escape(line)}")
 
@@ -88,13 +92,10 @@ class Context:
         return {"warnings": list(self.results.warnings), "notes": list(self.results.notes)}
 
     def say_again(self, said: dict[str, list[str]]) -> None:
-        """What an earlier sitting has said of work that is not done again, unless this one has said so too."""
-        for line in said.get("warnings", []):
-            if line not in self.results.warnings:
-                self.warn(line)
-        for line in said.get("notes", []):
-            if line not in self.results.notes:
-                self.note(line)
+        """What an earlier sitting has said of work that is not done again."""
+        for kind, tell in {"warnings": self.warn, "notes": self.note}.items():
+            for line in said.get(kind, []):
+                tell(line)
 
     def attempt(self, what: str, work: Callable[[], Any]) -> None:
         """Make figures. What fails in it is a warning, and under `failed` in the report: it must not cost a run its files."""

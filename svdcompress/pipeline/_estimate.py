@@ -30,6 +30,7 @@ from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_o
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._search_cost import left_for, no_path, objective_of
 from svdcompress.pipeline._search_start import check_epochs, for_objective, levels_and_trials
+from svdcompress.pipeline._trainer import taught
 from svdcompress.pipeline._uncertainty import seconds_for
 from svdcompress.recipe import Distillation, Recipe, Training
 from svdcompress.sources import Data, example_inputs, open_data
@@ -126,12 +127,11 @@ def _seconds(
 
     def once(distill: Distillation) -> bool:
         """Whether the teacher is asked once, for all epochs of all stages that ask in the same way."""
-        weight = 1.0 if recipe.data.unlabelled else distill.weight  # as the trainer does
-        return asks_once(data.train, distill.model_copy(update={"weight": weight}))
+        return asks_once(data.train, taught(recipe, distill))
 
     def epoch(trained: nn.Module, stage: Training, distill: Distillation | None = None, **more: Any) -> float:
-        taught = distill is not None and (distill.wanted or recipe.data.unlabelled) and not once(distill)
-        teacher = dense if taught else None
+        each_step = distill is not None and taught(recipe, distill).wanted and not once(distill)
+        teacher = dense if each_step else None
         return _epoch_seconds(trained, data.train, loss, stage, device, teacher=teacher, **more) + validating
 
     train, recover = recipe.train, recipe.recover

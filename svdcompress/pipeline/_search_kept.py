@@ -16,18 +16,18 @@ from svdcompress.search import Trial
 
 @dataclass
 class Kept:
-    """file: where. epochs, pruning: of each trial, by its number; said: warnings and notes while it was made.
+    """file: where. epochs, pruning: of each trial, by its number.
 
-    seconds: that the search has taken, over all sittings. dense: {costs, measured} of the dense model, as it was measured first
-    and with what (`Measure.how`); None before. least: the size, in the search's measure, that no trial can go below; None
-    before.
+    seconds: that the search has taken, and said: its warnings and notes, over all sittings. dense: {costs, measured} of the
+    dense model, as it was measured first and with what (`Measure.how`); None before. least: the size, in the search's measure,
+    that no trial can go below; None before.
     """
 
     file: Path
     trials: list[Trial] = field(default_factory=list)
     epochs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     pruning: dict[int, dict[str, Any]] = field(default_factory=dict)
-    said: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    said: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0.0
     dense: dict[str, dict[str, Any]] | None = None
     least: float | None = None
@@ -45,7 +45,7 @@ class Kept:
                 self.trials = [Trial.of(each) for each in stored["trials"]]
                 self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
                 self.pruning = {int(number): found for number, found in stored["pruning"].items()}
-                self.said = {int(number): found for number, found in stored.get("said", {}).items()}  # states of before: none
+                self.said = {kind: [str(line) for line in lines] for kind, lines in stored.get("said", {}).items()}
                 self.seconds = float(stored["seconds"])
                 if (dense := stored.get("dense")) is not None:  # states of former versions have none
                     costs = {name: n if type(n) is int else float(n) for name, n in dense["costs"].items()}  # as they were told

@@ -61,8 +61,8 @@ class Trials:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
-        for said in self.kept.said.values():
-            context.say_again(said)
+        self.said_before = context.said()  # of other stages
+        context.say_again(self.kept.said)
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
         self.before = self.kept.seconds
@@ -110,7 +110,7 @@ class Trials:
 
     def _trial(self, pressure: float, target: float) -> None:
         """Cool, choose, prune, recover, judge; one that was done before is not done again."""
-        number, before = len(self.kept.trials) + 1, self.context.said()
+        number = len(self.kept.trials) + 1
         started = time.monotonic()
         ask = self._ask(number, pressure, target)
         folder = begin(ask, self.folder)
@@ -164,14 +164,14 @@ class Trials:
             reconstruction=None if rebuilt is None else rebuilt.to_dict(),
             seconds=time.monotonic() - started,
         )
-        self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder, before)
+        self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder)
 
     def _recover_on(self, best: Trial) -> None:
         """The small model of the best trial recovers on, with the epochs that are left: one more trial, of the same masks."""
         epochs = left_for(self.context.recipe, self._trained)
         if epochs < 1 or best.number not in self.kept.pruning or len(self.kept.asked) < len(self.kept.trials):
             return
-        number, started, said = len(self.kept.trials) + 1, time.monotonic(), self.context.said()
+        number, started = len(self.kept.trials) + 1, time.monotonic()
         folder = self.folder / f"trial-{number}-of-{best.number}-{epochs}"
         folder.mkdir(parents=True, exist_ok=True)
         small, extra = self._small(best)
@@ -193,13 +193,9 @@ class Trials:
         judged = {name: getattr(verdict, name) for name in ("error", "drop", "upper", "met", "estimate", "at_most")}
         judged |= {"metrics": self.dense.trainer.validate(small.model), "seconds": time.monotonic() - started}
         trial = replace(best, number=number, continues=best.number, **judged)
-        self._done(trial, small, [] if fit is None else fit.history, folder, said)
+        self._done(trial, small, [] if fit is None else fit.history, folder)
 
-    def _done(
-        self, trial: Trial, small: Small, epochs: list[dict[str, Any]], folder: Path, before: dict[str, list[str]]
-    ) -> None:
-        """before: what had been said when it began."""
-        self.kept.said[trial.number] = {kind: lines[len(before[kind]) :] for kind, lines in self.context.said().items()}
+    def _done(self, trial: Trial, small: Small, epochs: list[dict[str, Any]], folder: Path) -> None:
         self.kept.trials.append(trial)
         self.kept.pruning[trial.number] = small.pruning
         self.kept.epochs[trial.number] = epochs
@@ -315,6 +311,7 @@ class Trials:
         return folder / f"{number:02d}.safetensors"
 
     def _spend(self) -> None:
+        self.kept.said = {kind: lines[len(self.said_before[kind]) :] for kind, lines in self.context.said().items()}
         self.kept.seconds = self.before + time.monotonic() - self.started
         self.kept.write()
 

@@ -14,9 +14,15 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._log import log_row
 from svdcompress.pipeline._passes import Passes
-from svdcompress.recipe import Distillation, Training
+from svdcompress.recipe import Distillation, Recipe, Training
 from svdcompress.sources import Data
 from svdcompress.train import Fit, broadcast_weights, fit
+
+
+def taught(recipe: Recipe, distill: Distillation) -> Distillation:
+    """What a stage after the dense one learns of the dense model's answers: all, where there is nothing else to learn from."""
+    alone = recipe.data.unlabelled and not distill.weight
+    return distill.model_copy(update={"weight": 1.0}) if alone else distill
 
 
 @dataclass(frozen=True)
@@ -54,16 +60,15 @@ class Trainer:
         state: the file to go on from (None: of the stage's name).
         """
         context, data, recipe = self.context, self.data, self.context.recipe
-        if recipe.data.unlabelled and stage != "dense" and not (distill and distill.weight):
-            distill = (distill or Distillation()).model_copy(update={"weight": 1.0})  # there is nothing else to learn from
-        taught = distill is not None and distill.wanted
+        if stage != "dense":
+            distill = taught(recipe, distill or Distillation())
         result = fit(
             model,
             data.train,
             make_loss(recipe.loss, tau=self.tau, class_weights=self.class_weights, dim=data.dim),
             settings,
             stage=stage,
-            teacher=copy.deepcopy(self.teacher) if taught else None,
+            teacher=copy.deepcopy(self.teacher) if distill is not None and distill.wanted else None,
             held=self.held,
             distill=distill,
             task=recipe.task,
