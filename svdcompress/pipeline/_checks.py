@@ -243,8 +243,9 @@ def errors(material: Material) -> Iterator[Check]:
     for name in found:
         if stored.get(name) is not None and found[name] is not None:
             loose = 1 if str(material.results.get("device", "cpu")) == "cpu" else 10
-            allowed = 100 * max(1 / len(test), loose * ROUNDED) + 1e-6 if name == "error" else 0.0
-            passed = abs(found[name] - stored[name]) <= allowed + loose * (name != "error") * rounded(name, stored[name], data)
+            one = 100 * max(1 / len(test), loose * ROUNDED) + 1e-6
+            allowed = one if name == "error" else loose * rounded(name, stored[name], data)
+            passed = abs(found[name] - stored[name]) <= allowed
             yield Check(f"{name} of {len(test):,} test examples", ONNX, stored[name], found[name], passed)
 
 

@@ -12,7 +12,7 @@ from svdcompress.recipe import DataSection
 from svdcompress.sources._npy import load_npz
 from svdcompress.sources._raw import Raw, Table, no_targets, optional
 
-LIKE_SPLITS = ("train", "training", "validation", "val", "valid", "dev", "test", "testing", "heldout")
+LIKE_SPLITS = {"train", "training", "validation", "val", "valid", "dev", "test", "testing", "heldout"}
 """Parts of arrays' names that speak of examples for a purpose."""
 
 
@@ -40,18 +40,18 @@ def read_npz(place: str, section: DataSection) -> Raw:
         if y is None and x is not None and section.unlabelled:
             y = no_targets(len(x))
         tables[split] = None if x is None or y is None else Table(str(path), x, y)
-    read = {name for split in tables for kind in "xy" for name in _npz_names(kind, split)}
-    others = [name for name in arrays if name not in read and any(part in LIKE_SPLITS for part in name.lower().split("_"))]
     if tables["train"] is None:
         raise DataError(
             f"data: {path}: needs the arrays x and y (or x_train and y_train); it has {', '.join(arrays) or 'none'}. Without "
             "targets: --unlabelled"
         )
-    warnings = [
-        f"{path}: the array{'s' * (len(others) > 1)} {', '.join(others)} {'are' if len(others) > 1 else 'is'} not read "
-        "(known are x and y with train, validation, val, valid or test)"
-    ]
-    return Raw(tables["train"], tables["test"], tables["validation"], warnings=warnings if others else [])
+    known = {name for split in tables for kind in ("x", "y") for name in _npz_names(kind, split)}
+    others = [name for name in arrays if name not in known and LIKE_SPLITS & set(name.lower().split("_"))]
+    said = "known are x and y with train, validation, val, valid or test"
+    warnings = (
+        [f"{path}: not read, though named like data to train or judge on: {', '.join(others)} ({said})"] if others else []
+    )
+    return Raw(tables["train"], tables["test"], tables["validation"], warnings=warnings)
 
 
 def _npz_names(kind: str, split: str) -> list[str]:

@@ -83,7 +83,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
         preprocessing["input_shape"] = list(train.inputs.shape[1:])
     warnings = _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
     if task == "classification":
-        warnings += _standard.not_classes(train.targets, raw.classes) or _absent(train.targets, raw.classes)
+        warnings += _standard.not_classes(train.targets, raw.classes) or _standard.absent_classes(train.targets, raw.classes)
     unasked = standardized and section.standardize == "auto"
     notes = [_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else []
     return Data(
@@ -197,18 +197,6 @@ def check_labels(data: Data, outputs: int, hint: str = "") -> None:
                 f"data.target: label {int(targets[tuple(where)])} in row {int(where[0])} ({split}) is out of range "
                 f"0 to {outputs - 1}{why}{marked}"
             )
-
-
-def _absent(targets: Tensor | None, classes: list[str] | None) -> list[str]:
-    """A warning of classes that the source names and no training example has."""
-    if targets is None or classes is None:
-        return []
-    there = set(targets.unique().tolist())
-    absent = [name for index, name in enumerate(classes) if index not in there]
-    if not absent:
-        return []
-    named = ", ".join(absent[:5]) + (" ..." if absent[5:] else "")
-    return [f"no training example is of {len(absent)} of the {len(classes)} classes ({named}): what is left cannot know them"]
 
 
 def _target_scale(table: Table, section: DataSection, task: str, standardized: bool) -> tuple[float, float] | None:

@@ -1,4 +1,5 @@
-"""Columns of a table and targets of a regression at mean 0 and standard deviation 1: when, by what, and what is said of it."""
+"""Columns of a table and targets of a regression at mean 0 and standard deviation 1: when, by what, and what is said of it;
+and what is said of targets that hardly are the classes that they are taken for."""
 
 from __future__ import annotations
 
@@ -109,3 +110,15 @@ def not_classes(targets: Any, classes: list[str] | None) -> list[str]:
         f"the target has {values:,} different whole numbers in {len(targets):,} examples, each taken for a class; "
         "a regression? --loss mse"
     ]
+
+
+def absent_classes(targets: Tensor | None, classes: list[str] | None) -> list[str]:
+    """A warning of classes that the source names and no training example has."""
+    if targets is None or classes is None:
+        return []
+    there = set(targets.unique().tolist())
+    absent = [name for index, name in enumerate(classes) if index not in there]
+    if not absent:
+        return []
+    named = ", ".join(absent[:5]) + (" ..." if absent[5:] else "")
+    return [f"no training example is of {len(absent)} of the {len(classes)} classes ({named}): what is left cannot know them"]

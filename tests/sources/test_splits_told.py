@@ -47,7 +47,7 @@ def test_validation_arrays_are_found_by_their_usual_names(tmp_path, word):
 def test_arrays_that_look_like_a_split_and_are_not_read_are_named(tmp_path):
     data = opened(arrays(tmp_path / "a.npz", train=40, dev=12, test=20))
     (line,) = data.warnings
-    assert "the arrays x_dev, y_dev are not read" in line and len(data.validation) == 4
+    assert "not read" in line and "x_dev, y_dev" in line and len(data.validation) == 4
     np.savez(tmp_path / "b.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2, origin=np.zeros(3))
     assert opened(f"npz:{tmp_path / 'b.npz'}").warnings == []
 
