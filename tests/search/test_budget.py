@@ -33,6 +33,11 @@ def test_what_is_allowed_is_the_nearer_of_two_bounds():
     assert Budget().allowed(2.0) == math.inf and not Budget().given and Budget(max_drop=0.0).given
 
 
+def test_a_regression_without_any_error_may_have_all_of_it():
+    assert Budget(max_error=0.5).allowed(0.0, probabilities=False) == math.inf
+    assert Budget(max_drop=3.0, max_error=0.5).allowed(0.0, probabilities=False) == 3.0
+
+
 def test_the_upper_bound_is_what_resampling_gives():
     """One-sided, of the paired difference: 10% of resampled drops lie above it."""
     generator = torch.Generator().manual_seed(0)

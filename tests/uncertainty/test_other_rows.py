@@ -48,6 +48,24 @@ def test_a_bag_that_is_too_large_for_one_pass_is_not_cut():
             call(bag(), torch.randn(4000, 8))
 
 
+class Short(nn.Module):
+    """No more than twenty answers, however many inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.inner(x)[:20]
+
+
+@pytest.mark.parametrize("method", ["sampling", "moments", "mean"])
+def test_rows_that_are_missing_in_large_passes_only_are_missed(method):
+    model, x = svdc.convert(Short(), log_sigma2=-3.0).eval(), torch.randn(30, 8)
+    with pytest.raises(ModelError, match=r"output has 20 rows for 30 inputs"):
+        mean_predict(model, x) if method == "mean" else mc_predict(model, x, 4, method=method)
+
+
 def test_a_single_number_is_no_row():
     class Total(nn.Module):
         def __init__(self):
