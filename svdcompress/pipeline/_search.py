@@ -59,6 +59,8 @@ class Search(Trials):
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)
         self._find_least()
+        self.said_before = self.context.said()
+        self.context.say_again(self.kept.said)
         self.folder.mkdir(parents=True, exist_ok=True)  # from here on something was made
         self._spend()
         try:

@@ -47,6 +47,8 @@ ABOVE = 1.1
 class Trials:
     """The trials of one search, and what judges them. What a stopped one left in `state/search` is there."""
 
+    said_before: dict[str, list[str]]  # before the first trial, which every sitting says by itself
+
     def __init__(self, context: Context, opened: Opened, dense: Dense, variational: Variational) -> None:
         recipe = context.recipe
         settings = recipe.search
@@ -61,8 +63,6 @@ class Trials:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
-        self.said_before = context.said()  # of other stages
-        context.say_again(self.kept.said)
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
         self.before = self.kept.seconds

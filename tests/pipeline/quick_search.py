@@ -52,6 +52,8 @@ class Quick(_search.Search):
             recipe=recipe,
             say=self.said.append,
             warn=self.warned.append,
+            said=lambda: {"warnings": list(self.warned), "notes": []},
+            say_again=lambda said: self.warned.extend(line for line in said.get("warnings", []) if line not in self.warned),
             results=RunResults(),
             state=SimpleNamespace(folder=folder),
         )
