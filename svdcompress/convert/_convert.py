@@ -80,15 +80,17 @@ def convert(
         since neither masks nor noise would be seen there. Without it they are converted; `ELBO` and `prune` say so later.
 
     `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
-    convert, for an unknown prior, posterior or share, for a share that the prior does not know, if the model cannot run on the
-    example inputs, if it is wrapped for training on several devices (convert first), or if a layer that is meant is variational
-    already, with other settings; the model is then as it was.
+    convert, for an unknown prior, posterior or share, for a share that the prior does not know, for `log_sigma2` together with
+    `log_alpha`, if the model cannot run on the example inputs, if it is wrapped for training on several devices (convert
+    first), or if a layer that is meant is variational already, with other settings; the model is then as it was.
 
     Example:
         >>> svdc.convert(model, share=["weight", "input"], exclude=["2"])
         >>> model[0].log_sigma2.shape
         torch.Size([16, 8])
     """
+    if log_sigma2 is not None and log_alpha is not None:
+        raise ModelError("log_sigma2 and log_alpha both say where log variances start; leave one of them out")
     prior, posterior = check_prior(prior), check_posterior(posterior)
     check_variance_dtype(variance_dtype)
     share, threshold = parse_share(share), parse_threshold(threshold)
@@ -108,7 +110,7 @@ def convert(
         "posterior": posterior,
     }
     _check_same((entry.name, module, settings) for entry, module in found if entry.reason == ALREADY)
-    if log_sigma2 is not None and log_alpha is None:
+    if log_sigma2 is not None:
         _check_start(((entry.name, module) for entry, module in found if entry.reason == ALREADY), log_sigma2)
     # The same variances for all layers of a weight, so that tied weights keep one posterior.
     shared: dict[int, Any] = {id(layer.weight): layer for _, layer in variational_layers(model)}

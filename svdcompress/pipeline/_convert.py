@@ -14,7 +14,7 @@ from svdcompress.convert import PlanEntry, convert, convert_dropout, leave_fused
 from svdcompress.errors import RecipeError
 from svdcompress.layers import DROPOUT_CLASSES, Threshold, VariationalLayer, parse_threshold
 from svdcompress.objective import SCHEDULES, Schedule
-from svdcompress.recipe import BetaSchedule, Recipe, in_epochs
+from svdcompress.recipe import BetaSchedule, ConvertSection, LayerRule, Recipe, in_epochs
 from svdcompress.relevance import Masks
 from svdcompress.selection import WhileTraining, rule
 from svdcompress.train import shrink
@@ -26,17 +26,24 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
     inputs: examples for one forward pass, by which layers are found whose weight is read past them (see `convert`).
     """
     settings = recipe.convert
-    base = {name: getattr(settings, name) for name in ("prior", "posterior", "share", "log_sigma2", "log_alpha", "threshold")}
+    base = {name: getattr(settings, name) for name in ("prior", "posterior", "share", "threshold")}
     for_all: dict[str, Any] = {name: getattr(settings, name) for name in ("exclude", "variance_dtype", "derived")}
     for_all["example_inputs"] = inputs
     for_all["filter_fn"] = lambda module, name: not isinstance(module, VariationalLayer)  # the first rule that matches counts
     for own_rule in settings.layers:
         own = {name: getattr(own_rule, name) if getattr(own_rule, name) is not None else value for name, value in base.items()}
-        if own_rule.log_sigma2 is not None:
-            own["log_alpha"] = own_rule.log_alpha  # the nearer start counts
-        convert(model, include=own_rule.patterns, **own, **for_all)
-    convert(model, include=settings.include, **base, **for_all)
+        convert(model, include=own_rule.patterns, **own, **_start(own_rule, settings), **for_all)
+    convert(model, include=settings.include, **base, **_start(settings), **for_all)
     return convert_dropout(model) if settings.dropout == "draw" else model
+
+
+def _start(*nearest_first: LayerRule | ConvertSection) -> dict[str, float]:
+    """Where log variances start: as the nearest says that says anything. Of one that says both, log alpha counts."""
+    for settings in nearest_first:
+        for name in ("log_alpha", "log_sigma2"):
+            if (start := getattr(settings, name)) is not None:
+                return {name: start}
+    return {}
 
 
 def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:

@@ -31,13 +31,15 @@ def passed_over(recipe: Recipe) -> list[str]:
 
 
 def _of_stages(recipe: Recipe) -> list[str]:
-    """Fields of recovery, calibration and export that others leave without effect."""
+    """Fields of conversion, recovery, calibration and export that others leave without effect."""
     lines: list[str] = []
 
     def told(why: str, *names: str) -> None:
         if named := _set(recipe, names):
             lines.append(f"{why}: {', '.join(named)} {'do' if named[1:] else 'does'} nothing")
 
+    if recipe.convert.log_alpha is not None:
+        told("log variances start where convert.log_alpha says", "convert.log_sigma2")
     if not recipe.recover.noise:
         told("recovery without noise (recover.noise) has no KL and moves no variances", "recover.beta", "recover.lr_log_sigma2")
     if recipe.calibrate.posterior not in REFITS:

@@ -232,6 +232,12 @@ class LayerRule(Section):
     log_alpha: float | None = None
     threshold: Threshold | None = None
 
+    @model_validator(mode="after")
+    def _one_start(self) -> LayerRule:
+        if self.log_sigma2 is not None and self.log_alpha is not None:
+            raise ValueError("log_sigma2 and log_alpha both say where log variances start; leave one of them out")
+        return self
+
     @property
     def patterns(self) -> list[str]:
         """`match` as a list."""

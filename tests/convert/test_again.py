@@ -54,3 +54,10 @@ def test_a_filter_decides_beside_the_patterns():
     assert type(model[0]) is nn.Linear and hasattr(model[2], "log_sigma2")
     with pytest.raises(ModelError, match="nothing to convert"):
         svdc.convert(pair(), exclude=["2"], filter_fn=small)
+
+
+def test_two_starts_of_the_variances_are_an_error():
+    model = pair()
+    with pytest.raises(ModelError, match="log_sigma2 and log_alpha both say where log variances start"):
+        svdc.convert(model, log_sigma2=-8.0, log_alpha=-6.0)
+    assert type(model[0]) is nn.Linear

@@ -95,3 +95,22 @@ def test_a_rule_for_a_container_is_one_for_what_is_inside():
     check_patterns(model, recipe)
     model = converted(model, recipe)
     assert [layer.log_sigma2[0, 0].item() for _, layer in variational_layers(model)] == [-4.0, -10.0]
+
+
+def log_alphas(model):
+    """log alpha of each layer's root-mean-square weight, by its definition."""
+    return {n: float((m.log_sigma2 - m.weight.square().mean().log()).mean().detach()) for n, m in variational_layers(model)}
+
+
+def test_the_nearest_start_of_the_variances_counts():
+    def starts(*settings):
+        torch.manual_seed(0)
+        model = converted(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)), load_recipe(None, list(settings)))
+        return [float(m.log_sigma2.mean().detach()) for _, m in variational_layers(model)], list(log_alphas(model).values())
+
+    sigmas, _ = starts("convert.log_sigma2=-8", "convert.layers=[{match: '2', prior: log-uniform}]")
+    assert sigmas == [-8, -8]
+    sigmas, alphas = starts("convert.log_alpha=-6", "convert.layers=[{match: '2', log_sigma2: -9}]")
+    assert alphas[0] == pytest.approx(-6, abs=1e-4) and sigmas[1] == -9
+    sigmas, alphas = starts("convert.log_sigma2=-8", "convert.layers=[{match: '2', log_alpha: -5}]")
+    assert sigmas[0] == -8 and alphas[1] == pytest.approx(-5, abs=1e-4)

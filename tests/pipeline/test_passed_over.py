@@ -39,6 +39,12 @@ def test_without_a_search_its_settings_do_nothing():
     assert told() == []
 
 
+def test_a_start_of_the_variances_that_another_replaces_is_said():
+    (line,) = told("convert.log_sigma2=-8", "convert.log_alpha=-6")
+    assert "convert.log_alpha" in line and "convert.log_sigma2 does nothing" in line
+    assert told("convert.log_alpha=-6") == told("convert.log_sigma2=-8") == []
+
+
 def test_run_and_dry_run_say_it(tiny_recipe, tmp_path):
     few = ["train.epochs=1", "recover.epochs=1", "search.levels=1", "search.trials=1", "export.onnx=false"]
     recipe = searching(tiny_recipe, "search.goal='nonzero=2x'", "train.keep=best", "relevance.tolerance=0.2", *few)

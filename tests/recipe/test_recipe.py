@@ -56,6 +56,7 @@ def test_sections_may_be_one_string():
         ("convert: {threshold: {rows: 3}}", "convert.threshold: unknown share 'rows'"),
         ("convert: {layers: [{match: a, share: rows}]}", "convert.layers.0.share: unknown name 'rows'"),
         ("convert: {layers: [{match: a, threshold: {rows: 3}}]}", "convert.layers.0.threshold: unknown share 'rows'"),
+        ("convert: {layers: [{match: a, log_sigma2: -8, log_alpha: -6}]}", "convert.layers.0: log_sigma2 and log_alpha both"),
         ("convert: {variance_dtype: half}", "convert.variance_dtype: should be 'auto', 'float32' or 'bfloat16'"),
         ("relevance: {threshold: {rows: 3}}", "relevance.threshold: unknown share 'rows'"),
         ("relevance: {candidates: [3, {rows: 3}]}", "relevance.candidates.1: unknown share 'rows'"),
