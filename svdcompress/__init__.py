@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from svdcompress.relevance import Masks, hold, relevance
     from svdcompress.report import plot_tradeoff
     from svdcompress.selection import coupled_relevance
-    from svdcompress.uncertainty import Prediction, mc_predict
+    from svdcompress.uncertainty import Prediction, mc_predict, mean_predict
 
 _HOMES = {
     "calibrate": ("answer_above", "calibrate", "conformal_intervals", "conformal_sets"),
@@ -39,7 +39,7 @@ _HOMES = {
     "relevance": ("Masks", "hold", "relevance"),
     "report": ("plot_tradeoff",),
     "selection": ("coupled_relevance",),
-    "uncertainty": ("Prediction", "mc_predict"),
+    "uncertainty": ("Prediction", "mc_predict", "mean_predict"),
 }
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "load",
     "load_run",
     "mc_predict",
+    "mean_predict",
     "plan",
     "plot_tradeoff",
     "prune",

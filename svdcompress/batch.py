@@ -15,6 +15,9 @@ from svdcompress.errors import ModelError
 MAIN_KEYS = ("logits", "output", "out", "prediction", "predictions", "last_hidden_state")
 """Names under which models with several outputs keep the one that the loss and ONNX take, the first found."""
 
+INNER = ("hidden_state", "attentions", "past_key_values", "mems")
+"""In the names of what models give beside their predictions, as transformers has them."""
+
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """`model(inputs)` for a tensor, `model(*inputs)` for a tuple or list, `model(**inputs)` for a mapping."""
@@ -52,8 +55,7 @@ def main_output(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    if is_dataclass(output) and not isinstance(output, Mapping):
-        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    output = _by_name(output)
     if isinstance(output, Mapping):
         named = [output[key] for key in MAIN_KEYS if key in output]
         candidates = named + list(output.values())
@@ -65,6 +67,33 @@ def main_output(output: Any) -> Tensor:
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() > 0:
             return candidate
     raise ModelError(f"no floating-point tensor among the model's outputs ({type(output).__name__})")
+
+
+def other_outputs(output: Any) -> dict[str, Tensor]:
+    """The floating-point tensors beside the main one, by the names that an ONNX file has for them.
+
+    Left out is what is no prediction: single numbers such as a loss, and hidden states, attentions and caches by name.
+    """
+    main = main_output(output)
+    found = {f"output_{name}" if name[:1].isdigit() else name: tensor for name, tensor in _tensors(output, "")}
+    return {name: each for name, each in found.items() if each is not main and each.is_floating_point() and each.dim()}
+
+
+def _tensors(output: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    output = _by_name(output)
+    if isinstance(output, Tensor):
+        yield name, output
+    elif isinstance(output, Mapping | tuple | list):
+        for key, item in output.items() if isinstance(output, Mapping) else enumerate(output):
+            if not any(word in str(key) for word in INNER):
+                yield from _tensors(item, f"{name}_{key}" if name else str(key))
+
+
+def _by_name(output: Any) -> Any:
+    """A dataclass as a mapping of its fields; anything else as it is."""
+    if is_dataclass(output) and not isinstance(output, Mapping | type):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    return output
 
 
 def map_tensors(batch: Any, function: Any) -> Any:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from svdcompress.convert import PAST_CURE
+from svdcompress.convert import PAST_CURE, warn_of_half_precision
 from svdcompress.errors import UsageError
 from svdcompress.layers import VariationalLayer, kl_apart, variational_layers
 
@@ -30,9 +32,12 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same beta throughout."""
+    """The same beta throughout. Raises UsageError for one that is negative or not finite."""
 
     final: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_betas(final=self.final)
 
     def __call__(self, epoch: float) -> float:
         return self.final
@@ -41,6 +46,8 @@ class Constant:
 @dataclass(frozen=True)
 class LinearWarmup:
     """0 up to epoch `start`, then linear to `final` at epoch `stop` (the schedule of Molchanov et al.'s code: 5, 20).
+
+    Raises UsageError where `stop` comes before `start`, or `final` is negative or not finite.
 
     Example:
         >>> svdc.LinearWarmup(start=5, stop=20)(12.5)
@@ -51,17 +58,28 @@ class LinearWarmup:
     stop: float = 20
     final: float = 1.0
 
+    def __post_init__(self) -> None:
+        _check_order(self.start, self.stop)
+        _check_betas(final=self.final)
+
     def __call__(self, epoch: float) -> float:
         return self.final * _progress(epoch, self.start, self.stop)
 
 
 @dataclass(frozen=True)
 class CosineWarmup:
-    """0 up to epoch `start`, then half a cosine to `final` at epoch `stop`: slow at both ends."""
+    """0 up to epoch `start`, then half a cosine to `final` at epoch `stop`: slow at both ends.
+
+    Raises UsageError as `LinearWarmup` does.
+    """
 
     start: float = 5
     stop: float = 20
     final: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_order(self.start, self.stop)
+        _check_betas(final=self.final)
 
     def __call__(self, epoch: float) -> float:
         return self.final * 0.5 * (1 - math.cos(math.pi * _progress(epoch, self.start, self.stop)))
@@ -69,10 +87,16 @@ class CosineWarmup:
 
 @dataclass(frozen=True)
 class AdditiveWarmup:
-    """`step` more each epoch, from the first on, capped at `final`: +0.02 up to 1 in Mittov's lecture."""
+    """`step` more each epoch, from the first on, capped at `final`: +0.02 up to 1 in Mittov's lecture.
+
+    Raises UsageError where one of them is negative or not finite.
+    """
 
     step: float = 0.02
     final: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_betas(step=self.step, final=self.final)
 
     def __call__(self, epoch: float) -> float:
         return min(self.step * (math.floor(epoch) + 1), self.final)
@@ -82,7 +106,9 @@ def _warmup(kind: Callable[..., Schedule]) -> Callable[[BetaSchedule, int, float
     def make(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
         from svdcompress.recipe import in_epochs  # here, as training by hand reads no recipe
 
-        return kind(in_epochs(beta.start, epochs), in_epochs(beta.stop, epochs), final)
+        start = in_epochs(beta.start, epochs)
+        # One of them in per cent and the other in epochs may come in any order, with so many epochs.
+        return kind(start, max(start, in_epochs(beta.stop, epochs)), final)
 
     return make
 
@@ -96,11 +122,39 @@ SCHEDULES: dict[str, Callable[[BetaSchedule, int, float], Schedule]] = {
 """By the name in a recipe's `train.beta`: makes a schedule of the settings there, the epochs of training, and the last beta."""
 
 
+def _check_order(start: float, stop: float) -> None:
+    if not start <= stop:
+        raise UsageError(f"stop: epoch {stop} does not come after start, epoch {start}")
+
+
+def _check_betas(**betas: float) -> None:
+    for name, beta in betas.items():
+        if not 0 <= beta < math.inf:
+            raise UsageError(f"{name}: {beta} is not a finite number of at least 0")
+
+
+def _real(value: Any) -> float | None:
+    """A number as a float, and so one of numpy or in a tensor; None where it is none."""
+    return float(value) if isinstance(value, Real) or getattr(value, "ndim", None) == 0 else None
+
+
+def _as_schedule(schedule: Schedule | float) -> Schedule:
+    beta = _real(schedule)
+    if beta is not None:
+        _check_betas(schedule=beta)
+        return Constant(beta)
+    if not callable(schedule):
+        raise UsageError(f"schedule: {schedule!r} is neither a number nor a function of the epoch")
+    return schedule
+
+
 def _progress(epoch: float, start: float, stop: float) -> float:
     if epoch < start:
         return 0.0
     return 1.0 if epoch >= stop else (epoch - start) / (stop - start)
 
+
+NOT_CONVERTED = "the model has no variational layer; call svdcompress.convert(model) first"
 
 SMALL = 2**20
 """Weights of all the layers whose KL is computed together: what that needs beside them meanwhile stays small, too."""
@@ -118,7 +172,7 @@ def kl_divergence(model: nn.Module) -> Tensor:
     for _, layer in variational_layers(model):
         layers.setdefault(tuple(map(id, layer.variance_parameters().values())), layer)
     if not layers:
-        raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
+        raise UsageError(NOT_CONVERTED)
     terms: list[Tensor] = []
     small: dict[Any, list[VariationalLayer]] = defaultdict(list)
     room = SMALL
@@ -143,6 +197,9 @@ class ELBO(nn.Module):
     num_examples: N, the number of training examples (not of batches).
     schedule: beta by epoch, or a constant.
 
+    Raises UsageError for other arguments than these, and at the first call for a loss that is not one number, and a model
+    without variational layers. The first call warns of log variances in half precision, which cannot be trained.
+
     After each call `last_nll` and `last_kl` hold the detached terms.
 
     Example:
@@ -156,23 +213,25 @@ class ELBO(nn.Module):
         self, model: nn.Module, nll: Callable[..., Tensor], num_examples: int, schedule: Schedule | float = 1.0
     ) -> None:
         super().__init__()
-        if num_examples < 1:
-            raise UsageError(f"num_examples: {num_examples} is not a number of training examples")
+        count = _real(num_examples)
+        if count is None or not 1 <= count < math.inf:
+            raise UsageError(f"num_examples: {num_examples!r} is not a number of training examples")
         if getattr(nll, "reduction", "mean") == "sum":
             raise UsageError("nll: it sums; it must average over the batch: reduction='mean'")
         # Not a submodule: the model's parameters are not this module's.
         object.__setattr__(self, "model", model)
         self.nll = nll
         self.num_examples = num_examples
-        self.schedule = Constant(float(schedule)) if isinstance(schedule, int | float) else schedule
+        self.schedule = _as_schedule(schedule)
         self.beta = self.schedule(0)
         self.divergence: Callable[[nn.Module], Tensor] = kl_divergence  # or that, compiled
         self.last_nll: Tensor | None = None
         self.last_kl: Tensor | None = None
         self._checked = False  # whether nll was found to average, or cannot be checked
         self._heard = False
-        # Examples seen before beta was ever set, of a schedule that begins at 0; None: nothing to wait for.
-        self._waiting = 0 if self.beta == 0 and not isinstance(self.schedule, Constant) else None
+        self._found = self.schedule == Constant(0.0)  # whether the model was found to have a KL, or needs none
+        # Examples seen before beta was ever set by its schedule; None: nothing to wait for.
+        self._waiting = None if isinstance(self.schedule, Constant) else 0
 
     def set_epoch(self, epoch: float) -> float:
         """Set beta to the schedule's value at an epoch (counted from 0; fractions allowed); returns it."""
@@ -183,21 +242,34 @@ class ELBO(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; the arguments go to `nll`, as in `elbo(model(x), y)`."""
         nll = self.nll(*args, **kwargs)
+        if not isinstance(nll, Tensor):
+            raise UsageError(
+                f"nll: returned {type(nll).__name__}; it must return a tensor of one number, the mean over the batch"
+            )
         if nll.dim():
             raise UsageError(f"nll: returned shape {tuple(nll.shape)}; it must average over the batch and return one number")
         if not self._checked and not torch.compiler.is_compiling():
             self._check_average(nll, args, kwargs)
         if not self._heard and nll.requires_grad and not torch.compiler.is_compiling():
             self._heard = True
+            warn_of_half_precision(list(variational_layers(self.model)), stacklevel=5)
             self._tell_unheard(nll)
+        if self._waiting is not None and nll.requires_grad and not torch.compiler.is_compiling():
+            self._tell_waiting((args, kwargs))
         if self.beta == 0:
-            if self._waiting is not None and nll.requires_grad and not torch.compiler.is_compiling():
-                self._tell_waiting((args, kwargs))
+            if not self._found and not torch.compiler.is_compiling():
+                self._find_layers()
             self.last_nll, self.last_kl = nll.detach(), None
             return nll
         kl = self.divergence(self.model)
         self.last_nll, self.last_kl = nll.detach(), kl.detach()
         return nll + (self.beta / self.num_examples) * kl.to(nll.device)
+
+    def _find_layers(self) -> None:
+        """Raises UsageError for a model without a KL at once, and not when beta begins to rise."""
+        self._found = True
+        if not any(True for _ in variational_layers(self.model)):
+            raise UsageError(NOT_CONVERTED)
 
     @torch.no_grad()
     def _check_average(self, nll: Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -213,8 +285,9 @@ class ELBO(nn.Module):
             return
         twice: Any = lambda leaf: torch.cat([leaf.detach()] * 2)  # noqa: E731
         repeat = partial(tree_map_only, Tensor, twice)
-        # The caller's random numbers are not to depend on this look.
-        with torch.random.fork_rng(devices=[leaf.device for leaf in tensors if leaf.is_cuda]):
+        modules = [one for one in (self.model, self.nll) if isinstance(one, nn.Module)]
+        # The caller's random numbers and running statistics are not to depend on this look.
+        with _buffers_kept(modules), torch.random.fork_rng(devices=[leaf.device for leaf in tensors if leaf.is_cuda]):
             try:
                 doubled = float(self.nll(*repeat(args), **repeat(kwargs)))
             except Exception:  # a loss that takes one batch size only says nothing
@@ -226,16 +299,17 @@ class ELBO(nn.Module):
             )
 
     def _tell_waiting(self, batch: Any) -> None:
-        """Warn once of a warm-up that never begins: all examples were seen, and nobody called `set_epoch`."""
+        """Warn once of a schedule that nobody follows: all examples were seen, and nobody called `set_epoch`."""
         assert self._waiting is not None
         self._waiting += min(
             (leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), default=1
         )
         if self._waiting > self.num_examples:
             self._waiting = None
+            otherwise = "stays at that weight" if self.beta else "never counts and nothing is pruned"
             warnings.warn(
-                "beta is still 0, where its schedule begins, after a pass over all examples: call elbo.set_epoch(epoch) in "
-                "each epoch; without it the KL never counts and nothing is pruned",
+                f"beta is still {self.beta:g}, where its schedule begins, after a pass over all examples: call "
+                f"elbo.set_epoch(epoch) in each epoch; without it the KL {otherwise}",
                 stacklevel=5,
             )
 
@@ -265,6 +339,21 @@ class ELBO(nn.Module):
                 f"{' ...' if len(names) > 6 else ''}. {PAST_CURE}",
                 stacklevel=4,
             )
+
+
+@contextmanager
+def _buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Buffers, such as running statistics, are put back afterwards."""
+    buffers = [(part, dict(part._buffers)) for module in modules for part in module.modules()]
+    values = [(buffer, buffer.clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
+    try:
+        yield
+    finally:
+        for part, own in buffers:
+            part._buffers.update(own)
+        for buffer, value in values:
+            with suppress(RuntimeError):  # an expanded tensor cannot be written, by nobody
+                buffer.data.copy_(value)  # past autograd: a backward pass may still need what has its value again
 
 
 def _leaves(tensor: Tensor) -> list[Tensor]:

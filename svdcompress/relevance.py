@@ -6,15 +6,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import CheckpointError, PruneError, UsageError
 from svdcompress.files import write_atomically
-from svdcompress.layers import Threshold, VariationalLayer, variational_layers
+from svdcompress.layers import REDUCED, Threshold, VariationalLayer, variational_layers
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,33 @@ class Masks(Mapping[str, Tensor]):
 def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
     """Which weights stay: those with log alpha below the threshold, and in no group at or above it.
 
-    threshold: one limit for all, or {"weight": 3, "input": 4}; None: each layer's own (3 unless told otherwise), or the
-        mask that it holds.
+    threshold: one limit for all, or {"weight": 3, "input": 4}, where a layer's own holds for the shares that are not named;
+        None: each layer's own (3 unless told otherwise), or the mask that it holds. Warns of a share that no layer has.
+    Of a model within the wrappers of torch.compile, of data-parallel training and of averaged weights the masks are those of
+    the one within, by the names that its layers have there.
     Raises UsageError if the model has no variational layer.
 
     Example:
         >>> masks = svdc.relevance(svdc.convert(model), threshold=3.0)
         >>> [(layer.name, layer.sparsity) for layer in masks.layers]
     """
+    model = unwrapped(model)
     masks = {name: layer.relevant(threshold).clone() for name, layer in variational_layers(model)}
     if not masks:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
+    if isinstance(threshold, Mapping) and len(threshold) < len(REDUCED):  # all of them: how a layer writes its own threshold
+        had = {name for _, layer in variational_layers(model) for name in layer.share}
+        if idle := [name for name in threshold if name not in had]:
+            warnings.warn(
+                f"threshold: no layer has the share {idle[0]!r}, so that this limit changes nothing: the layers have "
+                f"{', '.join(sorted(had))}",
+                stacklevel=2,
+            )
     if variances_never_moved(model):
         warnings.warn(
-            "log_sigma2 has gradients but was never updated: was the optimizer made before svdcompress.convert(model)? Make it "
-            "after, so that it has the new parameters; until then log alpha says nothing of what the data supports",
+            "log_sigma2 has gradients but was never updated: was the optimizer made before svdcompress.convert(model) or "
+            "svdcompress.load? Make it after, so that it has the new parameters; until then log alpha says nothing of what the "
+            "data supports",
             stacklevel=2,
         )
     return as_masks(model, masks)
@@ -117,16 +131,19 @@ def information(layer: VariationalLayer) -> Tensor:
 
 
 def variances_never_moved(model: nn.Module) -> bool:
-    """Whether losses were propagated to log variances that may be trained, yet none of them was changed since conversion.
+    """Whether losses were propagated to log variances that may be trained, yet none of them was changed since conversion, or
+    since they were loaded.
 
     It is how an optimizer looks that was made before `convert`: it steps the means, and knows nothing of `log_sigma2`.
     """
-    trained = [
-        layer
-        for _, layer in variational_layers(model)
-        if any(own.requires_grad for own in layer.variance_parameters().values())
-    ]
-    return any(layer.variance_heard for layer in trained) and not any(layer.variance_moved for layer in trained)
+    trained: dict[Any, list[VariationalLayer]] = {}
+    for _, layer in variational_layers(model):
+        own = layer.variance_parameters().values()
+        if any(parameter.requires_grad for parameter in own):
+            trained.setdefault(tuple(map(id, own)), []).append(layer)
+    heard = any(layer.variance_heard for tied in trained.values() for layer in tied)
+    # Of tied layers the first alone sees that a cast was all that changed them.
+    return heard and not any(all(layer.variance_stepped for layer in tied) for tied in trained.values())
 
 
 def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
@@ -134,7 +151,7 @@ def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
 
     Raises PruneError when they belong to another model (names or shapes differ) or are not boolean.
     """
-    layers = dict(variational_layers(model))
+    layers = dict(variational_layers(unwrapped(model)))
     missing, unknown = sorted(set(layers) - set(masks)), sorted(set(masks) - set(layers))
     if missing or unknown:
         raise PruneError(f"masks of another model: no mask for {missing[:4]}, no layer for {unknown[:4]}")
@@ -166,6 +183,6 @@ def hold(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
         >>> svdc.hold(model, svdc.relevance(svdc.convert(model)))
     """
     checked = None if masks is None else as_masks(model, masks)
-    for name, layer in variational_layers(model):
+    for name, layer in variational_layers(unwrapped(model)):
         layer.mask = None if checked is None else checked[name].to(layer.weight.device, copy=True)
     return model

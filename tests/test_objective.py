@@ -10,6 +10,7 @@ import warnings
 from dataclasses import FrozenInstanceError
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -150,11 +151,29 @@ def test_wrong_use_is_an_error_that_says_what_to_do():
     svdc.ELBO(model, nn.MSELoss(), num_examples=1)
     with pytest.raises(UsageError, match="num_examples: 0 is not a number of training examples"):
         svdc.ELBO(model, nn.MSELoss(), 0)
+    for count in ("100", math.nan, math.inf, None):
+        with pytest.raises(UsageError, match=f"num_examples: {count!r} is not a number of training examples"):
+            svdc.ELBO(model, nn.MSELoss(), count)
+    with pytest.raises(UsageError, match="schedule: 'linear' is neither a number nor a function of the epoch"):
+        svdc.ELBO(model, nn.MSELoss(), 10, "linear")
+    with pytest.raises(UsageError, match="nll: returned tuple; it must return a tensor of one number"):
+        svdc.ELBO(model, lambda *given: given, 10)(torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
         svdc.kl_divergence(nn.Linear(2, 2))
     elbo = svdc.ELBO(model, nn.MSELoss(reduction="none"), 10)
     with pytest.raises(UsageError, match=r"nll: returned shape \(2, 3\).*average over the batch"):
         elbo(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+def test_a_model_that_was_never_converted_is_told_of_at_the_first_loss():
+    plain, x, y = nn.Linear(5, 3), torch.randn(4, 5), torch.randn(4, 3)
+    elbo = svdc.ELBO(plain, nn.MSELoss(), 10, svdc.LinearWarmup())
+    svdc.ELBO(plain, nn.MSELoss(), 10, 0.0)(plain(x), y)  # where no KL is ever wanted
+    with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
+        elbo(plain(x), y)
+    late = svdc.ELBO(plain, nn.MSELoss(), 10, svdc.LinearWarmup())
+    svdc.convert(plain)
+    late(plain(x), y)
 
 
 # Schedules
@@ -203,6 +222,31 @@ def test_additive_warm_up_is_the_lectures_loop():
     assert svdc.AdditiveWarmup(step=0.3, final=0.5)(7) == 0.5
 
 
+@pytest.mark.parametrize("warmup", [svdc.LinearWarmup, svdc.CosineWarmup])
+def test_a_warm_up_in_the_wrong_order_is_refused(warmup):
+    for start, stop in ((20, 5), (math.nan, 5), (5, math.nan)):
+        with pytest.raises(UsageError, match=f"stop: epoch {stop} does not come after start, epoch {start}"):
+            warmup(start=start, stop=stop)
+
+
+@pytest.mark.parametrize("beta", [-1.0, math.nan, math.inf])
+def test_a_beta_that_is_no_weight_is_refused(beta):
+    for name, use in {
+        "final": (svdc.Constant, svdc.LinearWarmup, svdc.CosineWarmup, svdc.AdditiveWarmup),
+        "step": (svdc.AdditiveWarmup,),
+        "schedule": (lambda schedule: svdc.ELBO(variational(), nn.MSELoss(), 10, schedule),),
+    }.items():
+        for make in use:
+            with pytest.raises(UsageError, match=f"{name}: {beta} is not a finite number of at least 0"):
+                make(**{name: beta})
+
+
+@pytest.mark.parametrize("schedule", [np.float32(0.5), torch.tensor(0.5), np.array(0.5)], ids=repr)
+def test_numbers_of_any_kind_are_constants(schedule):
+    elbo = svdc.ELBO(variational(), nn.MSELoss(), np.int64(10), schedule)
+    assert elbo.schedule == svdc.Constant(0.5) and elbo.beta == 0.5
+
+
 def test_set_epoch_follows_the_schedule_and_a_number_is_a_constant():
     model = variational()
     elbo = svdc.ELBO(model, nn.MSELoss(), 10, svdc.LinearWarmup(0, 10))
@@ -238,8 +282,16 @@ def test_a_warm_up_that_never_begins_is_told_of_once():
         warnings.simplefilter("error")
         warm = svdc.LinearWarmup(start=5, stop=10)
         train(svdc.ELBO(model, nn.CrossEntropyLoss(), 20, warm), model, epochs=3, set_epoch=True)
-        for schedule in (0.0, 1.0, svdc.AdditiveWarmup()):
+        for schedule in (0.0, 1.0, svdc.Constant(0.5)):
             train(svdc.ELBO(model, nn.CrossEntropyLoss(), 20, schedule), model, epochs=2)
+
+
+def test_a_schedule_that_begins_above_zero_and_is_not_followed_is_told_of_too():
+    model = variational()
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=20, schedule=svdc.AdditiveWarmup())
+    with pytest.warns(UserWarning, match=r"beta is still 0\.02.*elbo\.set_epoch\(epoch\).*stays at that weight") as found:
+        train(elbo, model, epochs=3)
+    assert len(found) == 1 and found[0].filename == __file__
 
 
 def test_the_loss_of_another_copy_of_the_model_is_told_of():
@@ -294,6 +346,21 @@ def test_the_look_at_a_loss_happens_once_and_leaves_random_numbers_alone():
     torch.manual_seed(1)
     assert values == [float(averaged(x + torch.randn(()), y)) for _ in range(3)]
     assert calls == [4, 8, 4, 4]
+
+
+def test_the_look_at_a_loss_that_runs_the_model_leaves_running_statistics_alone():
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    found = []
+    for closure in (False, True):
+        model = nn.Sequential(variational(), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        model.register_buffer("places", torch.arange(3).expand(2, -1))  # which nobody can write to
+        nll = (lambda x, y: nn.functional.cross_entropy(model(x), y)) if closure else nn.CrossEntropyLoss()  # noqa: B023
+        elbo = svdc.ELBO(model, nll, num_examples=6)
+        torch.manual_seed(1)
+        (elbo(x, y) if closure else elbo(model(x), y)).backward()
+        found.append(dict(model[1].named_buffers()))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert int(found[1]["num_batches_tracked"]) == 1
 
 
 def test_a_loss_of_one_batch_size_or_of_a_number_is_taken_as_it_is():

@@ -14,6 +14,7 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import CheckpointError, ModelError, OutputError, PruneError, UsageError
+from svdcompress.layers import variational_layers
 from svdcompress.relevance import as_masks
 
 
@@ -78,6 +79,28 @@ def test_a_weight_of_two_shares_must_be_relevant_in_both_each_with_its_own_thres
 def test_the_threshold_is_three_unless_the_layer_was_told_otherwise():
     assert torch.equal(svdc.relevance(model())["3"], by_hand(model()[3], "weight", 3.0))
     assert torch.equal(svdc.relevance(model(threshold=1.0))["3"], by_hand(model()[3], "weight", 1.0))
+
+
+def test_shares_that_a_threshold_does_not_name_keep_the_layers_own_limit():
+    net = model(share=["weight", "output"], threshold={"weight": 1.0, "output": 100.0})
+    assert torch.equal(
+        svdc.relevance(net, {"output": 1.5})["3"], by_hand(net[3], "weight", 1.0) & by_hand(net[3], "output", 1.5)
+    )
+    assert torch.equal(svdc.relevance(net, {"output": 100.0})["3"], svdc.relevance(net)["3"])
+    assert net[3].limits({"output": 1.5}) == {**net[3].threshold, "output": 1.5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svdc.relevance(net, net[3].threshold)
+    with pytest.warns(UserWarning, match=r"threshold: no layer has the share 'input'.*the layers have output, weight") as found:
+        svdc.relevance(net, {"weight": 1.0, "input": 2.0})
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), {"weight": float("nan")}], ids=str)
+def test_a_threshold_that_is_not_a_number_is_refused(threshold):
+    for use in (lambda: svdc.relevance(model(), threshold), lambda: svdc.convert(nn.Linear(2, 2), threshold=threshold)):
+        with pytest.raises(ModelError, match="threshold: nan is no limit on log alpha"):
+            use()
 
 
 def test_a_weight_of_zero_is_irrelevant_and_log_alpha_at_the_threshold_is_too():
@@ -264,6 +287,48 @@ def test_variances_that_are_trained_raise_no_warning(options):
         svdc.relevance(model)
         svdc.prune(model, torch.randn(2, 4))
         svdc.relevance(svdc.convert(nn.Sequential(nn.Linear(4, 6))))  # not trained at all
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    dtype = next(model.parameters()).dtype
+    svdc.ELBO(model, nn.MSELoss(), num_examples=8)(
+        model(torch.randn(8, 4, dtype=dtype)), torch.zeros(8, 4, dtype=dtype)
+    ).backward()
+    optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("made", [Tied, lambda: nn.Sequential(nn.Linear(4, 4))], ids=["tied", "plain"])
+def test_variances_that_no_optimizer_has_are_noticed_after_a_cast_or_a_checkpoint(made, tmp_path):
+    file = tmp_path / "model.safetensors"
+    trained = svdc.convert(made())
+    stepped(trained, torch.optim.Adam(trained.parameters()))
+    svdc.save(trained, file)
+    cast, loaded = made().double(), made()
+    early = [torch.optim.Adam(model.parameters()) for model in (cast, loaded)]
+    svdc.convert(cast).float()
+    svdc.load(file, loaded)
+    for model, optimizer in zip((cast, loaded), early, strict=True):
+        with pytest.warns(UserWarning, match=r"optimizer made before svdcompress.convert\(model\) or svdcompress.load"):
+            svdc.relevance(stepped(model, optimizer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svdc.relevance(trained.double())
+        loaded = svdc.load(file, made()).double()
+        assert not next(iter(variational_layers(loaded)))[1].variance_stepped
+        svdc.convert(loaded, log_sigma2=-2.0)  # it was trained, and is not started again
+        svdc.relevance(stepped(loaded, torch.optim.Adam(loaded.parameters())))
+        svdc.relevance(svdc.load(file, trained))  # with the gradients of its own training
 
 
 def test_layers_are_freed_at_once_though_their_gradients_are_noticed():

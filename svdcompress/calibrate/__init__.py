@@ -8,6 +8,7 @@ from svdcompress.calibrate._conformal import (
     check_coverage,
     conformal_intervals,
     conformal_sets,
+    least_examples,
 )
 from svdcompress.calibrate._curvature import Block, Curvature, gauss_newton
 from svdcompress.calibrate._draws import Draws, draws_of
@@ -15,7 +16,15 @@ from svdcompress.calibrate._fit import Fitted, fit_scale, fit_setting, log_varia
 from svdcompress.calibrate._kept import Kept, held, kept_of
 from svdcompress.calibrate._kron import kronecker
 from svdcompress.calibrate._posterior import Joint, LowRank, joint_draws, low_rank, with_variances
-from svdcompress.calibrate._promise import Promises, from_dict, load_promises, measured, promises_of, save_promises
+from svdcompress.calibrate._promise import (
+    Promises,
+    from_dict,
+    load_promises,
+    measured,
+    promises_of,
+    save_promises,
+    targets_of,
+)
 from svdcompress.calibrate._refit import refit
 from svdcompress.calibrate._tempering import Tempered, fit_knob, fit_tempering, nll_rows
 
@@ -52,6 +61,7 @@ __all__ = [
     "joint_draws",
     "kept_of",
     "kronecker",
+    "least_examples",
     "load_promises",
     "log_variances",
     "looked_at",
@@ -61,6 +71,7 @@ __all__ = [
     "promises_of",
     "refit",
     "save_promises",
+    "targets_of",
     "with_scales",
     "with_variances",
 ]

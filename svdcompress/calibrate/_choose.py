@@ -36,6 +36,9 @@ SAMPLES, EXAMPLES, CURVATURE = 50, 5000, 5000
 EVEN = 1.1
 """Predicted deviations of nine in ten examples that differ by no more than this factor say nothing of single inputs."""
 
+ROUNDING = 1e-6
+"""Nats by which two predictors that are the same may differ, as outputs are float32."""
+
 LOOKS = {"variational": 1, "scaled": 16, "refit": 16, "laplace-diagonal": 20, "auto": 50}
 """So often a posterior, and the one as it is, are looked at, about."""
 
@@ -58,6 +61,7 @@ class Calibrated:
     """A model with the posterior that was chosen, and what was fitted for its draws and for its mean.
 
     likelihood: with the temperatures, or the noise. tried: all posteriors that were looked at. notes: what a user should hear.
+    mean_on_same: the mean on the examples of `samples` alone, which may be fewer than its own.
     """
 
     model: nn.Module
@@ -67,12 +71,13 @@ class Calibrated:
     mean: Tempered
     tried: tuple[Tried, ...]
     notes: tuple[str, ...] = field(default=())
+    mean_on_same: Tempered | None = None
 
     @property
     def better(self) -> str:
-        """ "samples" where draws have the lower validation NLL, each tempered; else "mean", which costs one pass."""
-        mean, samples = (one.after if one.taken else one.before for one in (self.mean, self.samples))
-        return "samples" if samples < mean else "mean"
+        """ "samples" where draws have the lower NLL on the same validation data, each tempered; else "mean": one pass."""
+        mean, samples = (one.after if one.taken else one.before for one in (self.mean_on_same or self.mean, self.samples))
+        return "samples" if samples < mean - ROUNDING else "mean"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the model."""
@@ -82,6 +87,7 @@ class Calibrated:
             "likelihood": {"name": self.likelihood.name, **self.likelihood.settings()},
             "samples": asdict(self.samples),
             "mean": asdict(self.mean),
+            **({"mean_on_same": asdict(self.mean_on_same)} if self.mean_on_same not in (None, self.mean) else {}),
             "tried": [asdict(one) for one in self.tried],
             "notes": list(self.notes),
         }
@@ -163,10 +169,13 @@ def calibrate(
     started = time.monotonic()
     draws = draws_of(small, validation, plain, samples, seed, device)
     drawn = fit_tempering(plain, draws)
-    alone = fit_tempering(plain, first if small is model else draws_of(small, validation, plain, 0, seed, device))
+    first = first if small is model else draws_of(small, validation, plain, 0, seed, device)
+    alone = same = fit_tempering(plain, first)
+    if len(first) > len(draws):
+        same = fit_tempering(plain, draws_of(small, validation, plain, 0, seed, device))
     applied = work.temperature or plain.constant_noise
     if not applied:  # what is not applied must not say which predictor is better
-        drawn, alone = (replace(one, value=1.0, after=one.before, taken=False) for one in (drawn, alone))
+        drawn, alone, same = (replace(one, value=1.0, after=one.before, taken=False) for one in (drawn, alone, same))
     if plain.constant_noise:
         notes += _evenness(draws, drawn.value)
     if not found:  # there was nothing to choose from
@@ -174,7 +183,7 @@ def calibrate(
     if work.temperature:
         notes += [f"{what}: {one.note}" for what, one in (("samples", drawn), ("mean", alone)) if one.note]
     fitted = _with(plain, drawn, alone) if applied else plain
-    return Calibrated(small, fitted, chosen, drawn, alone, tuple(tried), tuple(notes))
+    return Calibrated(small, fitted, chosen, drawn, alone, tuple(tried), tuple(notes), same)
 
 
 def _with(likelihood: Likelihood, drawn: Tempered, alone: Tempered) -> Likelihood:

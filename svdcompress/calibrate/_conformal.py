@@ -45,28 +45,35 @@ class ConformalSets:
         return self.holds(scores(p, self.penalty, self.free)).movedim(-1, dim)
 
     def holds(self, found: Tensor) -> Tensor:
-        """Whether classes of these `scores` are in their sets; bool, of the same shape."""
-        return found <= self.limit + ROUNDING
+        """Whether classes of these `scores` are in their sets; bool, of the same shape. All are where NaN says nothing."""
+        return ~(found > self.limit + ROUNDING)
 
 
 @dataclass(frozen=True)
 class ConformalIntervals:
     """Prediction intervals mean +- width * deviation. coverage, examples: as of `ConformalSets`.
 
-    width: how many predictive standard deviations; 1.96 for 95% where the predictive distribution is right and normal.
+    width: how many predictive standard deviations; 1.96 for 95% where the predictive distribution is right and normal. Of
+    several targets one for each, whose intervals then hold for each.
     """
 
     coverage: float
-    width: float
+    width: float | tuple[float, ...]
     examples: int
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"kind": "intervals", **asdict(self)}
+        return {"kind": "intervals", **asdict(self), "width": list(self.width) if isinstance(self.width, tuple) else self.width}
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """One for each target, or one for all."""
+        return self.width if isinstance(self.width, tuple) else (self.width,)
 
     def intervals(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends, of the shape of the mean."""
-        return mean - self.width * deviation, mean + self.width * deviation
+        """Lower and upper ends, of the shape of the mean, (N,) or (N, targets)."""
+        width = self.width if isinstance(self.width, float) else torch.tensor(self.width, dtype=mean.dtype, device=mean.device)
+        return mean - width * deviation, mean + width * deviation
 
 
 def check_coverage(coverage: Any) -> float:
@@ -157,7 +164,8 @@ def _named(classes: tuple[int, ...]) -> str:
 
 def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, coverage: float) -> ConformalIntervals:
     """Intervals about a regression's mean, as wide as its own predictive standard deviation says (Lei et al. 2018, sec. 5.2;
-    Papadopoulos et al. 2008), from validation data; all (N,) or of equal shapes. Raises as `conformal_sets`.
+    Papadopoulos et al. 2008), from validation data; all (N,), or (N, targets) for a width of each target. Raises as
+    `conformal_sets`; warns where (N, targets) has too few rows for that, and gives one width for all.
     """
     coverage = check_coverage(coverage)
     distance = (targets.double().view_as(mean) - mean.double()).abs()
@@ -167,4 +175,14 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
 
 def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:
     """`conformal_intervals` from the distances of the truths, in predictive standard deviations."""
-    return ConformalIntervals(check_coverage(coverage), quantile(ratios, coverage), ratios.numel())
+    coverage = check_coverage(coverage)
+    if ratios.dim() != 2 or ratios.shape[1] == 1:
+        return ConformalIntervals(coverage, quantile(ratios, coverage), ratios.numel())
+    if len(ratios) < least_examples(coverage) and ratios.numel() >= least_examples(coverage):
+        warnings.warn(
+            f"coverage: {coverage:g} cannot be promised for each of {ratios.shape[1]} targets from {len(ratios)} validation "
+            f"examples; it takes {least_examples(coverage)}. The intervals promise it of all targets together alone",
+            stacklevel=3,
+        )
+        return ConformalIntervals(coverage, quantile(ratios, coverage), ratios.numel())
+    return ConformalIntervals(coverage, tuple(quantile(each, coverage) for each in ratios.unbind(1)), len(ratios))

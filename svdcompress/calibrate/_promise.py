@@ -30,10 +30,13 @@ from svdcompress.uncertainty import Batches, gather
 MOST = 20_000
 """Validation targets that are kept, drawn with a fixed seed."""
 
+MOST_TARGETS = 64
+"""Of an example, of which each has an interval of its own width; more are positions of one thing, which are taken together."""
+
 
 @dataclass(frozen=True)
 class Promises:
-    """Validation data seen by one predictor (the mean, or draws); (N,) each.
+    """Validation data seen by one predictor (the mean, or draws); (N,) each, scores of several targets (N, targets).
 
     task: of the likelihood. classes: how many. labels: of the targets, where there are classes.
     confidence, right: of each answer, where answers are right or wrong. scores: conformal scores of the truths.
@@ -74,7 +77,10 @@ def promises_of(predict: Callable[[Any], Prediction], batches: Batches, likeliho
     predict: from inputs to a prediction, as `mc_predict` makes it.
     """
     found = gather(predict, batches, likelihood)
-    order = torch.randperm(len(found.targets), generator=torch.Generator().manual_seed(0))[:MOST].sort().values
+    each = targets_of(next(iter(batches()))[1])
+    if likelihood.probabilities or len(found.targets) != each * found.inputs:
+        each = 1
+    order = _drawn(len(found.targets) // each, each)
     mean, targets, variance = found.mean[order].double(), found.targets[order], found.variance[order].double()
     name = likelihood.name
     if likelihood.classes:
@@ -87,7 +93,19 @@ def promises_of(predict: Callable[[Any], Prediction], batches: Batches, likeliho
         tau = getattr(likelihood, "tau", None)
         variance = variance + (0.0 if tau is None else 1 / float(tau))
     spread = variance.sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-    return Promises(name, 0, scores=(targets.double() - mean).abs() / spread)
+    scored = (targets.double() - mean).abs() / spread
+    return Promises(name, 0, scores=scored if each == 1 else scored.view(-1, each))
+
+
+def targets_of(targets: Tensor) -> int:
+    """How many targets each example of a regression has, where they are told apart; targets: of a batch, (N, ...)."""
+    return targets.shape[1] if targets.dim() == 2 and targets.shape[1] <= MOST_TARGETS else 1
+
+
+def _drawn(count: int, each: int) -> Tensor:
+    """Which of so many examples with so many targets `each` are kept: the places of their targets, example by example."""
+    examples = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: MOST // each].sort().values
+    return (examples[:, None] * each + torch.arange(each)).flatten()
 
 
 def from_dict(stored: Mapping[str, Any]) -> ConformalSets | ConformalIntervals | AnswerAbove:
@@ -95,8 +113,9 @@ def from_dict(stored: Mapping[str, Any]) -> ConformalSets | ConformalIntervals |
     kinds: dict[str, Any] = {"sets": ConformalSets, "intervals": ConformalIntervals, "answers": AnswerAbove}
     kind = kinds[stored["kind"]]
     settings = {field.name: stored[field.name] for field in fields(kind) if field.name in stored}
-    if "missing" in settings:
-        settings["missing"] = tuple(settings["missing"])
+    for name in ("missing", "width"):
+        if isinstance(settings.get(name), list):
+            settings[name] = tuple(settings[name])
     return kind(**settings)
 
 
@@ -143,9 +162,10 @@ def measured(
     batches: Batches,
     likelihood: Likelihood,
     promise: ConformalSets | ConformalIntervals | AnswerAbove,
-) -> dict[str, float]:
-    """What a promise was worth on other data: `coverage`, and `size` (classes in a set, standard deviations in an interval);
-    of answers `accuracy` and `answered`."""
+) -> dict[str, Any]:
+    """What a promise was worth on other data: `coverage` (of several targets that of `each`, too), and `size` (classes in a
+    set, standard deviations in an interval, on average); of answers `accuracy` (None where none is given) and `answered`.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seen = promises_of(predict, batches, likelihood)
@@ -153,11 +173,13 @@ def measured(
         if seen.confidence is None or seen.right is None:
             raise DataError("there are no answers")
         answered = seen.confidence >= promise.threshold
-        right = float(seen.right[answered].double().mean()) if bool(answered.any()) else 1.0
+        right = float(seen.right[answered].double().mean()) if bool(answered.any()) else None
         return {"accuracy": right, "answered": float(answered.double().mean())}
     assert seen.scores is not None  # of a task that has promises of coverage
     if isinstance(promise, ConformalIntervals):
-        return {"coverage": float((seen.scores <= promise.width).double().mean()), "size": promise.width}
+        held = (seen.scores <= torch.tensor(promise.widths, dtype=torch.float64)).double()
+        found: dict[str, Any] = {"coverage": float(held.mean()), "size": sum(promise.widths) / len(promise.widths)}
+        return found if held.dim() == 1 else {**found, "each": held.mean(0).tolist()}
     sizes = gather(predict, batches, likelihood).mean
     return {
         "coverage": float(promise.holds(seen.scores).double().mean()),

@@ -26,7 +26,7 @@ NOISE_GRID = tuple(0.25 * step for step in range(-32, 5))
 FOLDS = 5
 
 FEWEST = 30
-"""Validation examples below which nothing is fitted."""
+"""Validation examples below which no temperature is fitted, and a regression's noise is doubtful."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Tempered:
 
     value: the temperature, or the precision tau of a regression; as it was where it is not `taken`.
     before, after: NLL in nats per target without it and, by cross-validation, with it. taken: whether it got better.
-    examples: validation examples that it was fitted on. note: why it was left out; "" else.
+    examples: validation examples that it was fitted on. note: why it was left out, or is doubtful; "" else.
     """
 
     value: float
@@ -151,9 +151,13 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
         note = f"{examples} validation examples are too few to fit a temperature; {FEWEST} are needed"
         return Tempered(1.0, before, before, False, examples, note)
     knob, fitted = fit_knob(likelihood, draws, about)
-    if likelihood.constant_noise:
-        return Tempered(math.exp(-knob), before, fitted, True, examples)
+    if examples < 2:
+        note = "one validation example says nothing of the noise"
+        return Tempered(math.exp(-knob), before, fitted, True, examples, note)
     after = float(cross_validated(table(likelihood, draws, about), penalties(likelihood), folds_of(draws)).mean())
+    if likelihood.constant_noise:
+        note = f"{examples} validation examples say little of the noise; {FEWEST} are needed" if examples < FEWEST else ""
+        return Tempered(math.exp(-knob), before, after, True, examples, note)
     if after < before:
         return Tempered(math.exp(knob), before, after, True, examples)
     note = f"a temperature of {math.exp(knob):.3g} makes the NLL of data that it was not fitted on no better"

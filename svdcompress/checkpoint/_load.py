@@ -22,6 +22,7 @@ from svdcompress.layers import (
     check_posterior,
     keep_channels,
     variational_class,
+    variational_layers,
 )
 from svdcompress.likelihoods import Likelihood, from_stored, set_likelihood
 
@@ -89,8 +90,11 @@ def _likelihood(path: str | Path, manifest: dict[str, Any]) -> Likelihood | None
 def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     _convert(model, manifest)
     take_attributes(model, manifest["surgery"])
+    untrained = [own for _, own in variational_layers(model) if not own.variance_stepped and not own.variance_heard]
     for name, tensor in tensors.items():
         _set(model, name, tensor)
+    for layer in untrained:
+        layer.take_as_loaded()
     for name, module in model.named_modules():
         if isinstance(module, VariationalLayer):
             for key in OPTIONAL:

@@ -29,6 +29,9 @@ BY_MEAN = (
     "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws all the same "
     "(mutual information needs draws)"
 )
+FOUR_BITS = 21
+"""The first opset that has numbers of four bits."""
+
 PRECISIONS = ("none", "auto", "int8", "int4", "float16")
 
 
@@ -58,6 +61,8 @@ def export(
 
     if precision not in PRECISIONS:
         raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
+    if noise != "random" and not monte_carlo:
+        raise UsageError("--noise needs --monte-carlo: a deterministic file draws nothing")
     if monte_carlo and precision in ("int8", "int4", "auto"):
         raise UsageError(
             f"--precision {precision}: a Monte-Carlo file stays in floating point, as integers distort what its draws say of "
@@ -70,8 +75,8 @@ def export(
     recipe, inputs = opened.recipe, example_inputs(opened.data.train, 2)
     results = opened.results if (run / "report.json").is_file() else {}
     units = baked(opened.preprocessing, recipe.task, opened.dim)
-    metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task)
-    if monte_carlo or noise != "random":  # of which the latter alone is refused
+    metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task, draws=monte_carlo)
+    if monte_carlo:
         small = units.model(opened.model)
         own = own_likelihood(small, recipe.task, opened.dim, units.tau(opened.tau))
         more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise}
@@ -89,6 +94,8 @@ def export(
     told = ""
     if compact or precision != "none":
         written, told = reduced(opened, out, precision, compact)
+    if precision == "int4" and opset < FOUR_BITS:
+        told += f"; of opset {FOUR_BITS}, as {opset} has no numbers of four bits"
     if json:
         print_json(written.to_dict())
         return
@@ -170,11 +177,16 @@ def predict(
     print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)
 
 
+def _width(width: float | tuple[float, ...]) -> str:
+    """Of intervals, in deviations; of several targets from the least to the most."""
+    return f"{width:.3g}" if isinstance(width, float) else f"{min(width):.3g} to {max(width):.3g} (by target)"
+
+
 def _promises(told: dict[str, Any]) -> list[str]:
     """What was promised of predictions, in words."""
     lines = []
     if found := told.get("not_promised"):
-        lines.append(f"[yellow]warning:[/] nothing is promised of these predictions, though the recipe asks for it: {found}")
+        lines.append(f"[yellow]warning:[/] not promised of these predictions, though the recipe asks for it: {found}")
     if found := told.get("answer_above"):
         lines.append(
             f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "
@@ -183,7 +195,7 @@ def _promises(told: dict[str, Any]) -> list[str]:
         )
     if found := told.get("coverage"):
         sets = found["kind"] == "sets"
-        size = f"{found['mean_size']:.3g} classes a set" if sets else f"{found['width']:.3g} deviations each way"
+        size = f"{found['mean_size']:.3g} classes a set" if sets else f"{_width(found['width'])} deviations each way"
         lines.append(
             f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ({found['examples']:,} "
             f"examples); {size} on average"

@@ -128,6 +128,19 @@ FIELDS = {
 }
 """Fields of the recipe that options set under another name than their own."""
 
+NAMES = {"model.name": "model", "data.name": "data", "loss.name": "loss", "weights.file": "weights"}
+"""The longer names of fields that options set by their section's."""
+
+OPTIONS = {
+    "dense.epochs": "--dense-epochs",
+    "calibrate.temperature": "--no-calibrate",
+    "calibrate.posterior": "--no-calibrate",
+    "weights.strip_prefix": "--strip-prefix",
+    "weights.trained": {True: "--trained", False: "--untrained"},
+    "data.unlabelled": {True: "--unlabelled", False: "--labelled"},
+}
+"""Options that are not called as the last part of the field that they set."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -151,12 +164,15 @@ class Settings:
         """The recipe of a file, or of the defaults and WITHOUT_RECIPE, with the options that were given.
 
         source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
-        Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named.
+        Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named, and
+        where --set contradicts an option.
         """
         from svdcompress.recipe import WITHOUT_RECIPE, load_recipe  # pydantic takes a quarter of a second
 
         source = source or self.recipe
-        found = load_recipe(source, self.set_, {**(WITHOUT_RECIPE if source is None else {}), **self._options(more)})
+        options = self._options(more)
+        found = load_recipe(source, self.set_, {**(WITHOUT_RECIPE if source is None else {}), **options})
+        _check_set(self.set_, options)
         if found.experiment is None and not (found.model.name and (found.data.name or not needs_data)):
             missing = "--model" if not found.model.name else "--data"
             raise UsageError(
@@ -182,6 +198,37 @@ class Settings:
             else:
                 fields |= {f"{section}.args.{key}": value for key, value in found.items()}
         return fields
+
+
+def _check_set(pairs: list[str], options: dict[str, Any]) -> None:
+    """Raises UsageError for a field that --set sets otherwise than an option. options: {field: value}."""
+    from svdcompress.recipe import parse_yaml
+
+    asked = _fields(options)
+    for pair in pairs:
+        field, value = pair.partition("=")[0].strip(), parse_yaml(pair.partition("=")[2])
+        given = {field: value}
+        if isinstance(value, dict) and "." not in field:  # a section as a whole: what it does not name is lost
+            given = {name: None for name in asked if f"{name}.".startswith(f"{field}.")} | _fields(given)
+        for name, value in {NAMES.get(name, name): value for name, value in given.items()}.items():
+            if name in asked and str(asked[name]) != str(value) and asked[name] != value:
+                raise UsageError(f"{_option(name, asked[name])} and --set {pair} contradict each other")
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of mappings in place of these; without lists, of which options set none but empty ones."""
+    inner = {f"{name}.{key}": each for name, part in values.items() if isinstance(part, dict) for key, each in part.items()}
+    return {**{name: value for name, value in values.items() if not isinstance(value, dict | list)}, **inner}
+
+
+def _option(field: str, value: Any) -> str:
+    """An option as it was typed, by the field that it sets."""
+    section, _, key = field.partition(".args.")
+    if key:
+        return f"--{section}-arg {key}={value}"
+    name = OPTIONS.get(field, f"--{field.rpartition('.')[2].replace('_', '-')}")
+    name = name[value] if isinstance(name, dict) else name
+    return name if isinstance(value, bool) or name == "--no-calibrate" else f"{name} {value}"
 
 
 def _number_or_name(text: str) -> float | str:

@@ -195,11 +195,10 @@ def next_steps(made: Recipe, folder: Path) -> str:
     from svdcompress.sources import code_in
 
     run = shlex.quote(str(folder)) + (" --trust-code" if code_in(made) else "")
-    return (
-        f"\nnext: open {folder / 'report.html'}\n"
-        f"      svdc evaluate {run}  (uncertainty, compared)\n"
-        f"      svdc predict {run} --input FILE"
-    )
+    steps = [f"svdc evaluate {run}  (uncertainty, compared)", f"svdc predict {run} --input FILE"]
+    if made.report.html:
+        steps.insert(0, f"open {folder / 'report.html'}")
+    return "\nnext: " + "\n      ".join(steps)
 
 
 def _check_search(made: Recipe, given: dict[str, Any]) -> None:

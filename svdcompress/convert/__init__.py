@@ -6,6 +6,7 @@ from svdcompress.convert._convert import (
     fold_derived_weights,
     leave_fused_paths,
     to_dense,
+    warn_of_half_precision,
 )
 from svdcompress.convert._derived import fold_like, folded
 from svdcompress.convert._patterns import matches
@@ -30,5 +31,6 @@ __all__ = [
     "read_past",
     "to_dense",
     "unchanged_on_error",
+    "warn_of_half_precision",
     "watch",
 ]

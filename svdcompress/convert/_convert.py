@@ -126,7 +126,7 @@ def convert(
             layer = kind.from_dense(module, log_sigma2=tied.variance_parameters(), **own)
         shared[id(layer.weight)] = layer
     leave_fused_paths(model)
-    _warn_of_half_precision([(entry.name, module) for entry, module in found if entry.converted])
+    warn_of_half_precision([(entry.name, module) for entry, module in found if entry.converted], stacklevel=3)
     return model
 
 
@@ -142,7 +142,7 @@ def _check_unwrapped(model: nn.Module) -> None:
             )
 
 
-def _warn_of_half_precision(layers: list[tuple[str, Any]]) -> None:
+def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> None:
     """Log variances have the dtype of their weight, and near -10 a number of 16 bits is coarser than a step of training."""
     trained = [
         (name, layer.weight.dtype)
@@ -154,8 +154,9 @@ def _warn_of_half_precision(layers: list[tuple[str, Any]]) -> None:
         names = ", ".join(name or "the model itself" for name, _ in trained[:4])
         warnings.warn(
             f"log variances cannot be trained in {dtype}, in which steps of an optimizer round away ({names}"
-            f"{' ...' if len(trained) > 4 else ''}): use svdcompress.convert(model.float()), and train under torch.autocast",
-            stacklevel=3,
+            f"{' ...' if len(trained) > 4 else ''}): keep them in float32, as svdcompress.convert(model.float()) does, and "
+            "train under torch.autocast",
+            stacklevel=stacklevel,
         )
 
 

@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from svdcompress.errors import DependencyError, ModelError, OutputError, UsageError
 from svdcompress.evaluation import _magnitude
 from svdcompress.evaluation._laplace import last_layer_laplace
 from svdcompress.evaluation._members import ensemble_members
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline import OpenRun
+from svdcompress.sources import Examples
 from svdcompress.train import Bars
 from svdcompress.uncertainty import Batches, Contender, compare, ensemble_contender, mean_contender, outside, shifts
 
 Say = Callable[[str], None]
 
 SHIFTED = 2000
-"""Test inputs that are corrupted."""
+"""Test inputs that are corrupted, or made unlike the data."""
 
 SOON = 120.0
 """Seconds of the run's own fine-tuning up to which its magnitude-pruned control, half as costly, is made unasked."""
@@ -73,18 +76,17 @@ def evaluate_run(
         *_pruned(opened, wanted, bars, say, note),
     ]
     dense.to(wanted.device)  # where training has taken it off
-    test = lambda: data.test.batches(wanted.batch)  # noqa: E731
-    shape = opened.preprocessing.get("input_shape")
-    shifted = shifts(test, wanted.seed, SHIFTED, shape) if wanted.shift else {}
+    mixed, shape = _mixed(data.test, wanted.batch, SHIFTED), opened.preprocessing.get("input_shape")
+    shifted = shifts(mixed, wanted.seed, SHIFTED, shape) if wanted.shift else {}
     if wanted.shift and not shifted:
         note("shift: nothing is known of these inputs that could go bad by degrees: images, columns of numbers, token ids")
     found = compare(
         dense,
         sparse,
-        test,
-        lambda: data.validation.batches(wanted.batch),
+        lambda: data.test.batches(wanted.batch),
+        _mixed(data.validation, wanted.batch),
         task=own_likelihood(opened.model, data.task, data.dim),
-        ood={**outside(test, wanted.seed), **(elsewhere or {})},
+        ood={**outside(mixed, wanted.seed), **(elsewhere or {})},
         shifts=shifted,
         more=more,
         samples=wanted.samples,
@@ -92,6 +94,14 @@ def evaluate_run(
         scale=1.0 if data.target_scale is None else data.target_scale[1],
     )
     return {**found, "inputs": len(data.test), "notes": notes}
+
+
+def _mixed(examples: Examples, batch: int, most: int | None = None) -> Batches:
+    """At most so many of the examples, in an order drawn with a fixed seed: of files sorted by class, the first ones lack
+    classes."""
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+    mixed = examples.subset(order[:most])
+    return lambda: mixed.batches(batch)
 
 
 def _ensemble(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: Say) -> list[Contender]:
@@ -121,8 +131,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
     if wanted.magnitude is False:
         return []
     try:
-        seconds = opened.results.get("seconds") or {}
-        took = sum(float(seconds.get(stage, 0.0)) for stage in ("train", "recover"))
+        took = _took(opened.results)
         ready = _magnitude.is_made(opened)
     except (ModelError, OutputError) as error:
         if wanted.magnitude:
@@ -130,7 +139,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
         note(f"left out: magnitude pruning: {error}")
         return []
     if wanted.magnitude is None and took > SOON and not ready:
-        note(f"left out: magnitude pruning, whose training takes about half as long as the run's ({took:.0f} s): --magnitude")
+        note(f"left out: magnitude pruning, whose training takes about {took / 2:.0f} s: --magnitude")
         return []
     if not ready:
         say(f"magnitude pruning: training {opened.recipe.train.epochs} + {_magnitude.recovery(opened).epochs} epochs")
@@ -143,3 +152,12 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
         return []
     likelihood = likelihood_for(opened.data.task, opened.data.dim)
     return [mean_contender("magnitude, as many weights", model.to(wanted.device), likelihood, about=_magnitude.about(opened))]
+
+
+def _took(results: Mapping[str, Any]) -> float:
+    """Seconds of a run's training and recovery; of a search, those of as many of its epochs."""
+    seconds, epochs = results.get("seconds") or {}, (results.get("search") or {}).get("epochs")
+    took = sum(float(seconds.get(stage, 0.0)) for stage in ("train", "recover"))
+    if epochs:
+        took += float(seconds.get("search", 0.0)) * epochs["one_run"] / max(epochs["search"], 1)
+    return took

@@ -13,7 +13,7 @@ from svdcompress.errors import ExportError, UsageError, shortened
 from svdcompress.export._compact import Maker, Part, array_of, compacted, fixed_names, places_of, read, scattered
 from svdcompress.export._export import Exported
 from svdcompress.export._half import halve
-from svdcompress.export._metadata import draws
+from svdcompress.export._metadata import draws, rounded
 from svdcompress.export._rounding import codes, flipped, of_weight, second_dimension, steps
 from svdcompress.export._tidy import tidy
 from svdcompress.export._written import written
@@ -70,9 +70,7 @@ def write_few_bits(
     halve(model.graph)
     if compact:
         compacted(model.graph)
-    for place in reversed([at for at, entry in enumerate(model.metadata_props) if entry.key == "precision"]):
-        del model.metadata_props[place]
-    model.metadata_props.add(key="precision", value=f"int{min(used)}" if used else "float16")
+    rounded(model, f"int{min(used)}" if used else "float16")
     return written(model, dst, start)
 
 

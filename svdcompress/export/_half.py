@@ -11,6 +11,7 @@ import numpy as np
 
 from svdcompress.export._compact import array_of, compacted, fixed_names, new_names, read
 from svdcompress.export._export import Exported
+from svdcompress.export._metadata import rounded
 from svdcompress.export._tidy import tidy
 from svdcompress.export._written import written
 
@@ -48,7 +49,7 @@ def write_half(
     if compact:
         compacted(model.graph)
     if all(entry.key != "precision" for entry in model.metadata_props):
-        model.metadata_props.add(key="precision", value="float16")
+        rounded(model, "float16")
     return written(model, dst, start, check=check)
 
 

@@ -80,12 +80,13 @@ class Signature:
 
 
 def _names(model: nn.Module, keys: list[int | str]) -> list[str]:
+    """Names of the inputs; of a wrapper those of its `inner` model."""
     if not keys:
         raise ExportError("example_inputs: hold no tensor")
     if keys == [0]:
         return ["input"]
     try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
+        parameters = list(inspect.signature(getattr(model, "inner", model).forward).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -113,9 +114,21 @@ def _batch(names: list[str], tensors: list[Tensor]) -> int:
 
 
 def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    finite = tensor[tensor.isfinite()]
-    spread = float(finite.std()) if finite.numel() > 1 else 0.0
-    return tensor + torch.randn(tensor.shape, generator=generator) * (0.3 * spread or 1.0)
+    return tensor + torch.randn(tensor.shape, generator=generator) * _spread(tensor)
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """How far noise moves a tensor: three tenths of its standard deviation. Columns of a table (N, columns) have units of their
+    own; one that is constant has its size for a deviation, and one of zeros that of most others."""
+    columns = tensor.unbind(1) if tensor.dim() == 2 and tensor.shape[1] else (tensor,)
+    spreads = torch.tensor([_deviation(column[column.isfinite()]) for column in columns])
+    known = spreads[spreads > 0]
+    return 0.3 * torch.where(spreads > 0, spreads, float(known.median()) if len(known) else 1 / 0.3)
+
+
+def _deviation(values: Tensor) -> float:
+    deviation = float(values.std()) if values.numel() > 1 else 0.0
+    return deviation or (float(values.abs().mean()) if values.numel() else 0.0)
 
 
 def _shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 from svdcompress.errors import ExportError, UsageError, shortened
 from svdcompress.export._compact import compacted
 from svdcompress.export._export import Exported
-from svdcompress.export._metadata import read_metadata
+from svdcompress.export._metadata import read_metadata, rounded
 from svdcompress.export._tidy import tidy
 from svdcompress.export._written import written
 
@@ -132,7 +132,7 @@ class Int8:
         model.graph.name = before.graph.name
         del model.metadata_props[:], model.graph.value_info[:]
         model.metadata_props.extend(before.metadata_props)
-        model.metadata_props.add(key="precision", value="int8")
+        rounded(model, "int8")
         return model
 
 

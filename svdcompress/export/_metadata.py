@@ -33,6 +33,20 @@ def decode(text: str) -> Any:
         return text
 
 
+PROMISES = ("coverage", "answer_above")
+"""Entries of what validation data promise."""
+
+
+def rounded(model: onnx.ModelProto, precision: str) -> None:
+    """Have a file say that its numbers were rounded. What is known of the one in float32 does not hold for it: `metrics` go,
+    and promises say whose they are."""
+    kept = [(entry.key, entry.value) for entry in model.metadata_props if entry.key not in ("metrics", "precision")]
+    del model.metadata_props[:]
+    for key, text in [*kept, ("precision", precision)]:
+        promise = decode(text) if key in PROMISES else None
+        model.metadata_props.add(key=key, value=json.dumps({**promise, "of": "float32"}) if isinstance(promise, dict) else text)
+
+
 def draws(model: onnx.ModelProto) -> bool:
     """Whether a file is a Monte-Carlo one, as it says itself."""
     return any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props)

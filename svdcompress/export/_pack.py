@@ -22,7 +22,7 @@ import numpy as np
 from svdcompress.errors import DependencyError, UsageError
 from svdcompress.export._compact import array_of, fixed_names, read
 from svdcompress.export._half import as_half
-from svdcompress.export._metadata import draws
+from svdcompress.export._metadata import draws, rounded
 from svdcompress.export._rounding import codes, flipped, of_weight, second_dimension, steps
 from svdcompress.export._tidy import tidy
 from svdcompress.files import write_atomically
@@ -105,6 +105,9 @@ def pack(
     there = {tensor.name for tensor in model.graph.initializer}
     before = len(model.SerializeToString())
     tidy(model)
+    fewest = min([PRECISIONS[precision], *(bits or {}).values()])
+    if fewest < PRECISIONS["float32"]:
+        rounded(model, f"int{fewest}" if bits else precision)
     streams, entries, largest = _streams(model, precision, bits or {}, importance or {})
     from safetensors.numpy import save
 

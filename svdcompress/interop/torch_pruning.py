@@ -9,6 +9,7 @@ import torch
 import torch_pruning as tp
 from torch import Tensor
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import PruneError, UsageError
 from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.relevance import Masks, as_masks, information, relevance
@@ -81,7 +82,7 @@ def chosen(pruner: Any) -> Masks:
 
     pruner: a `tp.pruner.BasePruner` or one of its kind. Raises PruneError if its model has no variational layer.
     """
-    model = pruner.model
+    model = unwrapped(pruner.model)
     if not any(True for _ in variational_layers(model)):
         raise PruneError(
             "chosen: the pruner's model has no variational layer; call svdcompress.convert(model) before it is made"

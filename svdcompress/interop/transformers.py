@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from svdcompress.batch import in_eval
 from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, WithoutDecay, decays
 from svdcompress.interop._schedule import Penalty
@@ -18,13 +20,17 @@ from svdcompress.objective import LinearWarmup, Schedule
 IGNORED = -100
 """The label that transformers' losses leave out."""
 
+ITEMS = "num_items_in_batch"
+MEAN, LABELS, SHIFTED = "mean", "labels", "shifted labels"
+"""What a loss is: the mean of its batch, or a sum over the labels, or over all but each row's first, divided by ITEMS."""
+
 
 class SparsifyCallback(TrainerCallback):
     """Convert the model of a Trainer and train it with the annealed ELBO.
 
     The model is converted in place when the Trainer is made, ahead of its optimizer, and `beta KL / N` is added to the loss
-    that the model returns in `train()`, once for each optimizer step however many batches are accumulated. Weight decay leaves
-    the log variances out.
+    that the model returns in `train()`, so that it weighs as much against it however many batches a step accumulates. Weight
+    decay leaves the log variances out.
 
     num_examples: N; None: the length of the training set. schedule: of beta by epoch, or a constant.
     options: of `svdcompress.convert`; exclude embeddings' projections and heads as you would there.
@@ -47,7 +53,7 @@ class SparsifyCallback(TrainerCallback):
         **options: Any,
     ) -> None:
         self.penalty = Penalty(num_examples, schedule, options)
-        self._accumulated = 1
+        self._loss: str | None = None
         self._spared: WithoutDecay | None = None
 
     def on_init_end(
@@ -77,7 +83,7 @@ class SparsifyCallback(TrainerCallback):
                 "add the KL; leave it out, or use svdcompress.ELBO as compute_loss_func"
             )
         self.penalty.count(train_dataloader)
-        self._accumulated = args.gradient_accumulation_steps
+        self._loss = None
         model.register_forward_hook(self._add, with_kwargs=True)
         self._spare(model, optimizer)
 
@@ -109,25 +115,54 @@ class SparsifyCallback(TrainerCallback):
         """The forward hook: the model's loss, and the KL's share of this batch."""
         if not model.training:
             return None
-        loss = output.get("loss") if isinstance(output, dict) else None
+        loss = _loss_of(output)
         if not isinstance(loss, Tensor):
             raise UsageError(
                 f"{type(model).__name__} returned no loss: SparsifyCallback adds the KL to the model's own, so the batches "
                 "need labels and the Trainer no compute_loss_func; else wrap your loss in svdcompress.ELBO"
             )
-        output["loss"] = loss + self._share(kwargs) * self.penalty.of(model)
+        output["loss"] = loss + self._share(model, args, kwargs) * self.penalty.of(model)
         return output
 
-    def _share(self, kwargs: dict[str, Any]) -> float | Tensor:
+    def _share(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> float | Tensor:
         """What part of a step a batch is, in the units of its loss.
 
-        Models that are told `num_items_in_batch` divide their sum by the items of all batches of the step, so that the losses
-        add up; of the others the Trainer divides each mean by the number of batches.
+        A loss that divides its sum by the items of all batches of the step adds up with theirs. A mean counts as it is: the
+        Trainer divides it by the number of batches, unless it was told ITEMS and ignored them, and with it the KL.
         """
-        items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
-        if items is None or labels is None:
+        items, labels = kwargs.get(ITEMS), kwargs.get("labels")
+        if kwargs.get("shift_labels") is not None:
+            labels = kwargs["shift_labels"]
+        if items is None or not isinstance(labels, Tensor):
             return 1.0
-        return (labels != IGNORED).sum() / items
+        self._loss = self._loss or _kind_of_loss(model, args, kwargs, labels)
+        return 1.0 if self._loss == MEAN else _count(labels, self._loss or LABELS) / items
+
+
+def _kind_of_loss(model: nn.Module, args: tuple, kwargs: dict[str, Any], labels: Tensor) -> str | None:
+    """What the loss of a model that takes ITEMS makes of them, seen by a pass with a number of them and one without; None: this
+    batch does not tell."""
+    plain = {name: value for name, value in kwargs.items() if name != ITEMS}
+    number = 2 * labels.numel()
+    items = torch.full_like(torch.as_tensor(kwargs[ITEMS]), number)
+    devices = [labels.device] if labels.is_cuda else []
+    with in_eval(model), torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            mean, part = (float(_loss_of(model(*args, **given))) for given in (plain, {**plain, ITEMS: items}))
+        except Exception:  # a model of somebody's own that cannot do without them
+            return LABELS
+    if mean == 0 or not math.isfinite(part / mean):
+        return None
+    counts = {LABELS: float(_count(labels, LABELS)), SHIFTED: float(_count(labels, SHIFTED)), MEAN: float(number)}
+    return min(counts, key=lambda kind: abs(counts[kind] - number * part / mean))
+
+
+def _count(labels: Tensor, kind: str) -> Tensor:
+    return ((labels[..., 1:] if kind == SHIFTED and labels.dim() > 1 else labels) != IGNORED).sum()
+
+
+def _loss_of(output: Any) -> Any:
+    return output.get("loss") if isinstance(output, dict) else None
 
 
 def _remove_hooks(model: nn.Module) -> None:

@@ -135,7 +135,7 @@ class VariationalLayer(Weighted):
             self.weight.mul_(self.relevant())
         for name in (*self.posterior.parameters, "mask", "bias_sigma2", "share", "threshold", "variance_dtype"):
             delattr(self, name)
-        for name in ("_own", "_made_at", "_heard", "prior", "posterior"):
+        for name in ("_own", "_made_at", "_loaded", "_heard", "prior", "posterior"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class
@@ -155,6 +155,11 @@ class VariationalLayer(Weighted):
         alpha = self.prior.log_alpha(weight, log_sigma2, REDUCED[share])
         return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(weight.shape)])
 
+    def limits(self, threshold: Threshold | None = None) -> dict[str, float]:
+        """The limit on log alpha of each share, by a threshold as `relevant` takes it: what that does not name is the layer's
+        own."""
+        return self.threshold if threshold is None else parse_threshold(threshold, self.threshold)
+
     @torch.no_grad()
     def relevant(self, threshold: Threshold | None = None, ignoring: str | None = None) -> Tensor:
         """Which weights stay: bool, the weight's shape. A held `mask` counts before log alpha unless a threshold is given.
@@ -164,7 +169,7 @@ class VariationalLayer(Weighted):
         """
         if threshold is None and self.mask is not None:
             return self.mask
-        limit = self.threshold if threshold is None else parse_threshold(threshold)
+        limit = self.limits(threshold)
         mask = torch.ones(self.weight.shape, dtype=torch.bool, device=self.weight.device)
         for name in self.share:
             if name == ignoring:

@@ -41,14 +41,22 @@ def parse_share(share: Share) -> dict[str, float]:
     return {name: part / total for name, part in parts.items()}
 
 
-def parse_threshold(threshold: Threshold, default: float = 3.0) -> dict[str, float]:
-    """A limit on log alpha for each share: one number for all, or a mapping (the names it lacks get `default`)."""
+def parse_threshold(threshold: Threshold, default: Threshold = 3.0) -> dict[str, float]:
+    """A limit on log alpha for each share: one number for all, or a mapping (the names it lacks get those of `default`).
+
+    Raises ModelError for an unknown name, or a limit that is not a number.
+    """
     if isinstance(threshold, Mapping):
         unknown = sorted(set(threshold) - set(REDUCED))
         if unknown:
             raise ModelError(f"threshold: unknown name {unknown[0]!r}; use some of {', '.join(REDUCED)}")
-        return {name: float(threshold.get(name, default)) for name in REDUCED}
-    return dict.fromkeys(REDUCED, float(threshold))
+        others = default if isinstance(default, Mapping) else dict.fromkeys(REDUCED, default)
+        limits = {name: float(threshold[name] if name in threshold else others[name]) for name in REDUCED}
+    else:
+        limits = dict.fromkeys(REDUCED, float(threshold))
+    if any(math.isnan(limit) for limit in limits.values()):
+        raise ModelError("threshold: nan is no limit on log alpha")
+    return limits
 
 
 def canonical(weight: Tensor, groups: int, transposed: bool) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -80,18 +81,38 @@ class Weighted(StochasticLayer):
     @property
     def variance_moved(self) -> bool:
         """Whether anything has written to the variances since the layer was made: an optimizer, or a checkpoint."""
+        return bool(self.__dict__.get("_loaded")) or self.variance_stepped
+
+    @property
+    def variance_stepped(self) -> bool:
+        """The same, a checkpoint that was loaded before training aside."""
         made = self.__dict__.get("_made_at")
-        now = list(self.variance_parameters().values())
-        if made is None or [version for version, _ in made] != [parameter._version for parameter in now]:
-            return True
-        # Fused optimizers write without counting it.
-        return [total for _, total in made] != [_checksum(parameter) for parameter in now]
+        return made is None or _written(made, list(self.variance_parameters().values()))
 
     @property
     def variance_heard(self) -> bool:
         """Whether a backward pass came to the variances since the layer was made, its gradient kept or not."""
         kept = any(parameter.grad is not None for parameter in self.variance_parameters().values())
         return kept or bool(self.__dict__.get("_heard"))
+
+    def take_as_loaded(self) -> None:
+        """Let the variances count as those of a checkpoint, which no optimizer has stepped yet."""
+        self._note_variances()
+        self._loaded = True
+
+    def _note_variances(self) -> None:
+        self._made_at = [(_version(own), _checksum(own)) for own in self.variance_parameters().values()]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Weighted:
+        made = self.__dict__.get("_made_at")
+        names = () if made is None else self.posterior.parameters
+        before = {name: own.detach() for name in names if (own := self._parameters.get(name)) is not None}
+        super()._apply(fn, recurse)
+        # In another precision they have other bits, but nothing has stepped them.
+        cast = any(getattr(self, name).dtype != own.dtype for name, own in before.items())
+        if cast and not _written(made, list(before.values())):
+            self._note_variances()
+        return self
 
     def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         """Another posterior in the place of this one, of the same variances or the nearest that it has; `set_posterior` does
@@ -106,7 +127,10 @@ class Weighted(StochasticLayer):
 
     def _fresh(self, values: Mapping[str, Tensor], wanted: bool | None = None) -> dict[str, nn.Parameter]:
         wanted = self.weight.requires_grad if wanted is None else wanted
-        return {name: nn.Parameter(value.detach().contiguous(), requires_grad=wanted) for name, value in values.items()}
+        # Parameters that are made in inference mode could never be trained.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            own = {name: value.clone() if value.is_inference() else value for name, value in values.items()}
+            return {name: nn.Parameter(value.detach().contiguous(), requires_grad=wanted) for name, value in own.items()}
 
     def _take_variances(self, parameters: Mapping[str, nn.Parameter]) -> None:
         if set(parameters) != set(self.posterior.parameters):
@@ -121,7 +145,8 @@ class Weighted(StochasticLayer):
                 f"posterior: {self.posterior.name!r} gives log variances of shape {tuple(self.log_sigma2.shape)} for a weight "
                 f"of shape {tuple(self.weight.shape)}"
             )
-        self._made_at = [(parameter._version, _checksum(parameter)) for parameter in self.variance_parameters().values()]
+        self._note_variances()
+        self._loaded = False
         self._heard: list[bool] = []
         for parameter in parameters.values():
             if parameter.requires_grad:
@@ -141,8 +166,20 @@ class Weighted(StochasticLayer):
         return as_weight(view, self.weight.shape, self._groups, self.transposed, outputs)
 
 
+def _written(made: Any, now: Sequence[Tensor]) -> bool:
+    """Whether something wrote to tensors since their versions and checksums were noted."""
+    if [version for version, _ in made] != [_version(own) for own in now]:
+        return True
+    # Fused optimizers write without counting it.
+    return [total for _, total in made] != [_checksum(own) for own in now]
+
+
+def _version(parameter: Tensor) -> int | None:
+    return None if parameter.is_inference() else parameter._version
+
+
 @torch.no_grad()
-def _checksum(parameter: nn.Parameter) -> int | None:
+def _checksum(parameter: Tensor) -> int | None:
     """The sum of a parameter's bits, the same on each device; None where it has no values yet."""
     if parameter.is_meta:
         return None

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from svdcompress.calibrate import least_examples
+from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import LARGE, PUSH, final_beta, sizes
 from svdcompress.recipe import Recipe, in_epochs
-from svdcompress.sources import fresh_weights, image_statistics
+from svdcompress.sources import Data, fresh_weights, image_statistics
 from svdcompress.train import resolved_precision
 
 STAGES = ("dense", "train", "recover")
@@ -17,6 +19,22 @@ STAGES = ("dense", "train", "recover")
 
 HARD, HARD_LARGE = 50.0, 10.0
 """beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
+
+
+def unpromised(recipe: Recipe, data: Data) -> list[str]:
+    """A warning of a coverage that the validation data will not be able to promise; data: with their validation split."""
+    coverage, likelihood = recipe.calibrate.coverage, likelihood_for(data.task, data.dim)
+    if coverage is None:
+        return []
+    if likelihood.probabilities and not likelihood.classes:
+        return [f"calibrate.coverage: task {data.task!r} has neither prediction sets nor intervals, so nothing is promised"]
+    targets, count, needed = next(iter(data.validation.batches(1)))[1], len(data.validation), least_examples(coverage)
+    if targets.numel() > 1 or count >= needed:  # positions count each
+        return []
+    return [
+        f"calibrate.coverage: {coverage:g} cannot be promised from {count:,} validation examples; it takes {needed:,}: a "
+        "larger data.validation, or a smaller coverage"
+    ]
 
 
 def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, inputs: Any = None) -> list[str]:

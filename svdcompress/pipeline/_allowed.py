@@ -8,11 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel
+from svdcompress.pipeline._some import some
 from svdcompress.recipe import Recipe
 from svdcompress.search import Budget
 from svdcompress.sources import Data, Examples
@@ -49,7 +48,8 @@ class Allowed:
     @cached_property
     def limit(self) -> float:
         """The validation error that is allowed; a drop of less than one answer is nothing that could be seen."""
-        shares = likelihood_for(self.data.task, self.data.dim).probabilities
+        likelihood = likelihood_for(self.data.task, self.data.dim)
+        shares = likelihood.probabilities
         asked = Budget(self.max_drop, self.max_error)
         if asked.given and self.dense is not None:
             drop = asked.allowed(self.dense, shares)
@@ -58,12 +58,13 @@ class Allowed:
             return max(self.max_error, self.float_error)
         if not shares:
             return self.float_error * (1 + TOLERANCE / 100)
-        return self.float_error + max(TOLERANCE, 100 / len(self.data.validation))
+        answers = sum(int(likelihood.counts(targets).sum()) for _, targets in self.data.validation.batches(1000))
+        return self.float_error + max(TOLERANCE, 100 / answers)
 
     @cached_property
     def few(self) -> Examples:
         """Validation examples to rank layers by."""
-        return self.data.validation.subset(torch.arange(min(RANKED, len(self.data.validation))))
+        return some(self.data.validation, RANKED)
 
     def error(self, path: Path, examples: Examples | None = None, figure: str | None = None) -> float:
         """A file's validation error (RMSE, or the figure named)."""

@@ -16,7 +16,8 @@ from svdcompress.likelihoods import Classification, Likelihood, likelihood_for, 
 class InUnits(nn.Module):
     """A model of standardised columns or targets that takes and gives them as they are.
 
-    mean, std: of the columns (features,), or None. shift, scale: of the target. likelihood: what the outputs mean.
+    mean, std: of the columns (features,) of the one input that there is then, or None. shift, scale: of the target.
+    likelihood: what the outputs mean.
     """
 
     mean: Tensor | None
@@ -31,10 +32,15 @@ class InUnits(nn.Module):
         self.shift, self.scale = target or (0.0, 1.0)
         self.scaled, self.likelihood = target is not None, likelihood
 
-    def forward(self, x: Tensor) -> Any:
+    @property
+    def inner(self) -> nn.Module:
+        """The model whose arguments it takes."""
+        return self.model
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         if self.mean is not None and self.std is not None:
-            x = (x - self.mean) / self.std
-        output = self.model(x)
+            inputs = ((inputs[0] - self.mean) / self.std,)
+        output = self.model(*inputs, **named)
         if not self.scaled:
             return output
         return self.likelihood.in_units(output, self.shift, self.scale)
@@ -77,8 +83,7 @@ def baked(preprocessing: Mapping[str, Any], task: str, dim: int = 1) -> Baked:
     transform = list(preprocessing.get("transform") or ())
     mine = preprocessing.get("standardized") and "columns" in preprocessing and len(transform) == 1
     columns = transform[0]["normalize"] if mine else None
-    single = "input_shape" in preprocessing  # inputs of several tensors have names that a wrapper would hide
-    scale = preprocessing.get("target_scale") if single else None
+    scale = preprocessing.get("target_scale")
     left = dict(preprocessing)
     if scale:
         left["target_scale"] = None

@@ -11,7 +11,7 @@ from torch import nn
 
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _figures
-from svdcompress.pipeline._advice import advice, precision_taken, slow_precision
+from svdcompress.pipeline._advice import advice, precision_taken, slow_precision, unpromised
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking, while_training
 from svdcompress.pipeline._dense import check_model, dense_model
@@ -21,6 +21,7 @@ from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery
+from svdcompress.pipeline._resume import FILES
 from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
@@ -66,7 +67,8 @@ def open_stage(context: Context) -> Opened:
         check_tensorboard()
     data = open_data(recipe.data, recipe.task)
     now = seen(data)
-    if any(context.state.folder.glob("*.pt")) and (before := context.state.facts.get("data")):
+    made = any((context.state.folder / name).exists() for name in FILES)
+    if made and (before := context.state.facts.get("data")):
         if other := check_same(before, now, context.out):
             context.warn(other)
     else:
@@ -89,7 +91,8 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     for line in data.notes:
         context.note(line)
     device = context.place.device
-    warned = [*advice(recipe, model, len(data.train), context.place.world, inputs), *slow_precision(recipe, device, trained)]
+    warned = [*advice(recipe, model, len(data.train), context.place.world, inputs), *unpromised(recipe, data)]
+    warned += slow_precision(recipe, device, trained)
     for line in [*data.warnings, *warned]:
         context.warn(line)
     for line in (precision_taken(recipe, device, trained), recovers):

@@ -52,6 +52,9 @@ EXAMPLES, SAMPLES = 20_000, 100
 FEWEST, FEWEST_SAMPLES = 100, 10
 """Below that nothing is worth promising."""
 
+UNEVEN, LEAST = 1.5, 30
+"""Of several targets: by how much what is predicted of their errors may differ, and the validation examples that tell."""
+
 Promise = ConformalSets | ConformalIntervals | AnswerAbove
 
 
@@ -103,7 +106,8 @@ def _told(found: Calibrated) -> str:
     for what, one in (("mean", found.mean), ("samples", found.samples)):
         unit = "noise precision" if found.likelihood.constant_noise else "temperature"
         parts.append(f"{what} {unit} {one.value:.3g}, validation NLL {one.before:.4f} to {one.after:.4f}" if one.taken else "")
-    return "; ".join(part for part in parts if part) + f" (posterior: {found.posterior})"
+    told = "; ".join(part for part in parts if part) or "no temperature is needed"
+    return f"{told} (posterior: {found.posterior})"
 
 
 def predictors(model: nn.Module, data: Data, seed: int, samples: int) -> dict[str, Callable[[Any], Any]]:
@@ -131,6 +135,8 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
             predict = predictors(model, data, context.recipe.seed, samples)[who]
             seen = promises_of(predict, _batches(examples, context), its)
             found[who] = seen if who == "mean" else replace(seen, samples=samples)
+    if line := _uneven(found["mean"], data.preprocessing.get("target")):
+        context.warn(line)
     save_promises(context.out / KEPT, found)
     results = context.results.promises = {}
     for name, wanted in (("coverage", settings.coverage), ("answer_above", settings.answer_above)):
@@ -148,6 +154,24 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
                 context.warn(one)
             drawn = {"samples": promises.samples} if promises.samples else {}
             results.setdefault(name, {})[who] = {**promise.to_dict(), **drawn}
+
+
+def _uneven(promises: Promises, names: Any) -> str | None:
+    """A warning where one noise is made of the errors of several targets that differ. names: of the targets, where they have
+    any."""
+    scores = promises.scores
+    if scores is None or scores.dim() != 2 or len(scores) < LEAST:
+        return None
+    times = scores.square().mean(0).sqrt()
+    least, most = int(times.argmin()), int(times.argmax())
+    if float(times[most]) <= UNEVEN * float(times[least]):
+        return None
+    of = [repr(names[k]) if isinstance(names, list) else str(k) for k in (most, least)]
+    return (
+        f"errors of target {of[0]} are {float(times[most]):.2g} times the standard deviation that is predicted of them, those "
+        f"of target {of[1]} {float(times[least]):.2g} times: of several targets, deviations say little of each. Intervals "
+        "(--coverage) have a width for each; --loss gaussian-nll, or a model for each, learns the deviations themselves"
+    )
 
 
 def _known(context: Context, validation: Examples, macs: int, asked: bool) -> dict[str, tuple[Examples, int]]:

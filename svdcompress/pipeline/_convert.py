@@ -118,10 +118,16 @@ def make_schedule(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
 
 
 def mildest(recipe: Recipe) -> Threshold | None:
-    """The threshold that leaves most, of those that a recipe may choose, share by share; None: each layer's own."""
+    """The threshold that leaves most, of those that a recipe may choose, share by share; None: each layer's own.
+
+    Where one of them names no limit of a share, it is the highest that a layer has.
+    """
     candidates = [] if recipe.search.wanted else recipe.relevance.candidates  # a search chooses none of them
     wanted = candidates or [recipe.relevance.threshold]
-    limits = [parse_threshold(limit) for limit in wanted if limit is not None]
+    settings = recipe.convert
+    owns = [parse_threshold(one.threshold) for one in (settings, *settings.layers) if one.threshold is not None]
+    own = {name: max(limit[name] for limit in owns) for name in owns[0]}
+    limits = [parse_threshold(limit, own) for limit in wanted if limit is not None]
     return {name: max(limit[name] for limit in limits) for name in limits[0]} if limits else None
 
 

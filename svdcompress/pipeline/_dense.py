@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_output
+from svdcompress.batch import call, main_output, other_outputs
 from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.likelihoods import likelihood_for
@@ -32,7 +32,8 @@ from svdcompress.train import seed_everything
 def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Module, bool]:
     """The recipe's model with its weights, and whether they are trained already. Raises ModelError, CheckpointError.
 
-    notes: gets a line on what of a file to start from was not used, and on what it lacked; and on a model in half precision.
+    notes: gets a line on what of a file to start from was not used, and on what it lacked; on other weights in a file; and on a
+    model in half precision.
     """
     seed_everything(recipe.seed, "model")
     model = make_model(recipe.model).cpu()  # one that is handed over may lie where it was trained
@@ -48,7 +49,7 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
             notes += found
         return model, False
     if weights.file:
-        return load_weights(model, weights.file, weights.strip_prefix), True
+        return load_weights(model, weights.file, weights.strip_prefix, notes), True
     return model, weights.trained if weights.trained is not None else arrives_trained(recipe.model, model)
 
 
@@ -78,6 +79,44 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     data.notes += check_dropout(model, recipe, inputs)
     check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
     check_loss(model, recipe, data, targets, output)
+    data.warnings += _left_alone(model, recipe, data, inputs, output)
+
+
+def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> list[str]:
+    """A warning of outputs beside the main one that no loss asks for; one of the user's own gets them all."""
+    both = data.task == "gaussian" and isinstance(output, tuple | list) and len(output) == 2  # mean and log variance
+    if ":" in recipe.loss.name or both or not other_outputs(output):
+        return []
+    try:
+        with torch.enable_grad():
+            output = call(model, inputs)
+    except RuntimeError:  # a forward that changes weights in place, say
+        pass
+    main, others = main_output(output), other_outputs(output)
+    told = [f"{name} {tuple(each.shape)}" for name, each in others.items() if not _made_of(each, main)]
+    if not told:
+        return []
+    it, its = ("it", "its") if len(told) == 1 else ("them", "their")
+    more = " ..." if len(told) > 4 else ""
+    return [
+        f"the model also gives {', '.join(told[:4])}{more}: nothing here trains or judges {it}; leave {its} "
+        "layers out (--set 'convert.exclude=[...]'; what they read changes all the same), or use a loss of your own"
+    ]
+
+
+def _made_of(output: Tensor, main: Tensor) -> bool:
+    """Whether an output comes from weights by way of the main one alone, as its probabilities do."""
+    seen, ahead, met = set(), [output.grad_fn], False
+    while ahead:
+        node = ahead.pop()
+        met |= node is not None and node is main.grad_fn
+        if node is None or node is main.grad_fn or node in seen:
+            continue
+        if hasattr(node, "variable"):  # a weight
+            return False
+        seen.add(node)
+        ahead += [source for source, _ in node.next_functions]
+    return met
 
 
 def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, targets: Tensor) -> None:

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from svdcompress import cost
 from svdcompress.batch import call
 from svdcompress.calibrate import LOOKS, looked_at
 from svdcompress.convert import PlanEntry
+from svdcompress.errors import PruneError
 from svdcompress.layers import arranged_convolutions, variance_parameters, variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
-from svdcompress.pipeline._advice import advice, precision_taken, slow_precision
+from svdcompress.pipeline._advice import advice, precision_taken, slow_precision, unpromised
 from svdcompress.pipeline._choose_masks import compared_on
 from svdcompress.pipeline._convert import converted, final_beta, planned
 from svdcompress.pipeline._dense import check_model, dense_model
@@ -30,9 +32,13 @@ from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_o
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._search_cost import left_for, no_path, objective_of
 from svdcompress.pipeline._search_start import check_epochs, for_objective, levels_and_trials
+from svdcompress.pipeline._search_trials import ABOVE
+from svdcompress.pipeline._search_words import below_least
 from svdcompress.pipeline._trainer import taught
 from svdcompress.pipeline._uncertainty import seconds_for
-from svdcompress.recipe import Distillation, Recipe, Training
+from svdcompress.recipe import Distillation, Recipe, Training, parse_goal
+from svdcompress.search import CLOSE
+from svdcompress.selection import Ranking, rule
 from svdcompress.sources import Data, example_inputs, open_data
 from svdcompress.train import Reach, asks_once, find_place, make_optimizer, resolved_precision
 
@@ -93,6 +99,7 @@ def estimate(recipe: Recipe) -> Estimate:
     warned = [
         *data.warnings,
         *advice(recipe, dense, len(data.train), inputs=inputs),
+        *unpromised(recipe, data),
         *slow_precision(recipe, place.device, trained),
     ]
     model = converted(copy.deepcopy(dense), recipe, inputs)
@@ -100,6 +107,7 @@ def estimate(recipe: Recipe) -> Estimate:
     rate = rate_of_variances(recipe, model, len(data.train), final)
     found = reach_of(recipe, model, len(data.train), final, rate)
     warned += out_of_reach(recipe, found) if trained else []
+    warned += _goal_out_of_reach(recipe, dense, model, inputs)
     macs = macs_of(dense, inputs)  # before the models go to the device, where the inputs are not
     seconds = _seconds(recipe, data, dense, model, trained, place.device, macs)
     return Estimate(
@@ -115,6 +123,23 @@ def estimate(recipe: Recipe) -> Estimate:
         warnings=warned,
         notes=[line for line in told if line],
     )
+
+
+def _goal_out_of_reach(recipe: Recipe, dense: nn.Module, model: nn.Module, inputs: Any) -> list[str]:
+    """A warning of a goal that one unit in each layer exceeds, as a search has it; of measures that take no file."""
+    measure = objective_of(recipe)
+    if recipe.search.goal is None or measure not in ("parameters", "macs"):
+        return []
+    pruning: dict[str, Any] = {name: getattr(recipe.prune, name) for name in ("remove_inputs", "protect", "round_to")}
+    masks = rule(model, recipe.relevance, inputs)(recipe.relevance.threshold)
+    goal, size = parse_goal(recipe.search.goal), float(getattr(cost.measure(dense, inputs), measure))
+    try:
+        least = min(float(getattr(Ranking(model, inputs, masks, **pruning).at({measure: 1.5}), measure)), size)
+    except PruneError:  # which the search says by itself
+        return []
+    if goal.target(size) * (1 + CLOSE) >= least:
+        return []
+    return [below_least(goal, measure, size, least, min(least * ABOVE, size), {})]
 
 
 def _seconds(

@@ -15,13 +15,16 @@ from svdcompress.pipeline._select import Select, faster
 
 
 def file_metadata(
-    results: Mapping[str, Any], preprocessing: Mapping[str, Any], classes: list[str] | None, task: str
+    results: Mapping[str, Any], preprocessing: Mapping[str, Any], classes: list[str] | None, task: str, draws: bool = False
 ) -> dict[str, Any]:
-    """Metadata of a run's ONNX files. results: what `report.json` holds, of which `compression` and `metrics` are taken."""
+    """Metadata of a run's ONNX files. results: what `report.json` holds, of which `compression` and `metrics` are taken.
+
+    draws: of the Monte-Carlo file, which has no `metrics`: those are the mean's.
+    """
     found: dict[str, Any] = {"preprocessing": dict(preprocessing), "classes": classes, "task": task}
     if "dense" in results and "sparse" in results:
         known = results.get("compression") or cost.compression(results["dense"], results["sparse"])
-        found |= {"compression": _rounded(known), "metrics": _rounded(results["sparse"].get("metrics"))}
+        found |= {"compression": _rounded(known)} | ({} if draws else {"metrics": _rounded(results["sparse"].get("metrics"))})
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svdcompress.calibrate import AnswerAbove, ConformalIntervals, ConformalSets
+from svdcompress.calibrate import AnswerAbove, ConformalIntervals, ConformalSets, targets_of
 from svdcompress.likelihoods import Binary, Classification, Gaussian, Likelihood, likelihood_for
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._export import file_metadata
@@ -31,7 +31,7 @@ def foreseen(recipe: Recipe, data: Data, units: Baked) -> dict[str, Any]:
     results = {
         "dense": {name: count * (1 + SHORT) for name, count in counts.items()},
         "sparse": {**counts, "metrics": dict.fromkeys(some, SHORT)},
-        "promises": _promises(recipe, plain),
+        "promises": _promises(recipe, data, plain),
     }
     metadata = file_metadata(results, units.preprocessing, data.classes, data.task)
     tempered = recipe.calibrate.temperature and isinstance(plain, Classification | Binary | Gaussian)
@@ -40,12 +40,14 @@ def foreseen(recipe: Recipe, data: Data, units: Baked) -> dict[str, Any]:
     return {"metadata": {**metadata, **promised(results, "mean")}, "task": own, "further": further}
 
 
-def _promises(recipe: Recipe, likelihood: Likelihood) -> dict[str, Any]:
+def _promises(recipe: Recipe, data: Data, likelihood: Likelihood) -> dict[str, Any]:
     settings = recipe.calibrate
     promises: dict[str, Any] = {}
     if settings.coverage is not None and (likelihood.classes or not likelihood.probabilities):
-        kind = ConformalSets if likelihood.classes else ConformalIntervals
-        promises["coverage"] = {"mean": kind(settings.coverage, SOME, MANY).to_dict()}
+        each = 1 if likelihood.probabilities else targets_of(next(iter(data.validation.batches(1)))[1])
+        width = SOME if each == 1 else (SOME,) * each
+        of = ConformalSets if likelihood.classes else ConformalIntervals
+        promises["coverage"] = {"mean": of(settings.coverage, width, MANY).to_dict()}
     if settings.answer_above is not None:
         found = AnswerAbove(settings.answer_above, SOME, SOME, SOME, SOME, SHORT, MANY)
         promises["answer_above"] = {"mean": found.to_dict()}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_output
+from svdcompress.batch import call, main_output, other_outputs
 from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
 from svdcompress.recipe import LossSection, Recipe
@@ -75,10 +75,14 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
         if isinstance(error, SvdcError) and not isinstance(error, HeadsError):
             raise
         reason = str(error).strip().partition("\n")[0]
-        takes = f"; {section.name} takes {TAKES[section.name]}" if section.name in TAKES else f" (task {recipe.task})"
+        named = section.name in TAKES
+        takes = f"; {section.name} takes {TAKES[section.name]}" if named else f" (task {recipe.task})"
+        several = named and data.task != "gaussian" and other_outputs(output)
+        main = "logits" if likelihood.probabilities else "prediction"
+        first = f"; of several outputs the first counts: return the {main} first, or a dict with '{main}'" if several else ""
         raise ModelError(
             f"loss.name: {section.name} does not fit the output of {recipe.model.name}, of shape {_shape(output)}, and targets "
-            f"of shape {tuple(targets.shape)}{takes} ({type(error).__name__}: {reason})"
+            f"of shape {tuple(targets.shape)}{takes}{first} ({type(error).__name__}: {reason})"
         ) from error
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

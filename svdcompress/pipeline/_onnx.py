@@ -49,11 +49,11 @@ class Files:
         self.results.parity = self.parity
         data, export = self.data, self.recipe.export
         self.units = baked(data.preprocessing, data.task, data.dim)
-        metadata = file_metadata(self.results.to_dict(), self.units.preprocessing, data.classes, data.task)
+        metadata = self._metadata(self.results.to_dict()) | promised(self.results.to_dict(), "mean")
         more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
         feed, timed = partial(_figures.feed, data), chosen_by_time(self.recipe)
         try:
-            more |= {"metadata": {**metadata, **promised(self.results.to_dict(), "mean")}, "sets": self._sets("mean")}
+            more["sets"] = self._sets("mean")
             file, gathers = export_model(small, self.out / "model.onnx", self.inputs, feed, timed=timed, **more)
             self._keep("sparse", file)
             if gathers is not None:
@@ -63,7 +63,7 @@ class Files:
             self.warn(f"model.onnx was not written: {error}")
             self.error = error
         if export.monte_carlo:
-            self._monte_carlo(small, metadata)
+            self._monte_carlo(small)
         self._small_forms(small)
 
     def told(self) -> dict[str, Any]:
@@ -104,8 +104,12 @@ class Files:
 
     def dense(self, model: nn.Module) -> None:
         """dense.onnx, to compare with."""
-        inputs, opset = self.units.inputs(self.inputs), self.recipe.export.opset
-        self._keep("dense", export_onnx(self.units.model(model), self.out / "dense.onnx", inputs, opset=opset))
+        more: dict[str, Any] = {"opset": self.recipe.export.opset, "metadata": self._metadata({})}
+        inputs = self.units.inputs(self.inputs)
+        self._keep("dense", export_onnx(self.units.model(model), self.out / "dense.onnx", inputs, **more))
+
+    def _metadata(self, results: dict[str, Any], draws: bool = False) -> dict[str, Any]:
+        return file_metadata(results, self.units.preprocessing, self.data.classes, self.data.task, draws)
 
     def _keep(self, name: str, file: Exported) -> None:
         self.written[name] = file.path
@@ -113,7 +117,7 @@ class Files:
         side = self.results.sparse if name == "sparse" else self.results.dense
         side.bytes = file.bytes
 
-    def _monte_carlo(self, small: nn.Module, metadata: dict[str, Any]) -> None:
+    def _monte_carlo(self, small: nn.Module) -> None:
         path, units = self.out / "model_mc.onnx", self.units
         sets = self._sets("samples")
         model = units.model(small)  # with its likelihood, which `keep` has given it at the latest
@@ -125,7 +129,7 @@ class Files:
                 monte_carlo=True,
                 task=own_likelihood(model, self.data.task, self.data.dim),
                 opset=self.recipe.export.opset,
-                metadata={**metadata, **promised(self.results.to_dict(), "samples")},
+                metadata=self._metadata(self.results.to_dict(), draws=True) | promised(self.results.to_dict(), "samples"),
                 further=None if sets is None else sets(model),
             )
         except ExportError as error:  # the run's other files are good

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,11 +32,11 @@ def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mappi
         return []
     weights = sum(row["weights_before"] for row in results.layers)
     zeros = 1 - sum(row["weights"] for row in results.layers) / max(weights, 1)
-    dead = sum(row["outputs_before"] - row["outputs"] for row in results.layers)
+    dead, blocked = _blocked(results.layers, results.pruning or {})
     lines = [f"the shapes are {'the same' if after == before else 'almost the same'}: {before:,} parameters, now {after:,}."]
-    blocked = _blocked(results.pruning or {})
-    if dead and blocked:
-        lines.append(f"{dead} units lost all their weights, but the graph keeps them ({blocked}): svdc inspect says more.")
+    if dead:
+        unit, its, it = ("unit", "its", "it") if dead == 1 else ("units", "their", "them")
+        lines.append(f"{dead} {unit} lost all {its} weights, but the graph keeps {it} ({blocked}): svdc inspect says more.")
     elif zeros >= SPARSE:
         lines.append(
             f"{100 * zeros:.0f}% of the weights are zero, but scattered: hardly any unit lost all of its weights. "
@@ -125,10 +126,15 @@ def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, An
     return f"To drop more: {'; '.join(cures)}."
 
 
-def _blocked(pruning: Mapping[str, Any]) -> str:
-    """The commonest reason why units stay that could be spared; "" where there is none."""
-    reasons = [group["reason"] for group in pruning.get("groups") or () if group.get("reason")]
-    return max(set(reasons), key=reasons.count) if reasons else ""
+def _blocked(layers: Sequence[Mapping[str, Any]], pruning: Mapping[str, Any]) -> tuple[int, str]:
+    """Units without a weight that stay in their layers, and the reason why most of them do; (0, "") where none does."""
+    dead: Counter[str] = Counter()
+    for group in pruning.get("groups") or ():
+        writers = [row for row in layers if row["name"] == group["name"] or f"{row['name']}.bias" in group["layers"]]
+        left = group["kept"] - max((row["outputs"] for row in writers), default=group["kept"])  # of a sum any may write it
+        if group.get("reason") and left > 0:
+            dead[group["reason"]] += left
+    return dead.total(), dead.most_common(1)[0][0] if dead else ""
 
 
 def _share(share: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from svdcompress.pipeline._search_cost import objective_of
+from svdcompress.pipeline._search_cost import no_path, objective_of
 from svdcompress.recipe import MEASURES, Recipe
 
 OF_ONE_TRAINING = (
@@ -15,9 +15,12 @@ OF_ONE_TRAINING = (
 """Fields of a run without a search: a search has a path and trials, with schedules and a choice of their own."""
 
 OF_A_SEARCH = (
-    *("objective", "trials", "max_minutes", "levels", "cuts"),
+    *("objective", "confidence", "trials", "max_minutes", "levels", "cuts"),
     *("latency_command", "latency_batch", "mixture", "reconstruct"),
 )
+
+OF_MONTE_CARLO = ("compact_monte_carlo", "monte_carlo_dtype")
+OF_FILES = ("precision", "compact", *OF_MONTE_CARLO, "sets")
 
 REFITS = ("auto", "refit")
 """Values of calibrate.posterior with which variances are trained anew."""
@@ -31,36 +34,50 @@ def passed_over(recipe: Recipe) -> list[str]:
 
 
 def _of_stages(recipe: Recipe) -> list[str]:
-    """Fields of conversion, recovery, calibration and export that others leave without effect."""
+    """Fields of conversion, relevance, recovery, calibration and export that others leave without effect."""
     lines: list[str] = []
 
     def told(why: str, *names: str) -> None:
-        if named := _set(recipe, names):
-            lines.append(f"{why}: {', '.join(named)} {'do' if named[1:] else 'does'} nothing")
+        lines.extend(_idle(recipe, why, *names))
 
     if recipe.convert.log_alpha is not None:
         told("log variances start where convert.log_alpha says", "convert.log_sigma2")
+    if not recipe.search.wanted and not recipe.relevance.candidates:
+        told("there is one threshold (relevance.candidates has none), and nothing to choose", "relevance.tolerance")
     if not recipe.recover.noise:
         told("recovery without noise (recover.noise) has no KL and moves no variances", "recover.beta", "recover.lr_log_sigma2")
     if recipe.calibrate.posterior not in REFITS:
         told(f"calibrate.posterior={recipe.calibrate.posterior} trains no variances", "calibrate.epochs", "calibrate.beta")
     if not recipe.export.onnx:
-        told("no ONNX file is written (export.onnx)", "export.precision", "export.compact_monte_carlo", "export.sets")
+        told("no ONNX file is written (export.onnx)", *(f"export.{name}" for name in OF_FILES))
+    elif not recipe.export.monte_carlo:
+        told("no Monte-Carlo file is written (export.monte_carlo)", *(f"export.{name}" for name in OF_MONTE_CARLO))
     return lines
 
 
 def _of_search(recipe: Recipe) -> list[str]:
     if not recipe.search.wanted:
-        named = _set(recipe, [f"search.{name}" for name in OF_A_SEARCH])
         ask = "without search.max_drop, search.max_error or search.goal nothing is searched for"
-        return [f"{ask}: {', '.join(named)} {'do' if named[1:] else 'does'} nothing"] if named else []
+        return _idle(recipe, ask, *(f"search.{name}" for name in OF_A_SEARCH))
     lines = []
     if named := _set(recipe, OF_ONE_TRAINING):
         lines.append(f"a search trains and chooses in its own way (docs/search.md), and passes over {', '.join(named)}")
     measure = objective_of(recipe)
     if recipe.search.latency_command is not None and measure != "latency":
         lines.append(f"search.latency_command is not asked, as what is searched for are {MEASURES[measure]}")
+    if measure == "nonzero":
+        lines += _idle(recipe, "single weights go at once, and nothing is reconstructed", "search.cuts", "search.reconstruct")
+    if measure == "bytes":
+        lines += _idle(recipe, "where bytes count nothing is reconstructed", "search.reconstruct")
+    if no_path(recipe, measure):
+        lines += _idle(recipe, "without epochs of training (train.epochs) there are no levels", "search.levels")
     return lines
+
+
+def _idle(recipe: Recipe, why: str, *names: str) -> list[str]:
+    """A line on those of the names that are set; none without any."""
+    named = _set(recipe, names)
+    return [f"{why}: {', '.join(named)} {'do' if named[1:] else 'does'} nothing"] if named else []
 
 
 def _set(recipe: Recipe, names: Any) -> list[str]:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from svdcompress.errors import RecipeError
 from svdcompress.pipeline._folder import STATE, RunState
+from svdcompress.pipeline._search_cost import objective_of
 from svdcompress.recipe import Recipe
 from svdcompress.train import StateFile
 
 FILES = ("dense.pt", "train.pt", "pruned.safetensors", "recover.pt", "search")
 """What the stages leave in `state/`, in order."""
 
-FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "recover": 3, "search": 4}
+FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "recover": 3}
+FIRST |= dict.fromkeys(("search", "calibrate", "export"), 4)
 """The first of FILES that a section has a part in, and with it in all later ones; sections not named here: 0."""
 
 FURTHER = ("search.trials", "search.max_minutes")
@@ -21,6 +23,12 @@ FURTHER = ("search.trials", "search.max_minutes")
 
 ALWAYS = ("out", "device", "calibrate", "export", "uncertainty", "report", "description")
 """Sections that tell only how a run is carried out and what is written at its end."""
+
+MEASURED = {
+    "bytes": ("calibrate.coverage", "calibrate.answer_above", "calibrate.temperature", "export.sets", "export.opset"),
+    "latency": ("export.opset",),
+}
+"""Fields of those sections that the trials of a search are measured with, by what it makes small."""
 
 UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")
 """Settings of a stage of training that may change between its epochs: those that a loss which is not finite calls for. A search
@@ -45,6 +53,9 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
     Raises RecipeError, naming them, for changes of what an epoch of training, or a pruned model, was made with already.
     """
     fields = [field for field in changed_fields(stored, given) if field not in FURTHER]
+    if stored.search.wanted:
+        measured = MEASURED.get(objective_of(stored), ())
+        fields += [field for field in changed_fields(stored, given, but_for=()) if field in measured]
     if not fields:
         return []
     files = [folder / STATE / name for name in FILES]
@@ -64,7 +75,8 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
     if refused:
         raise RecipeError(
             f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(refused)}, and something was made with "
-            "it already; resume with the run's own recipe (give none), or start another run with another --out"
+            "it already; resume with the run's own recipe (give no recipe and no options that change it), or start another run "
+            "with another --out"
         )
     return sorted(stale)
 

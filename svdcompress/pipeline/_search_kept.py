@@ -20,7 +20,7 @@ class Kept:
 
     seconds: that the search has taken, and said: its warnings and notes, over all sittings. dense: {costs, measured} of the
     dense model, as it was measured first and with what (`Measure.how`); None before. least: the size, in the search's measure,
-    that no trial can go below; None before.
+    that no trial can go below; None before. doubted: warnings of how these two were measured.
     """
 
     file: Path
@@ -31,6 +31,7 @@ class Kept:
     seconds: float = 0.0
     dense: dict[str, dict[str, Any]] | None = None
     least: float | None = None
+    doubted: list[str] = field(default_factory=list)
 
     @property
     def asked(self) -> list[Trial]:
@@ -52,6 +53,7 @@ class Kept:
                     self.dense = {"costs": costs, "measured": dict(dense["measured"])}
                 if (least := stored.get("least")) is not None:  # nor this
                     self.least = float(least)
+                self.doubted = [str(line) for line in stored.get("doubted", [])]
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = shortened(f"{type(error).__name__}: {error}")
                 folder = self.file.parent
@@ -68,6 +70,7 @@ class Kept:
             "seconds": self.seconds,
             "dense": self.dense,
             "least": self.least,
+            "doubted": self.doubted,
         }
         write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))
 

@@ -69,6 +69,8 @@ class Trials:
         with self._working("judging the dense model"):
             self.judged = self._losses(dense.model)
         self.allowed = self.budget.allowed(self.judged.error, self.judged.probabilities)
+        for line in self.kept.doubted:
+            context.warn(line)
         self.costs = self._dense_costs()
 
     def _dense_costs(self) -> dict[str, float]:
@@ -78,10 +80,10 @@ class Trials:
             with self._working("measuring"), watched() as load:
                 self.kept.dense = {"costs": self.measure.of(dense=self.dense.model)["dense"], "measured": how}
             if how and self.goal is not None and self.goal.size is not None and load.crowded(THREADS):
-                self.context.warn(busy_machine(self.goal, self.kept.dense["costs"]["latency"], load, how))
+                self._doubt(busy_machine(self.goal, self.kept.dense["costs"]["latency"], load, how))
         costs, before = self.kept.dense["costs"], self.kept.dense["measured"]
         if before != how:
-            self.context.warn(other_machine(before, how, costs["latency"]))
+            self._doubt(other_machine(before, how, costs["latency"]))
         self.measure = replace(self.measure, first=costs.get("latency"))
         return costs
 
@@ -100,11 +102,17 @@ class Trials:
                 VerifyError,
             ) as error:  # too few units for what a model does with them
                 self.kept.least = 0.0
-                self.context.warn(no_least(self.measure.name, error))
+                self._doubt(no_least(self.measure.name, error))
         if self.goal is not None and self._target > self._wanted:
             self.context.warn(
                 below_least(self.goal, self.measure.name, self._dense_size, self.kept.least, self._target, self.measure.how())
             )
+
+    def _doubt(self, line: str) -> None:
+        """A warning of a measurement that later sittings go by without making it again."""
+        self.context.warn(line)
+        if line not in self.kept.doubted:
+            self.kept.doubted.append(line)
 
     # One trial
 

@@ -10,7 +10,7 @@ from svdcompress.pipeline._busy import Load
 from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.pipeline._search_cost import recovery_of
 from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, Recipe, SearchSection
-from svdcompress.search import Losses, Trial
+from svdcompress.search import CLOSE, Losses, Trial
 
 ENOUGH = 4
 """Steps in which a cut costs little: what stays has learnt to do without."""
@@ -39,7 +39,8 @@ def error_of(error: float, judged: Losses) -> str:
 def drop_of(trial: Trial, judged: Losses) -> str:
     """A drop in its unit, and what it is not more than at the confidence of the budget."""
     unit = "points" if judged.probabilities else "%"
-    measured = f"{trial.drop:+.2f} {unit} (at most {trial.upper:+.2f})"
+    bound = "" if trial.upper is None else f" (at most {trial.upper:+.2f})"
+    measured = f"{trial.drop:+.2f} {unit}{bound}"
     if trial.estimate is None or trial.at_most is None:
         return measured
     return f"{trial.drop:+.2f} {unit} measured, {trial.estimate:+.2f} by the NLL (at most {trial.at_most:+.2f})"
@@ -57,8 +58,8 @@ def outcome(
     how: str = "",
     steps: int = 1,
 ) -> list[str]:
-    """What was asked for and not reached, why, and what to set. target: the size of the goal; epochs: of training; how: as of
-    `told_how`; steps: in which trials are cut."""
+    """What was asked for and not reached, why, and what to set. target: the largest size that counts as that of the goal;
+    epochs: of training; how: as of `told_how`; steps: in which trials are cut."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -73,8 +74,8 @@ def outcome(
         lines.append(f"the goal {goal.text} breaks the budget ({why}): the smallest that keeps it is taken")
     else:
         lines.append(
-            f"the goal {goal.text} was not reached: {best.costs[measure]:,.4g} against {target:,.4g} {MEASURES[measure]}{how}; "
-            "the closest is kept. "
+            f"the goal {goal.text} was not reached: {_size(best.costs[measure])} against {_size(target / (1 + CLOSE))} "
+            f"{MEASURES[measure]}{how}; the closest is kept. "
             + (
                 "More epochs of training, or a higher search.levels, press harder"
                 if steps == 1
@@ -82,6 +83,11 @@ def outcome(
             )
         )
     return lines
+
+
+def _size(size: float) -> str:
+    """A count in all its digits; milliseconds, and what is small, in four."""
+    return f"{size:,.0f}" if size >= 1000 else f"{size:.4g}"
 
 
 def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float, how: Mapping[str, Any]) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from svdcompress.pipeline._allowed import told
 from svdcompress.pipeline._checks import MC_ONNX, Check, Material, parity, rounded
-from svdcompress.pipeline._integers import beside
-from svdcompress.pipeline._onnx_model import open_session, run
+from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._small_files import COMPACT, FLOAT16, INT4, INT8, MC_COMPACT
+from svdcompress.train import evaluate
 
 SAMPLES = 5
 
@@ -54,11 +55,10 @@ def small_errors(material: Material) -> Iterator[Check]:
     for key, name in (("int8", INT8), ("int4", INT4), ("float16", FLOAT16)):
         stored = (material.results.get(key) or {}).get("metrics") or {}
         if stored:
-            path = material.path(name)
-            found = beside(path, material.path("model.onnx"), material.opened.data, material.units)["metrics"]
+            data = material.opened.data
+            found = evaluate(OnnxModel(material.path(name), material.units), data.test, **told(data))
             for figure, value in found.items():
                 if stored.get(figure) is not None and value is not None:
-                    data = material.opened.data
                     one = 100 / len(data.test) + 1e-6  # another processor may round one answer otherwise
                     allowed = one if figure == "error" else rounded(figure, stored[figure], data)
                     close = abs(value - stored[figure]) <= allowed

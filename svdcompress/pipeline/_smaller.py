@@ -128,10 +128,10 @@ def recover_stage(
     if surely_worse(before, after):
         started = whole(checkpoint.load(file, make_model(context.recipe.model)), small.pruning)
         bare(small.model).load_state_dict(bare(started).state_dict())
-        unit = "%" if before.probabilities else ""
+        what, unit = ("error", "%") if before.probabilities else ("RMSE", "")
         context.warn(
-            f"{stage}: {recover.epochs} epochs of recovery made the network worse ({after.error:.3g}{unit} validation error, "
-            f"{before.error:.3g}{unit} before them), so it is as it was before. Steps this large unlearn more than was lost: "
+            f"{stage}: {recover.epochs} epochs of recovery made the network worse (validation {what} {after.error:.4g}{unit}, "
+            f"{before.error:.4g}{unit} before them), so it is as it was before. Steps this large unlearn more than was lost: "
             f"--set recover.lr={recover.lr / 10:g} (it was {recover.lr:g})"
         )
         fit.kept_epoch = 0

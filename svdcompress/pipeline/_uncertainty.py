@@ -80,9 +80,12 @@ def _text(of: dict[str, int]) -> str:
     """What the figures are of, where it is less than was asked for; "" else."""
     if of["examples"] == of["test"] and of["samples"] == of["asked"]:
         return ""
+    what = f"{of['examples']:,} of the {of['test']:,} test examples with {of['samples']} samples"
+    others = "; error and NLL of the models are of all examples"
+    if of["examples"] == of["test"]:
+        what, others = f"all {of['test']:,} test examples, with {of['samples']} samples in place of {of['asked']}", ""
     return (
-        f"the figures of uncertainty (NLL, ECE, ...) are of {of['examples']:,} of the {of['test']:,} test examples with "
-        f"{of['samples']} samples, so as to take less time than training; error and NLL of the models are of all examples. "
+        f"the figures of uncertainty (NLL, ECE, ...) are of {what}, so as to take less time than training{others}. "
         "For all of it: --set uncertainty.budget=none, or svdc evaluate"
     )
 

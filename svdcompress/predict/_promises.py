@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from svdcompress.calibrate import AnswerAbove, ConformalIntervals, ConformalSets, Promises, load_promises
-from svdcompress.errors import CheckpointError, UsageError, shortened
+from svdcompress.errors import CheckpointError, DataError, UsageError, shortened
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import KEPT, OpenRun
 
@@ -48,6 +48,9 @@ class Wanted:
                 found["set"] = held.numpy()
                 told["coverage"]["mean_size"] = float(held.sum(opened.dim).double().mean())
             else:
+                widths = len(self.coverage.widths)
+                if widths > 1 and (mean.dim() != 2 or mean.shape[1] != widths):
+                    raise CheckpointError(f"{self.path}: of {widths} targets, the run of others")
                 lower, upper = self.coverage.intervals(mean, torch.from_numpy(arrays["variance"]).sqrt())
                 found |= {"lower": lower.numpy(), "upper": upper.numpy()}
         return found
@@ -61,14 +64,14 @@ def wanted(
     answer_above, coverage: None is what the run's recipe asked for. samples: draws for each input, where draws predict: with
         fewer than of the validation data nothing is promised. told: its "by" says what predicts ("samples" or "mean"); gets
         under "not_promised" why what the recipe asked for is not promised.
-    Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what cannot be
-    promised.
+    Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what is asked for
+    here and cannot be promised.
     """
-    settings = opened.recipe.calibrate
-    answer_above, asked = settings.answer_above if answer_above is None else answer_above, answer_above is not None
-    coverage, asked = settings.coverage if coverage is None else coverage, asked or coverage is not None
+    asked = {"answer_above": answer_above, "coverage": coverage}
+    levels = {name: getattr(opened.recipe.calibrate, name) if level is None else level for name, level in asked.items()}
+    here = {name for name, level in asked.items() if level is not None}
     path = opened.folder / KEPT
-    if (answer_above is None and coverage is None) or (not asked and not path.is_file()):
+    if not any(level is not None for level in levels.values()) or (not here and not path.is_file()):
         return None
     promises = _promises(path, opened, told["by"])
     if samples < promises.samples:
@@ -76,12 +79,22 @@ def wanted(
             f"samples: {samples:,}; what validation data promise is of {promises.samples:,} draws, and fewer do not keep it: "
             f"--samples {promises.samples} or more"
         )
-        if asked:
+        if here:
             raise UsageError(problem)
         told["not_promised"] = problem
         return None
-    answers = None if answer_above is None else promises.answer_above(answer_above)
-    return Wanted(path, promises, answers, None if coverage is None else promises.coverage(coverage))
+    made: dict[str, Any] = dict.fromkeys(levels)
+    problems = []
+    for name, level in levels.items():
+        try:
+            made[name] = None if level is None else getattr(promises, name)(level)
+        except (DataError, UsageError) as error:
+            if name in here:
+                raise
+            problems.append(str(error))  # the run went on without it, too
+    if problems:
+        told["not_promised"] = "; ".join(problems)
+    return Wanted(path, promises, made["answer_above"], made["coverage"])
 
 
 def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
@@ -100,7 +113,8 @@ def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
         problem = f"of {shortened(str(found.classes), 20)} classes, which no run writes"
     for name, tensor in found.tensors().items():
         right = {"right": tensor.dtype == torch.bool, "labels": tensor.dtype == torch.int64}
-        if not right.get(name, tensor.is_floating_point()) or tensor.dim() != 1:
+        several = name == "scores" and found.labels is None and tensor.dim() == 2  # targets, a column for each
+        if not right.get(name, tensor.is_floating_point()) or (tensor.dim() != 1 and not several):
             problem = problem or f"{name} is {tensor.dtype} of the shape {tuple(tensor.shape)}, which no run writes"
         elif not bool(tensor.isfinite().all()):
             problem = problem or f"{name} holds values that are not finite"

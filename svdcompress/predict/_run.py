@@ -48,6 +48,9 @@ MOST_SAMPLES = 1_000_000
 NOT_FINITE = "outputs_must_be_finite"
 """The node of the file that fails for such outputs."""
 
+NOT_FINITE_WORDS = "outputs are not finite"
+"""What PyTorch's way says of them."""
+
 MOST_NAMED = 10
 """Inputs that a message names."""
 
@@ -85,9 +88,10 @@ def predict_run(
     seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
     answer_above: accuracy wanted on what is answered; `answered` then says of each input whether its confidence is enough for
         it, by the run's validation data. coverage: of `set` (1 for each class in it), or of `lower` to `upper`.
-        None: what the run's recipe asked for, if it did. Fewer draws than of the validation data keep no promise: an error
-        where one is asked for here, and none is made where the recipe asks.
-    told: gets what was promised, by name, or why nothing is ("not_promised"); under "by" what predicted: "samples" or "mean".
+        None: what the run's recipe asked for, if it did. What cannot be promised, as by fewer draws than of the validation
+        data, is an error where it is asked for here, and not promised where the recipe asks.
+    told: gets what was promised, by name, and why what the recipe asks for is not ("not_promised"); under "by" what predicted:
+        "samples" or "mean".
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
@@ -105,14 +109,17 @@ def predict_run(
     preprocessing = opened.preprocessing if not onnx else _left_to_do(opened)
     raw, names = read_inputs(inputs, preprocessing, _shape(opened))
     check_finite(raw, str(inputs))
-    x = _prepared(raw, preprocessing, inputs, trust_code)
+    x = _prepared(_numbers(raw, opened), preprocessing, inputs, trust_code)
     if not names:
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
     told = {} if told is None else told
     told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
     promised = wanted(opened, answer_above, coverage, count, told)  # before what takes time
     drawn = 0 if by == "mean" else count
-    parts = _by_onnx(opened, x, count, seed, names, inputs) if onnx else _by_torch(opened, x, drawn, seed or 0, device)
+    if onnx:
+        parts = _by_onnx(opened, x, count, seed, names, inputs)
+    else:
+        parts = _by_torch(opened, x, drawn, seed or 0, device, names, inputs)
     batches = list(parts)
     arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     _check_finite(arrays, names, inputs)
@@ -156,19 +163,40 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
     run of several inputs."""
     if opened.preprocessing.get("input_shape"):
         return tuple(opened.preprocessing["input_shape"])
+    inputs = _file_inputs(opened)
+    if len(inputs) != 1:
+        return None
+    sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim[1:]]
+    return tuple(sizes) if all(sizes) else None
+
+
+def _file_inputs(opened: OpenRun) -> list[Any]:
+    """Inputs of the run's ONNX file; [] where there is none."""
     path = opened.folder / "model.onnx"
     if not os.path.isfile(path):
-        return None
+        return []
     import onnx
 
     try:
-        inputs = onnx.load(str(path), load_external_data=False).graph.input
-        if len(inputs) != 1:
-            return None
-        sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim[1:]]
+        return list(onnx.load(str(path), load_external_data=False).graph.input)
     except Exception:  # a damaged file: the inputs are taken as they are, and the model says whether they fit
-        return None
-    return tuple(sizes) if all(sizes) else None
+        return []
+
+
+def _numbers(raw: Any, opened: OpenRun) -> Any:
+    """Whole numbers (but for bytes, which are images) as float32 where the run's ONNX file takes such; tokens stay."""
+    kinds = {value.name: value.type.tensor_type.elem_type for value in _file_inputs(opened)}
+
+    def floating(tensor: Tensor, kind: int | None) -> Tensor:
+        stays = tensor.is_floating_point() or tensor.dtype == torch.uint8
+        return tensor if stays or kind != _FLOAT else tensor.float()
+
+    if isinstance(raw, Tensor):
+        return floating(raw, next(iter(kinds.values()))) if len(kinds) == 1 else raw
+    return {name: floating(tensor, kinds.get(name)) for name, tensor in raw.items()}
+
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
 def _prepared(raw: Any, preprocessing: dict[str, Any], origin: str | Path, trust_code: bool) -> Any:
@@ -183,17 +211,36 @@ def _batches(x: Any) -> Iterator[Any]:
         yield map_tensors(x, lambda tensor, start=start: tensor[start : start + BATCH])
 
 
-def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | None) -> Iterator[dict[str, np.ndarray]]:
-    """samples: 0 for the mean."""
+def _by_torch(
+    opened: OpenRun, x: Any, samples: int, seed: int, device: str | None, names: Sequence[str], origin: str | Path
+) -> Iterator[dict[str, np.ndarray]]:
+    """samples: 0 for the mean. names: of the inputs, which come from `origin`."""
     model = opened.model.to(device or "cpu")
     generator = torch.Generator().manual_seed(seed)
     own = own_likelihood(opened.model, opened.recipe.task, opened.dim, opened.tau)
-    for batch in _batches(x):
+
+    def predicted(batch: Any) -> dict[str, np.ndarray]:
+        if samples:
+            return mc_predict(model, batch, samples, task=own, generator=generator).numpy()
+        return mean_predict(model, batch, task=own).numpy()
+
+    def fails(batch: Any, row: int) -> bool:
         try:
-            if samples:
-                found = mc_predict(model, batch, samples, task=own, generator=generator)
-            else:
-                found = mean_predict(model, batch, task=own)
+            predicted(map_tensors(batch, lambda tensor: tensor[row : row + 1]))
+        except ModelError as error:
+            return NOT_FINITE_WORDS in str(error)
+        return False
+
+    for index, batch in enumerate(_batches(x)):
+        try:
+            found = predicted(batch)
+        except DataError as error:
+            raise DataError(f"{origin}: {error}") from error
+        except ModelError as error:
+            if NOT_FINITE_WORDS not in str(error):
+                raise
+            rows = names[index * BATCH : (index + 1) * BATCH]
+            raise _not_finite(origin, [name for row, name in enumerate(rows) if fails(batch, row)] or rows) from error
         except SvdcError:
             raise
         except Exception as error:  # whatever the model raises
@@ -202,10 +249,10 @@ def _by_torch(opened: OpenRun, x: Any, samples: int, seed: int, device: str | No
                     "out of memory: give the inputs in smaller files, or take a machine or device with more memory"
                 ) from error
             raise DataError(
-                f"the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: {type(error).__name__}: "
-                f"{cause(error)}"
+                f"{origin}: the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: "
+                f"{type(error).__name__}: {cause(error)}"
             ) from error
-        yield found.numpy()
+        yield found
 
 
 def _shapes(batch: Any) -> str:
@@ -237,7 +284,7 @@ def _by_onnx(
     needed = {"mean"} if likelihood_for(opened.recipe.task).classes else {"mean", "variance"}
     expected = [value for value in session.get_inputs() if value.name != "samples"]
     for index, batch in enumerate(_batches(x)):
-        feed = {**_feed(batch, expected, path), "samples": np.array(samples, np.int64)}
+        feed = {**_feed(batch, expected, path, origin), "samples": np.array(samples, np.int64)}
         if seed is not None:
             feed["seed"] = _seed_of(seed, index)
         rows = names[index * BATCH : (index + 1) * BATCH]
@@ -268,7 +315,7 @@ def _run(session: Any, feed: dict[str, np.ndarray], path: Path, names: Sequence[
         return session.run(None, feed)
     except Exception as error:  # onnxruntime has classes of its own, one for each status
         if NOT_FINITE not in str(error):
-            raise DataError(f"the inputs do not fit {path}: {error}") from error
+            raise DataError(f"{origin}: the inputs do not fit {path}: {error}") from error
         wrong = [name for row, name in enumerate(names) if _fails(session, feed, row)]
         raise _not_finite(origin, wrong or names) from error
 
@@ -298,15 +345,15 @@ def _not_finite(origin: str | Path, names: Sequence[str]) -> DataError:
     )
 
 
-def _feed(batch: Any, expected: list[Any], path: Path) -> dict[str, np.ndarray]:
+def _feed(batch: Any, expected: list[Any], path: Path, origin: str | Path) -> dict[str, np.ndarray]:
     tensors: dict[str, Tensor] = batch if isinstance(batch, dict) else {expected[0].name: batch}
     missing = [value.name for value in expected if value.name not in tensors]
     if missing:
-        raise DataError(f"{path} takes {', '.join(value.name for value in expected)}; there is no {missing[0]!r}")
+        raise DataError(f"{origin}: {path} takes {', '.join(value.name for value in expected)}; there is no {missing[0]!r}")
     values = {value.name: tensors[value.name] for value in expected}
     for name, tensor in values.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise DataError(f"{name}: there are values that are not finite (NaN or infinite)")
+            raise DataError(f"{origin}: {name}: there are values that are not finite (NaN or infinite)")
     return {name: tensor.numpy() for name, tensor in values.items()}
 
 

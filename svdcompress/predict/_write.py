@@ -138,7 +138,12 @@ def _csv(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
         writer = csv.writer(file)
         writer.writerow(table)
         for row in zip(*table.values(), strict=True):
-            writer.writerow([f"{value:.9g}" if isinstance(value, float | np.floating) else value for value in row])
+            writer.writerow([_digits(value) if isinstance(value, float | np.floating) else value for value in row])
+
+
+def _digits(value: float | np.floating) -> str:
+    """As many as it takes to read the same number back: large targets may differ in their last ones alone."""
+    return str(float(value)) if np.dtype(type(value)) == np.float64 else f"{value:.9g}"
 
 
 def _parquet(path: Path, table: Mapping[str, Sequence[Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, first_tensor, map_tensors
+from svdcompress.batch import call, first_tensor, map_tensors, unwrapped
 from svdcompress.convert import as_it_was, matches
 from svdcompress.errors import PruneError, UsageError
 from svdcompress.layers import StochasticLayer, Threshold, VariationalLayer, variational_layers
@@ -47,7 +47,8 @@ def prune(
 
     Units (channels, features, attention heads) go when nothing reads them or when their value is a constant, which is then
     folded into what reads them; their means, variances, masks and norm statistics go along. What cannot be done exactly
-    stays masked, and `.pruning` of the result, a `PruneReport`, says why. The given model is left as it is.
+    stays masked, and `.pruning` of the result, a `PruneReport`, says why. The given model is left as it is. Of a model within
+    the wrappers of torch.compile, of data-parallel training and of averaged weights the one within is pruned and returned.
 
     example_inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs, batch first.
     masks: which weights stay, by layer (see `relevance`); None: by `threshold`, or each layer's own.
@@ -72,6 +73,7 @@ def prune(
         raise UsageError("prune: give masks or a threshold, not both")
     if round_to < 1:
         raise UsageError(f"round_to: {round_to} is not a number of channels")
+    model = unwrapped(model)
     found = relevance(model, threshold) if masks is None else as_masks(model, masks)
     _known(model, protect)
     plain, inputs = _prepared(model, found, example_inputs)
@@ -93,7 +95,8 @@ def prune(
 def groups(
     model: nn.Module, example_inputs: Any, *, masks: Mapping[str, Tensor] | None = None, protect: Sequence[str] = ()
 ) -> PruneReport:
-    """What could be pruned and what can't, and why, without doing it; the model may be dense or converted.
+    """What could be pruned and what can't, and why, without doing it; the model may be dense or converted, and wrapped as for
+    `prune`.
 
     example_inputs: as for `prune`. masks: of a converted model, to see what would go with them (None: nothing would).
 
@@ -101,6 +104,7 @@ def groups(
         >>> [(group.name, group.reason) for group in svdc.groups(model, x).groups]
     """
     start = time.perf_counter()
+    model = unwrapped(model)
     _known(model, protect)
     everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     found = as_masks(model, masks) if masks is not None else everything
@@ -126,6 +130,7 @@ def analyse(
 
     Arguments and errors as those of `prune`, which finds the same units and, with the same masks, makes the same choice.
     """
+    model = unwrapped(model)
     _known(model, protect)
     if masks is None:
         everything = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}

@@ -1,4 +1,4 @@
-"""The sections of a recipe that say what a run writes."""
+"""The sections of a recipe that say what a run gives: what is fitted last, and what is written."""
 
 from __future__ import annotations
 
@@ -56,3 +56,20 @@ class ExperimentSection(Section):
 
     name: Literal["bayes-linear", "co2", "flow", "leak", "rotated-digit", "vae"]
     settings: Plain = {}
+
+
+class CalibrateSection(Section):
+    """What is fitted on validation data once the network is small: its posterior, its temperature, and what it promises.
+
+    temperature: of logits, or of variances that the model gives; constant noise is fitted in any case.
+    posterior: auto tries all of them.
+    """
+
+    posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"
+    temperature: bool = True
+    epochs: int = Field(default=10, ge=1)  # of a refit
+    beta: float = Field(default=1.0, ge=0)  # of a refit; 1 is the bound itself
+    # Share of truths that prediction sets (classification) or intervals (regression) are to hold.
+    coverage: Annotated[float, Field(gt=0, lt=1)] | None = None
+    # Accuracy wanted on what is answered: the confidence from which on it is reached goes into report and files.
+    answer_above: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -22,7 +22,7 @@ from svdcompress.recipe._checks import (
     task_of,
 )
 from svdcompress.recipe._goal import MOST_LEVELS, parse_goal
-from svdcompress.recipe._outputs import ExperimentSection, ExportSection, ReportSection, UncertaintySection
+from svdcompress.recipe._outputs import CalibrateSection, ExperimentSection, ExportSection, ReportSection, UncertaintySection
 from svdcompress.recipe._section import Moment, Plain, Section, in_epochs, short
 
 
@@ -349,23 +349,6 @@ class PruneSection(Section):
     remove_inputs: bool = False
     protect: list[str] = []
     time_budget: float = Field(default=60.0, gt=0)
-
-
-class CalibrateSection(Section):
-    """What is fitted on validation data once the network is small: its posterior, its temperature, and what it promises.
-
-    temperature: of logits, or of variances that the model gives; constant noise is fitted in any case.
-    posterior: auto tries all of them.
-    """
-
-    posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"
-    temperature: bool = True
-    epochs: int = Field(default=10, ge=1)  # of a refit
-    beta: float = Field(default=1.0, ge=0)  # of a refit; 1 is the bound itself
-    # Share of truths that prediction sets (classification) or intervals (regression) are to hold.
-    coverage: Annotated[float, Field(gt=0, lt=1)] | None = None
-    # Accuracy wanted on what is answered: the confidence from which on it is reached goes into report and files.
-    answer_above: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class Recipe(Section):

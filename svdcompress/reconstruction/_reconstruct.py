@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call
+from svdcompress.batch import call, unwrapped
 from svdcompress.convert import as_it_was
 from svdcompress.layers import variational_layers
 from svdcompress.reconstruction._layer import ROWS, LayerError, Target, input_of, refit, rows_of, unfit
@@ -79,6 +79,7 @@ def reconstruct(
         >>> found = svdc.reconstruct(model, x, masks)
         >>> small = svdc.prune(model, x, masks=masks)
     """
+    model = unwrapped(model)
     masks = as_masks(model, masks)
     layers = dict(variational_layers(model))
     shared, left = _shared(model), {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def _coverage(found: Mapping[str, Any]) -> str:
             [
                 escape(WHO.get(who, who)),
                 html.right(_percent(one["coverage"])),
-                html.right(_percent(test.get("coverage"))),
+                html.right(_percent(test.get("coverage")) + _of_targets(test.get("each"))),
                 html.right("–" if size is None else f"{size:.3g} {'classes' if one.get('kind') == 'sets' else 'deviations'}"),
                 html.right(f"{one['examples']:,}"),
             ]
@@ -65,6 +65,11 @@ def _coverage(found: Mapping[str, Any]) -> str:
         return ""
     headings = ["", ">promised", ">on the test data", ">mean size", ">validation targets"]
     return html.titled("Prediction sets and intervals (split conformal)", html.table(headings, rows))
+
+
+def _of_targets(each: Sequence[float] | None) -> str:
+    """In brackets, where there are several targets, the lowest and the highest coverage of one."""
+    return "" if not each else f" (targets {_percent(min(each))} to {_percent(max(each))})"
 
 
 def _answers(found: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
+from svdcompress.layers import Threshold, VariationalLayer, variational_layers
 
 LOW, HIGH, BINS = -12.0, 12.0, 48
 
@@ -24,7 +24,7 @@ def log_alpha_histograms(model: nn.Module, threshold: Threshold | None = None) -
     histograms = {}
     for name, layer in variational_layers(model):
         share = "weight" if "weight" in layer.share else next(iter(layer.share))
-        limit = layer.threshold if threshold is None else parse_threshold(threshold)
+        limit = layer.limits(threshold)
         values = layer.log_alpha(share).detach().float().clamp(LOW, HIGH).flatten().cpu()
         counts = torch.histc(values, BINS, LOW, HIGH).long().tolist()
         histograms[name] = {"edges": edges, "counts": counts, "threshold": limit[share], "share": share}

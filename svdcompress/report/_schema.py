@@ -192,7 +192,7 @@ class Tried(_Part):
     costs: dict[str, float]
     error: float
     drop: float
-    upper: float
+    upper: Number
     met: bool
     seconds: float
     estimate: Number = None
@@ -279,6 +279,7 @@ class Measured(_Part):
     """What a promise was worth on the test data."""
 
     coverage: Number = None
+    each: list[float] | None = None
     size: Number = None
     accuracy: Number = None
     answered: Number = None

@@ -11,6 +11,9 @@ from svdcompress.report._rows import metric, milliseconds, size, times
 LITTLE = 0.01
 """Share of model.onnx that the compact form has to save to be worth a mention of its size."""
 
+SAME = 0.005
+"""Ratios this close to 1 are none."""
+
 WORDS = {"int8": "In integers", "int4": "In four bits", "float16": "In float16"}
 
 
@@ -23,12 +26,29 @@ def small_files(results: Mapping[str, Any]) -> list[str]:
         if saved < LITTLE:
             lines.append(f"model_compact.onnx saves nothing ({size(compact)}): too few of the weights are 0 to leave them out.")
         else:
-            ratio = f", {times(dense['bytes'] / compact)} smaller than the dense file" if dense.get("bytes") else ""
-            lines.append(f"Without its zeros (model_compact.onnx): {size(compact)}{ratio}.")
+            words = "Without its zeros" if has_zeros(results) else "With shorter names, as there are no zeros to leave out"
+            lines.append(f"{words} (model_compact.onnx): {_beside(compact, dense)}.")
     for key, words in WORDS.items():
         if found := results.get(key):
             lines.append(_precision(words, found, sparse, dense))
     return lines
+
+
+def has_zeros(results: Mapping[str, Any]) -> bool:
+    """Whether the small model has zeros that a compact file can leave out; where that is not known it is taken to."""
+    sparse = results.get("sparse") or {}
+    parameters, nonzero = sparse.get("parameters"), sparse.get("nonzero")
+    return parameters is None or nonzero is None or nonzero < parameters
+
+
+def _beside(own: float, dense: Mapping[str, Any]) -> str:
+    """A file's bytes, and how much smaller or larger than the dense one it is."""
+    if not dense.get("bytes"):
+        return size(own)
+    ratio = dense["bytes"] / own
+    if abs(ratio - 1) < SAME:
+        return f"{size(own)}, as large as the dense file"
+    return f"{size(own)}, {times(max(ratio, 1 / ratio))} {'smaller' if ratio > 1 else 'larger'} than the dense file"
 
 
 def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
@@ -40,8 +60,7 @@ def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], 
     if found.get("agreement") is not None:
         parts.append(f"{100 * found['agreement']:.2f}% of the answers are the same")
     if found.get("bytes"):
-        ratio = f", {times(dense['bytes'] / found['bytes'])} smaller than the dense file" if dense.get("bytes") else ""
-        parts.append(f"{size(found['bytes'])}{ratio}")
+        parts.append(_beside(found["bytes"], dense))
     for batch, value in (found.get("latency_ms") or {}).items():
         other = (sparse.get("latency_ms") or {}).get(batch)
         parts.append(f"{milliseconds(value)} at batch {batch.removeprefix('batch_')} ({milliseconds(other)} in float32)")
@@ -50,4 +69,6 @@ def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], 
     for kind, words_ in (("float32", "stay in float32"), *((("int8", "need eight bits"),) if words == WORDS["int4"] else ())):
         if kinds[kind]:
             parts.append(f"{kinds[kind]} of {len(layers)} layers {words_}")
+    if words == WORDS["int4"] and layers and not kinds["int4"]:
+        words = "No layer could be in four bits"
     return f"{words} ({found.get('file', '')}): {'; '.join(parts)}."

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from svdcompress.report._rows import chance, duration, rounding, rows, size
-from svdcompress.report._small import small_files
+from svdcompress.report._small import has_zeros, small_files
 from svdcompress.report._tradeoff import trials_table
 
 FILES = {
@@ -32,6 +32,9 @@ FILES = {
     "report.html": "all figures and plots: open it in a browser",
 }
 """The files of a run's folder that a person looks for, and what each is."""
+
+NO_ZEROS = dict.fromkeys(("model_compact.onnx", "model_mc_compact.onnx"), "the same with shorter names")
+"""What those are that leave out zeros, where there are none."""
 
 
 def table(results: Mapping[str, Any], console: Console | None = None, out_dir: str | Path | None = None) -> None:
@@ -59,7 +62,8 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
         console.print(Text(f"note: {text}", style="dim"))
     if out_dir is not None:
         pictures = {str(picture["file"]): str(picture.get("title", "")) for picture in results.get("pictures") or ()}
-        _files(console, Path(out_dir), {**FILES, **pictures})
+        names = FILES if has_zeros(results) else {**FILES, **NO_ZEROS}
+        _files(console, Path(out_dir), {**names, **pictures})
 
 
 def _files(console: Console, folder: Path, files: Mapping[str, str]) -> None:

@@ -52,12 +52,15 @@ def search_curve(results: Mapping[str, Any]) -> Curve | None:
     regression = results.get("task") in ("regression", "gaussian")
     points = []
     for trial in found["trials"]:
-        lost = trial["upper"] - trial["drop"]
+        upper = None
+        if trial["upper"] is not None:
+            lost = trial["upper"] - trial["drop"]
+            upper = trial["error"] + (lost * dense["error"] / 100 if regression else lost)
         points.append(
             Point(
                 dense["costs"][measure] / max(trial["costs"][measure], 1e-12),
                 trial["error"],
-                trial["error"] + (lost * dense["error"] / 100 if regression else lost),
+                upper,
                 str(trial["number"]),
                 trial["met"] if found.get("met") is not None else None,
                 trial["number"] == found.get("chosen"),
@@ -164,8 +167,9 @@ def _decided(found: Mapping[str, Any]) -> str:
         what = "which kept the budget" if found.get("met") is not None else "which of them lost least"
         bound = "the bound on " if found.get("met") is not None else ""
         return f" {few}: {bound}what the NLL speaks for (by the NLL) decided {what}, and not the line."
-    bounded = (trial for trial in found["trials"] if trial.get("allowed") is not None and trial["met"])
-    if found.get("met") is not None and any(trial["upper"] > trial["allowed"] + 1e-6 for trial in bounded):
+    bounded = [trial for trial in found["trials"] if trial.get("allowed") is not None and trial["met"]]
+    over = [trial for trial in bounded if trial["upper"] is None or trial["upper"] > trial["allowed"] + 1e-6]
+    if found.get("met") is not None and over:
         return f" {few}: the measured loss decided by itself, and not the line."
     return ""
 
@@ -195,7 +199,7 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
     mixed, by_nll = any(trial.get("mixture") for trial in found["trials"]), _by_nll(found)
     for trial, point in zip(found["trials"], curve.points, strict=True):
         kept = {True: "yes", False: "no", None: ""}[point.met]
-        numbers = [f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", f"{trial['upper']:+.2f}"]
+        numbers = [f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", _signed(trial["upper"])]
         if by_nll:
             numbers += [_signed(trial.get("estimate")), _signed(trial.get("at_most"))]
         on = "" if trial.get("continues") is None else f", {trial['continues']} recovered on"

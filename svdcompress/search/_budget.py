@@ -16,6 +16,9 @@ PER_NAT = 0.45
 """Errors that come with a nat of NLL as a network loses: 0.31 to 0.34 of the LeNets on MNIST in benchmarks/results/evaluate.md,
 about 0.45 of the digits' trials of seeds 4 and 5, which no stored result uses; the more careful one."""
 
+LEAST = 1e-12
+"""The RMSE of a model without error, as one that is held against its own answers."""
+
 TOLD = 0.5
 """Points of error, or per cent of RMSE, that must be told from chance where no budget says which."""
 
@@ -39,9 +42,10 @@ class Losses:
 
     @property
     def error(self) -> float:
-        """Per cent of wrong answers, or the RMSE in the units of the squares."""
+        """Per cent of wrong answers, or the RMSE in the units of the squares (LEAST at least: what is lost is told in shares of
+        it)."""
         mean = float(self.parts.sum() / self.numbers.sum())
-        return 100 * mean if self.probabilities else math.sqrt(mean)
+        return 100 * mean if self.probabilities else max(math.sqrt(mean), LEAST)
 
     def held_out(self, before: Losses) -> Losses:
         """The same, with the NLL of training examples as it was before: where one model only trained on, that they fit better
@@ -56,14 +60,15 @@ class Verdict:
     """How a model stands against a budget.
 
     error: per cent, or RMSE. drop: what was lost, in points of error, or per cent of the dense RMSE; upper: what is not
-    exceeded at the budget's confidence, by the paired differences of the validation examples. met: within the budget.
+    exceeded at the budget's confidence, by the paired differences of the validation examples (None: a single example bounds
+    nothing). met: within the budget.
     estimate: the drop that the NLL speaks for, where the examples are too few for their errors to tell; else None. at_most:
     what that does not exceed at the same confidence.
     """
 
     error: float
     drop: float
-    upper: float
+    upper: float | None
     met: bool
     estimate: float | None = None
     at_most: float | None = None
@@ -101,7 +106,7 @@ class Budget:
         bounds = [] if self.max_drop is None else [self.max_drop]
         if self.max_error is not None:
             over = self.max_error - dense_error
-            bounds.append(over if probabilities else 100 * over / dense_error if dense_error else math.copysign(math.inf, over))
+            bounds.append(over if probabilities else 100 * over / max(dense_error, LEAST))
         return min(bounds, default=math.inf)
 
     def needed(self, dense: Losses) -> int:
@@ -122,7 +127,7 @@ class Budget:
         if dense.probabilities:
             share = max(dense.error / 100, 1 / len(dense.parts))
             return math.ceil(share * (100 * z / allowed) ** 2)
-        each = dense.parts / dense.numbers
+        each = dense.parts.double() / dense.numbers
         relative = float(each.std() / each.mean().clamp_min(1e-300)) if len(each) > 1 else 1.0
         return math.ceil((0.5 * relative * 100 * z / allowed) ** 2)  # RMSE: half the relative change of the mean square
 
@@ -142,17 +147,18 @@ class Budget:
             drop = 100 * (small.error / dense.error - 1)
             upper = 100 * _rmse_edges(dense, small, z)[1] / dense.error
         estimate, at_most = estimated(dense, small, z) if self.few(dense) else (None, None)
+        lost = drop  # that is held against what is allowed
         if len(dense.parts) >= self.needed(dense):
-            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9, estimate, at_most)
-        if at_most is not None:
-            surely = 100 * _share_edges(dense, small, z)[0]  # what is lost at least
-            return Verdict(small.error, drop, upper, max(at_most, surely) <= allowed + 1e-9, estimate, at_most)
-        if dense.probabilities and dense.graded:
-            return Verdict(small.error, drop, upper, upper <= allowed + 1e-9)
-        if dense.probabilities:  # less than one example is nothing that could be seen
+            lost = upper
+        elif at_most is not None:
+            lost = max(at_most, 100 * _share_edges(dense, small, z)[0])  # what is lost at least
+        elif dense.probabilities and dense.graded:
+            lost = upper
+        elif dense.probabilities:  # less than one example is nothing that could be seen
             each = 100 / float(dense.numbers.sum())
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
-        return Verdict(small.error, drop, upper, drop <= allowed + 1e-9)
+        bound = upper if math.isfinite(upper) else None
+        return Verdict(small.error, drop, bound, lost <= allowed + 1e-9, estimate, at_most)
 
 
 def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool:

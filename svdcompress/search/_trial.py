@@ -33,7 +33,7 @@ class Trial:
     metrics: dict[str, float]
     error: float
     drop: float
-    upper: float
+    upper: float | None
     allowed: float
     met: bool
     seconds: float

@@ -12,7 +12,7 @@ from torch import nn
 
 from svdcompress.batch import call, main_output
 from svdcompress.errors import PruneError
-from svdcompress.layers import Threshold, parse_threshold, variational_layers
+from svdcompress.layers import Threshold, variational_layers
 from svdcompress.likelihoods import likelihood_for, score
 from svdcompress.prune import count_means
 from svdcompress.recipe import Recipe
@@ -114,10 +114,7 @@ def _held(model: nn.Module, masks: Mapping[str, Any]) -> Iterator[None]:
 
 def limits_of(model: nn.Module, threshold: Threshold | None) -> dict[str, dict[str, float]]:
     """The limit of each share that a layer has."""
-    asked = None if threshold is None else parse_threshold(threshold)
-    return {
-        name: {share: (asked or layer.threshold)[share] for share in layer.share} for name, layer in variational_layers(model)
-    }
+    return {name: {share: layer.limits(threshold)[share] for share in layer.share} for name, layer in variational_layers(model)}
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.prune import BIAS, Choice, Consumer, analyse, count_means, oriented
 from svdcompress.relevance import as_masks
 from svdcompress.selection._readers import readers
@@ -31,6 +32,7 @@ def count_nonzero(
         >>> count_nonzero(model, x, masks) == cost.measure(prune(model, x, masks=masks), x).nonzero
         True
     """
+    model = unwrapped(model)
     masks = as_masks(model, masks)
     found = analyse(model, example_inputs, masks=masks, protect=protect, remove_inputs=remove_inputs)
     if found is None:

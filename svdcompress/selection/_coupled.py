@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import UsageError
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, variational_layers
+from svdcompress.layers import Threshold, VariationalLayer, variational_layers
 from svdcompress.prune import Analysis, Consumer, analyse, holders, oriented
 from svdcompress.relevance import Masks, as_masks, relevance
 
@@ -46,12 +47,12 @@ class Coupling:
     """
 
     def __init__(self, model: nn.Module, example_inputs: Any) -> None:
-        self.model, self._analysis = model, analyse(model, example_inputs)
+        self.model, self._analysis = unwrapped(model), analyse(model, example_inputs)
 
     def of(self, model: nn.Module) -> Coupling:
         """The same of another model with this architecture, or of this one on another device."""
         other = copy.copy(self)
-        other.model = model
+        other.model = unwrapped(model)
         return other
 
     def relevance(self, threshold: Threshold | None = None, side: str = "input") -> Masks:
@@ -61,9 +62,8 @@ class Coupling:
         masks = {name: mask.clone() for name, mask in relevance(model, threshold).items()}
         if analysis is None:
             return as_masks(model, masks)
-        limits = None if threshold is None else parse_threshold(threshold)
         own = {id(layer): masks[name] for name, layer in variational_layers(model)}
-        scores, limit = _scores(model, analysis, side, limits)
+        scores, limit = _scores(model, analysis, side, threshold)
         for consumer in analysis.consumers:
             for module, key in holders(model, consumer.parameter):
                 if not isinstance(module, VariationalLayer) or key != "weight":
@@ -104,7 +104,7 @@ def _slots(consumer: Consumer, side: str) -> np.ndarray:
     return consumer.ins if side == "input" else consumer.outs
 
 
-def _scores(model: nn.Module, analysis: Analysis, side: str, limits: dict[str, float] | None) -> tuple[np.ndarray, np.ndarray]:
+def _scores(model: nn.Module, analysis: Analysis, side: str, threshold: Threshold | None) -> tuple[np.ndarray, np.ndarray]:
     """Log alpha of each unit (NaN where it is not to be judged as one) and its limit, by root."""
     variance, square = np.zeros(analysis.count), np.zeros(analysis.count)
     limit = np.full(analysis.count, np.inf)
@@ -123,7 +123,7 @@ def _scores(model: nn.Module, analysis: Analysis, side: str, limits: dict[str, f
             variances = (oriented(consumer, layer.log_sigma2).double().exp() * mask).sum(dims)
         np.add.at(variance, roots, variances.cpu().numpy())
         np.add.at(square, roots, squares.cpu().numpy())
-        np.minimum.at(limit, roots, (limits or layer.threshold)[side])
+        np.minimum.at(limit, roots, layer.limits(threshold)[side])
     with np.errstate(divide="ignore"):
         scores = np.log(variance) - np.log(square + EPS)
     scores[~judged] = np.nan

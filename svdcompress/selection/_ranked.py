@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.errors import UsageError
 from svdcompress.layers import VariationalLayer
 from svdcompress.prune import Analysis, Choice, analyse, oriented
@@ -127,6 +128,7 @@ class Ranking:
         examples: Iterable[Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
+        model = unwrapped(model)
         self.model, self.round_to = model, round_to
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)

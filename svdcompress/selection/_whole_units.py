@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from svdcompress.batch import unwrapped
 from svdcompress.layers import variational_layers
 from svdcompress.relevance import Masks, as_masks
 
@@ -23,7 +24,7 @@ def whole_units(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
         [[1, 0, 1], [1, 0, 1]]
     """
     found = {}
-    for name, layer in variational_layers(model):
+    for name, layer in variational_layers(unwrapped(model)):
         view = layer.canonical(masks[name])
         outputs, inputs = (view.any(3).any(axis, keepdim=True) for axis in (2, 1))
         found[name] = layer.as_weight((outputs & inputs)[..., None]).clone()

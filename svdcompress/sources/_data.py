@@ -132,7 +132,10 @@ def _read(section: DataSection, task: str) -> Raw:
         return READERS[kind](place, section)
     if is_python_name(name):
         return read_factory(name, section)
-    raise DataError(f"data.name: unknown source {name!r}; use one of {kinds}")
+    how = f"use one of {kinds}"
+    if name.endswith((".pt", ".pth", ".pkl")):
+        how = "save it as npz, with arrays x and y (npz:FILE), or write a function that returns its data: --data ./data.py:make"
+    raise DataError(f"data.name: unknown source {name!r}; {how}")
 
 
 def _limited(table: Table, section: DataSection) -> Table:
@@ -204,7 +207,7 @@ def _target_scale(table: Table, section: DataSection, task: str, standardized: b
         return None
     if table.targets is None:
         raise DataError("data.target_scale: the targets are not in memory; scale them in your dataset")
-    std = float(table.targets.double().std())
+    std = float(table.targets.double().std()) if table.targets.numel() > 1 else 0.0
     return float(table.targets.double().mean()), std if std > 0 else 1.0
 
 

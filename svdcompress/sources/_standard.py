@@ -34,13 +34,14 @@ def standardizes(section: DataSection, preprocessing: Mapping[str, Any], inputs:
 
 def column_statistics(inputs: Tensor, preprocessing: Mapping[str, Any]) -> dict[str, list[float]]:
     """Mean and standard deviation of each column, for `normalize`; one-hot and constant columns stay as they are."""
-    mean, std = inputs.double().mean(0), inputs.double().std(0, correction=0)
+    values = inputs.double()
+    mean, std = values.mean(0), values.std(0, correction=0)
     categories = preprocessing.get("categories", {})
     widths = [len(categories[column]) if column in categories else 0 for column in preprocessing["columns"]]
     hot = torch.cat([torch.ones(width).bool() if width else torch.zeros(1).bool() for width in widths])
     if len(hot) == len(mean):
         mean[hot], std[hot] = 0.0, 1.0
-    std[std < 1e-12] = 1.0
+    std[values.amax(0) == values.amin(0)] = 1.0
     return {"mean": mean.tolist(), "std": std.tolist()}
 
 
@@ -94,8 +95,8 @@ def _uneven(targets: Tensor) -> list[str]:
     return [
         f"the {targets.shape[1]} targets have means from {float(mean.min()):.3g} to {float(mean.max()):.3g} and standard "
         f"deviations from {float(each.min()):.3g} to {float(each.max()):.3g}, but one scale, one loss and one noise: what "
-        "varies little hardly counts, and gets intervals that are far too wide. Give them one scale in the data, or train a "
-        "model for each"
+        "varies little hardly counts, and gets standard deviations that are far too large (intervals of --coverage have a "
+        "width for each). Give them one scale in the data, or train a model for each"
     ]
 
 

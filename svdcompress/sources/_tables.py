@@ -47,14 +47,14 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         features = [text["text"]]
     categories = {} if text else _categories(frame, features, place)
     classes: list[str] | None = None
-    wanted, classes = _targets(frame, targets, None, task, place)
+    said: list[str] = []
+    wanted, classes = _targets(frame, targets, None, task, place, said)
     preprocessing: dict[str, Any] = {
         "columns": features,
         "categories": categories,
         "target": target if len(targets) == 1 else targets,
         **text,
     }
-    said: list[str] = []
     train = Table(place, frame_inputs(frame, preprocessing, place, said), wanted)
     if section.test is None:
         return Raw(train, classes=classes, preprocessing=preprocessing, warnings=said)
@@ -69,19 +69,26 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
 
 
 def _targets(
-    frame: Any, columns: list[str], classes: list[str] | None, task: str, place: str
+    frame: Any, columns: list[str], classes: list[str] | None, task: str, place: str, said: list[str] | None = None
 ) -> tuple[Tensor, list[str] | None]:
-    """One column as (N,) with the classes' names, if it is of classes; several as numbers (N, columns)."""
+    """One column as (N,) with the classes' names, if it is of classes; several as numbers (N, columns). said: gets warnings."""
+
+    def numbers(column: str) -> Tensor:
+        values = _numbers(frame[column], place, "data.target")
+        if said is not None:
+            said.extend(_crowded(column, values, "data.target"))
+        return values.float()
+
     if len(columns) > 1:
         if task == "classification":
             names = ", ".join(columns)
             raise DataError(
                 f"data.target: {names}: several columns are for mse, gaussian-nll and binary; classes are one column"
             )
-        return torch.stack([_numbers(frame[column], place, "data.target").float() for column in columns], 1), None
+        return torch.stack([numbers(column) for column in columns], 1), None
     if task in ("classification", "binary"):
         return _classes(frame[columns[0]], classes, place)
-    return _numbers(frame[columns[0]], place, "data.target").float(), None
+    return numbers(columns[0]), None
 
 
 def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
@@ -124,7 +131,7 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
         if names is None:
             values = _numbers(frame[column], place, "data.features")
             if said is not None:
-                said += _crowded(column, values)
+                said += _crowded(column, values, "data.features")
             parts.append(values.float().unsqueeze(1))
             continue
         index = {name: position for position, name in enumerate(names)}
@@ -184,7 +191,9 @@ def _no_gaps(series: Any, place: str, field: str) -> None:
 def _numbers(series: Any, place: str, field: str) -> Tensor:
     _no_gaps(series, place, field)
     if not _is_number(series):
-        raise DataError(f"{field}: {place}: column {series.name!r} holds {series.iloc[0]!r}, not numbers")
+        pandas = optional("pandas", "pandas", "data: tables")
+        row = int(pandas.to_numeric(series, errors="coerce").isna().to_numpy().argmax())
+        raise DataError(f"{field}: {place}: column {series.name!r} holds {series.iloc[row]!r} in row {row}, not numbers")
     values = series.to_numpy().astype(np.float64)
     if not np.isfinite(values).all():
         raise DataError(f"{field}: {place}: column {series.name!r}: infinite in row {int((~np.isfinite(values)).argmax())}")
@@ -197,13 +206,13 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
     return torch.from_numpy(values)
 
 
-def _crowded(column: str, values: Tensor) -> list[str]:
+def _crowded(column: str, values: Tensor, field: str) -> list[str]:
     """A warning of a column whose differences are lost in float32, as those of seconds since 1970 are."""
     lost = (values.float().double() - values).abs().max()
     if float(lost) <= LOST * float(values.std(correction=0)):
         return []
     return [
-        f"data.features: column {column!r}: of {len(values.unique()):,} different values {len(values.float().unique()):,} are "
+        f"{field}: column {column!r}: of {len(values.unique()):,} different values {len(values.float().unique()):,} are "
         f"left in float32, in which networks and their files compute, as they are as large as {float(values.abs().max()):.3g}; "
         "take off what they have in common, in the table"
     ]

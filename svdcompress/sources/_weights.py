@@ -6,7 +6,7 @@ import copy
 import os
 import pickle  # for its error and its protocol; nothing is unpickled here  # nosec B403
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Types of numbers that weights may have: with integers, complex numbers or eight bits they are something else."""
 
 
-def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> nn.Module:
+def load_weights(
+    model: nn.Module, path: str | Path, strip_prefix: str | None = None, notes: list[str] | None = None
+) -> nn.Module:
     """Load a dense checkpoint into a model, in place; returns it.
 
     A model that brings files of another form into its own by hooks (`register_load_state_dict_pre_hook`) does so here, too.
@@ -40,16 +42,17 @@ def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = 
         weights only: a file whose pickle would run code is refused.
     strip_prefix: taken off the start of each name, where present. Weights nested under `state_dict` or `model`, and the
         prefixes of DataParallel and torch.compile, are found without it.
+    notes: gets a line on other weights that the file holds, and on a prefix that none of its names has.
 
     Raises CheckpointError for a file that is missing, empty, truncated or unsafe, and for weights of another model (it lists
     missing and unexpected names and wrong shapes) or that are not finite; the model is then as it was.
     """
     path = Path(path)
-    state = _nested(_read(path), path)
-    if strip_prefix:
-        state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
-    state = _migrated(_unwrapped(state, model), model)
-    _check(state, model, path)
+    state, told = _stored(path, model, strip_prefix)
+    state = _migrated(state, model)
+    _check(state, model, path, told)
+    if notes is not None:
+        notes += told
     model.load_state_dict(state, strict=False)
     return model
 
@@ -57,24 +60,21 @@ def load_weights(model: nn.Module, path: str | Path, strip_prefix: str | None = 
 def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> list[str]:
     """Load what fits of a checkpoint into a model that is to be trained, in place: a pretrained encoder under a new head.
 
-    Names that the file lacks stay as they were drawn, names that the model lacks are left out; returns a line on each. The
-    rest is as in `load_weights`; raises CheckpointError, too, where less than half of the model's numbers are in the file,
-    or a shape differs.
+    Names that the file lacks stay as they were drawn, names that the model lacks are left out; returns a line on each, and
+    what `load_weights` notes. The rest is as there; raises CheckpointError, too, where less than half of the model's numbers
+    are in the file, or a shape differs.
     """
     path = Path(path)
-    state = _nested(_read(path), path)
-    if strip_prefix:
-        state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
-    state = _unwrapped(state, model)
+    state, told = _stored(path, model, strip_prefix)
     own = model.state_dict()
     fits = {name: tensor for name, tensor in state.items() if name in own}
     if 2 * sum(own[name].numel() for name in fits) < sum(tensor.numel() for tensor in own.values()):
-        _check(state, model, path)  # which lists the names
-    _check({**own, **fits}, model, path)
+        _check(state, model, path, told)  # which lists the names
+    _check({**own, **fits}, model, path, told)
     model.load_state_dict(fits, strict=False)
     new = [name for name in own if name not in fits and not name.endswith("num_batches_tracked")]
     unused = [name for name in state if name not in own]
-    return [
+    return told + [
         f"{path.name}: {len(names)} {what}: {', '.join(shortened(name, 120) for name in names[:4])}{' ...' * (len(names) > 4)}"
         for names, what in ((new, "tensors are not in it and start as drawn"), (unused, "of its tensors are not used"))
         if names
@@ -191,22 +191,56 @@ def _is_pickle(path: Path) -> bool:
     return len(head) == 2 and head[0] == 0x80 and head[1] <= pickle.HIGHEST_PROTOCOL
 
 
-def _nested(content: Any, path: Path) -> dict[str, Tensor]:
-    """The names and tensors of a file's content, wherever in it they are."""
+def _stored(path: Path, model: nn.Module, strip_prefix: str | None) -> tuple[dict[str, Tensor], list[str]]:
+    """A file's names and tensors, without prefixes, and what to say of them."""
+    content, way = _read(path), []
+    state = _within(content, way)
+    if state is None:
+        for key in way:
+            content = content[key]
+        keys = ", ".join(map(str, list(content)[:LISTED])) if isinstance(content, Mapping) else type(content).__name__
+        raise CheckpointError(f"weights: {path}: no weights found in it (it holds: {keys or 'nothing'})")
+    told = _others(content, way, state, path)
+    if strip_prefix:
+        if not any(name.startswith(strip_prefix) for name in state):
+            first = shortened(next(iter(state)), 120)
+            told.append(
+                f"weights: no name in {path.name} begins with {strip_prefix!r}, so none is stripped (the first is {first})"
+            )
+        state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
+    return _unwrapped(state, model), told
+
+
+def _within(content: Any, way: list[str]) -> dict[str, Tensor] | None:
+    """The names and tensors of a file's content, wherever in it they are; None where nowhere. way: gets the keys to them."""
     for _ in range(3):
         if not isinstance(content, Mapping):
             break
-        if content and all(isinstance(value, Tensor) for value in content.values()):
-            return {str(name): tensor for name, tensor in content.items()}
-        inner = next((content[key] for key in NESTED if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-            if tensors:  # a state_dict with extra state beside the tensors
-                return tensors
-            break
-        content = inner
-    keys = ", ".join(map(str, list(content)[:LISTED])) if isinstance(content, Mapping) else type(content).__name__
-    raise CheckpointError(f"weights: {path}: no weights found in it (it holds: {keys or 'nothing'})")
+        inner = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
+        if inner is None:  # a state_dict, with extra state beside the tensors perhaps
+            return {str(name): value for name, value in content.items() if isinstance(value, Tensor)} or None
+        way.append(inner)
+        content = content[inner]
+    return None
+
+
+def _others(content: Any, way: Sequence[str], state: Mapping[str, Tensor], path: Path) -> list[str]:
+    """A line on other weights of the same names that lie beside those that were taken, as averages of them do."""
+
+    def names(tensors: Mapping[str, Tensor] | None) -> set[str]:
+        return {name.removeprefix("module.") for name in tensors or ()}
+
+    place = ""
+    for key in way:
+        for other, value in content.items():
+            if other != key and not names(state).isdisjoint(names(_within(value, []))):
+                file, name = path.name, shortened(repr(other), 120)
+                return [
+                    f"weights: taken from {key!r}; {name} is in {file}, too. To take that, save it as a file of its own: "
+                    f"torch.save(torch.load({file!r}, weights_only=True){place}[{name}], 'other.pt')"
+                ]
+        content, place = content[key], f"{place}[{key!r}]"
+    return []
 
 
 def _unwrapped(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -237,7 +271,7 @@ def _migrated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return copied.state_dict()
 
 
-def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
+def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequence[str]) -> None:
     own = model.state_dict()
     loaded = {own[name].data_ptr() for name in own if name in state}
     missing = [name for name, tensor in own.items() if name not in state and tensor.data_ptr() not in loaded]
@@ -256,7 +290,7 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path) -> None:
                 lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
         if loaded and missing and not wrong:
             lines.append("  Weights to start training from, such as an encoder under a new head? Add --untrained")
-        raise CheckpointError("\n".join(lines))
+        raise CheckpointError("\n".join([*lines, *(f"  {line}" for line in told)]))
     for name, tensor in state.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or not _same_kind(tensor.dtype, own[name].dtype):
             kind = f"{tensor.dtype}" if tensor.layout is torch.strided else f"{tensor.layout}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.layers import Threshold, VariationalLayer, parse_threshold, set_posterior, variational_layers
+from svdcompress.layers import Threshold, VariationalLayer, set_posterior, variational_layers
 from svdcompress.recipe import Training
 from svdcompress.train._optim import LrFactor, rate_of_log_sigma2
 
@@ -116,7 +116,7 @@ def distances(model: nn.Module, threshold: Threshold | None = None) -> dict[str,
     """
     found: dict[str, list[tuple[Tensor, float]]] = {}
     for _, layer in variational_layers(model):
-        limits = layer.threshold if threshold is None else parse_threshold(threshold)
+        limits = layer.limits(threshold)
         for share in layer.share:
             if limits[share] < NEVER:
                 away = (limits[share] - layer.log_alpha(share)).flatten().float().cpu()

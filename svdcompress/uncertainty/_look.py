@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError, SvdcError, out_of_memory
 from svdcompress.layers import Shapes, StochasticLayer, drawing, rows_meet, stochastic_layers, variational_among
+from svdcompress.uncertainty._chain import rowwise
 from svdcompress.uncertainty._inputs import check_rows
 
 INPUTS, OTHERS = 8, 3
@@ -39,7 +40,7 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     shared, and so has one whose rows meet, as in a mean over the batch.
     """
     stochastic = stochastic_layers(model)
-    some = min(size, INPUTS)
+    some, others = _two_sizes(size)
     first = _inputs(x, some, size)
     with fitting(model), drawing(stochastic, shapes := Shapes()), _Widths(model, some) as seen:
         output = run(first)
@@ -48,7 +49,6 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     drawn = variational_among(layers)
     if len(shared) == len(drawn):
         return Look(seen.widest, frozenset(shared))  # there is none left to ask about
-    others = OTHERS if some != OTHERS else OTHERS - 1
 
     def again(count: int) -> Any:
         nonlocal shapes
@@ -62,6 +62,28 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     except Exception:  # whatever a model says to another batch size
         return Look(seen.widest, frozenset(layers))
     return Look(seen.widest, frozenset(drawn if meet else shared))
+
+
+def is_whole(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int) -> bool:
+    """Whether a batch of `size` inputs x has to go through a model as one, since its rows meet. So it is not said of a model
+    that refuses another batch size."""
+    if rowwise(model, x):
+        return False
+    some, others = _two_sizes(size)
+
+    def without_noise(count: int) -> Any:
+        with drawing(stochastic_layers(model), None):
+            return run(_inputs(x, count, size))
+
+    try:
+        return rows_meet(without_noise(some), without_noise(others), (some, others), without_noise)
+    except Exception:  # whatever a model says to another batch size
+        return False
+
+
+def _two_sizes(size: int) -> tuple[int, int]:
+    some = min(size, INPUTS)
+    return some, OTHERS if some != OTHERS else OTHERS - 1
 
 
 def _inputs(x: Any, count: int, size: int) -> Any:

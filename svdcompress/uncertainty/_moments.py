@@ -93,6 +93,10 @@ def _is_moments(leaf: Any) -> bool:
 def traced(model: nn.Module, x: Any) -> _Follow:
     """The model's graph; arguments that the call leaves out have their defaults. Raises ModelError where there is none."""
     parameters = inspect.signature(model.forward).parameters
+    if isinstance(model, StochasticLayer):  # fx traces into the outermost module, whatever it is
+        alone = fx.Graph()
+        alone.output(alone.call_module("0", (alone.placeholder(next(iter(parameters))),)))
+        return _Follow(fx.GraphModule(nn.Sequential(model), alone, type(model).__name__))
     given = set(x) if isinstance(x, Mapping) else set(list(parameters)[: len(x) if isinstance(x, tuple | list) else 1])
     plain = (bool, int, float, str, type(None))
     left_out = {name: p.default for name, p in parameters.items() if name not in given and isinstance(p.default, plain)}

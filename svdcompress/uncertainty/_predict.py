@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from operator import index
 from typing import Any
@@ -17,7 +17,7 @@ from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawi
 from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
 from svdcompress.uncertainty._inputs import batch_size, check_rows, device_of, take
-from svdcompress.uncertainty._look import fitting, look
+from svdcompress.uncertainty._look import fitting, is_whole, look
 from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import DrawRunner, evaluating
 
@@ -63,7 +63,8 @@ def mc_predict(
         are shared over positions, its sums over positions spread less than those of the posterior.
     antithetic: draws in pairs of opposite noise. Half the random numbers and a steadier mean, but the draws of a pair are
         not independent. Needs an even number of samples.
-    chunk: most inputs times draws in one pass; None: chosen by the width of the model.
+    chunk: most inputs times draws in one pass; None: chosen by the width of the model. Where rows meet, as in a mean over the
+        batch, it is never cut, and at least its size is needed.
     method: "sampling", or "moments" for one pass that propagates mean and variance, all units taken as independent and
         normal: fast, and off where they are not (measured in docs/uncertainty.md). It reads `samples` for the draws of the
         logits alone.
@@ -92,9 +93,10 @@ def mc_predict(
     generator = _generator(generator, device)
     sums = likelihood.sums(size, full)
     run = partial(_heads, model, likelihood)
+    whole = partial(is_whole, model, run, x, size)
     if method == "moments":
         with evaluating(model), drawing(layers, None):
-            inputs, _ = _plan(size, 1, look(model, run, x, size).widest, None, chunk, device, False)
+            inputs, _ = _plan(size, 1, look(model, run, x, size).widest, None, chunk, device, False, whole)
             slices = (
                 (take(x, start, start + inputs, size), start, min(inputs, size - start)) for start in range(0, size, inputs)
             )
@@ -110,7 +112,7 @@ def mc_predict(
         if device.type == "cpu":
             _keep_freed_memory()
         weights = _weights(layers if members else shared) if draws.weights else None
-        inputs, at_once = _plan(size, samples, widest, weights, chunk, device, antithetic)
+        inputs, at_once = _plan(size, samples, widest, weights, chunk, device, antithetic, whole)
         for start, count in _order(size, samples, inputs, at_once, draws.weights):
             if start == 0:
                 draws.resample()
@@ -172,10 +174,11 @@ def _add_mean(model: nn.Module, x: Any, likelihood: Likelihood, sums: Sums, size
     """One draw more: a model's output without noise."""
     x = to_device(x, device_of(model))
     with evaluating(model), drawing(stochastic_layers(model), None):
-        widest = look(model, partial(_heads, model, likelihood), x, size).widest
-        inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False)
+        run = partial(_heads, model, likelihood)
+        widest = look(model, run, x, size).widest
+        inputs, _ = _plan(size, 1, widest, None, None, device_of(model), False, partial(is_whole, model, run, x, size))
         for start in range(0, size, inputs):
-            heads = _heads(model, likelihood, take(x, start, start + inputs, size))
+            heads = run(take(x, start, start + inputs, size))
             check_rows(heads, min(inputs, size - start))
             heads = heads / temperature if temperature != 1 else heads
             sums.add(tree_map(lambda tensor: tensor.unsqueeze(0), heads), start)
@@ -244,18 +247,33 @@ def _keep_freed_memory() -> None:
 
 
 def _plan(
-    size: int, samples: int, widest: int, weights: int | None, chunk: int | None, device: torch.device, antithetic: bool
+    size: int,
+    samples: int,
+    widest: int,
+    weights: int | None,
+    chunk: int | None,
+    device: torch.device,
+    antithetic: bool,
+    whole: Callable[[], bool],
 ) -> tuple[int, int]:
     """Inputs and draws of one pass. The batch is cut before the draws, so that the noise-free part is computed once; where
-    so many weights are drawn, the other way round."""
+    so many weights are drawn, the other way round. whole: whether it must not be cut, asked where it would be."""
     budget = BUDGET.get(device.type, OTHER_BUDGET)
     rows = chunk or max(1, budget // widest)
     least = 2 if antithetic else 1
     if weights is None:
         at_once = min(samples, max(least, rows))
-        return min(size, max(1, rows // at_once)), at_once - at_once % least
-    inputs = min(size, rows)
-    at_once = max(least, min(samples, rows // inputs, budget // max(weights, 1)))
+        inputs = min(size, max(1, rows // at_once))
+    else:
+        inputs = min(size, rows)
+        at_once = max(least, min(samples, rows // inputs, budget // max(weights, 1)))
+    if inputs < size and whole():
+        if chunk is not None and chunk < size:
+            raise UsageError(
+                f"chunk: {chunk}; the rows of a batch meet in this model, as in a mean over the batch; so all {size} inputs "
+                f"have to be in one pass: at least {size} is needed, or None"
+            )
+        inputs, at_once = size, max(least, min(at_once, rows // size))
     return inputs, at_once - at_once % least
 
 

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
-from svdcompress.calibrate import answer_above
+from svdcompress.calibrate import AnswerAbove, answer_above, measured
 from svdcompress.calibrate._answer import least_answered, lower_bound, tail
 from svdcompress.errors import DataError, UsageError
+from svdcompress.likelihoods import Classification
+from svdcompress.report._certainty import certainty
+from svdcompress.uncertainty import mean_predict
 
 
 def population(n, seed):
@@ -72,6 +76,16 @@ def test_equal_confidences_are_answered_together():
     right = torch.cat([torch.ones(600), torch.arange(400) % 2]).bool()
     found = answer_above(confidence, right, 0.98)
     assert found.answered == 0.6 and found.threshold == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("threshold", "answered"), [(0.6, 2), (0.99, 0)])
+def test_where_nothing_is_answered_nothing_is_right(threshold, answered):
+    p, y = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]]), torch.tensor([0, 0, 1])
+    promise = AnswerAbove(0.95, threshold, measured=0.97, answered=0.8, bound=0.96, confidence=0.95, examples=100)
+    found = measured(lambda x: mean_predict(nn.Identity(), x), lambda: [(p.log(), y)], Classification(), promise)
+    assert found == {"accuracy": 0.5 if answered else None, "answered": pytest.approx(answered / 3)}
+    row = certainty({"promises": {"answer_above": {"mean": {**promise.to_dict(), "test": found}}}}, None)
+    assert ("50 %" in row, "–" in row, "100 %" in row) == (bool(answered), not answered, False)
 
 
 @pytest.mark.parametrize("accuracy", [0, 1, 1.2])

@@ -9,7 +9,7 @@ from calibration_data import examples_of, mlp_classifier
 from torch import nn
 
 from svdcompress import convert
-from svdcompress.calibrate import POSTERIORS, calibrate, log_variances, promises_of, refit, with_scales
+from svdcompress.calibrate import POSTERIORS, _choose, calibrate, log_variances, promises_of, refit, with_scales
 from svdcompress.calibrate._choose import EXAMPLES, _best, _bounded
 from svdcompress.calibrate._draws import draws_of
 from svdcompress.calibrate._fit import Fitted
@@ -125,6 +125,32 @@ def test_without_a_temperature_the_better_predictor_is_judged_without():
     assert found.likelihood.settings() == {"dim": 1}
 
 
+@pytest.mark.parametrize("most", [100, 5000])
+def test_draws_that_are_the_mean_are_no_better_than_it(monkeypatch, most):
+    """Whichever examples they are looked at on, of which there may be fewer than the mean's."""
+    monkeypatch.setattr(_choose, "EXAMPLES", most)
+    for seed in range(4):
+        model, (x, y) = mlp_classifier(400, seed=seed)
+        for layer in (model[0], model[2]):
+            layer.log_sigma2.data.fill_(-40.0)
+        found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification())
+        assert (found.samples.examples, found.mean.examples) == (min(most, 400), 400)
+        assert found.better == found.to_dict()["better"] == "mean"
+        assert ("mean_on_same" in found.to_dict()) == (most == 100)
+
+
+def test_draws_that_are_better_on_a_part_of_the_examples_win(monkeypatch):
+    monkeypatch.setattr(_choose, "EXAMPLES", 100)
+    model, (x, y) = mlp_classifier(400)
+    model[2].weight.data *= 8  # far too sure, which draws are less
+    model[2].log_sigma2.data.fill_(2.0)
+    found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), temperature=False)
+    drawn = mc_predict(model, x, 500).mean
+    nll = [float(-p.gather(1, y.view(-1, 1)).log().mean()) for p in (drawn, mean_predict(model, x).mean)]
+    assert nll[0] < nll[1] - 0.2 and found.better == "samples"
+    assert found.mean_on_same.examples == 100 and found.mean_on_same.value == 1
+
+
 @pytest.mark.parametrize(("factor", "told"), [(1.0, True), (100.0, False)])
 def test_a_regression_that_is_as_sure_of_every_input_says_so(factor, told):
     from calibration_data import sparse
@@ -179,7 +205,7 @@ def test_promises_are_of_the_predictor():
         lambda: [(x[:50], values.expand(50, 7))],
         regression,
     )
-    wanted = (values - model[0](x[:50])).abs().double().flatten() / 0.5
+    wanted = (values - model[0](x[:50])).abs().double() / 0.5  # a column for each target
     assert torch.allclose(seen.scores, wanted, atol=1e-5)
     with pytest.raises(UsageError, match="right and wrong"):
         seen.answer_above(0.9)

@@ -94,9 +94,12 @@ def test_the_noise_of_a_regression_is_scipys():
     wanted = optimize.minimize_scalar(
         lambda v: -stats.norm.logpdf(y.numpy(), mean, np.sqrt(spread + math.exp(v))).mean(), bounds=(-6, 3), method="bounded"
     )
-    found = fit_tempering(likelihood_for("regression"), Draws(values, y, torch.arange(300)))
+    draws = Draws(values, y, torch.arange(300))
+    found = fit_tempering(likelihood_for("regression"), draws)
     assert -math.log(found.value) == pytest.approx(wanted.x, abs=1e-3)
-    assert found.after == pytest.approx(wanted.fun, abs=1e-6)
+    fitted = nll_rows(likelihood_for("regression"), draws, -math.log(found.value)).mean()
+    assert float(fitted) == pytest.approx(wanted.fun, abs=1e-6)
+    assert wanted.fun < found.after < wanted.fun + 0.01  # of examples that it was not fitted on
 
 
 @pytest.mark.parametrize("samples", [1, 5])
@@ -160,3 +163,28 @@ def test_a_class_that_the_model_rules_out_is_as_if_it_were_not_there():
         model[2].bias[0] = torch.nan
     with pytest.raises(ModelError, match="not finite"):
         calibrate(masked, data, data, CLASSES)
+
+
+def test_the_noise_of_a_regression_is_judged_on_what_it_was_not_fitted_on():
+    """Against variances of each other four fifths of the examples, written out."""
+    generator = torch.Generator().manual_seed(3)
+    targets = torch.randn(40, generator=generator)
+    draws = Draws(torch.zeros(1, 40), targets, torch.arange(40))
+    found = fit_tempering(likelihood_for("regression"), draws)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    rows = []
+    for fold in range(5):
+        held = order % 5 == fold
+        variance = float(targets[~held].double().square().mean())
+        rows += stats.norm.logpdf(targets[held].double(), scale=math.sqrt(variance)).tolist()
+    assert found.taken and not found.note and 1 / found.value == pytest.approx(float(targets.square().mean()), rel=1e-2)
+    assert found.after == pytest.approx(-np.mean(rows), abs=0.02)  # the grid has steps of 0.25
+    fitted = -float(stats.norm.logpdf(targets, scale=1 / math.sqrt(found.value)).mean())
+    assert found.after > fitted + 0.005  # what it was fitted on says less than there is
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_noise_of_few_examples_is_fitted_and_doubted(count):
+    draws = Draws(torch.zeros(1, count), torch.linspace(1, 2, count), torch.arange(count))
+    found = fit_tempering(likelihood_for("regression"), draws)
+    assert found.taken and "validation example" in found.note and math.isfinite(found.after)

@@ -106,8 +106,12 @@ def test_an_exported_file_says_what_the_runs_own_says(tiny_run, tmp_path):
         assert {key: again[key] for key in own if key != "compression"} == {k: v for k, v in own.items() if k != "compression"}
         assert again["compression"]["nonzero"] == own["compression"]["nonzero"] and again["classes"] == own["classes"]
         assert again["preprocessing"] == own["preprocessing"] != {}
-    text = svdc("export", folder, "--out", tmp_path / "n.onnx", "--noise", "input", code=2).stderr
-    assert "belong to monte_carlo" in text
+
+
+def test_noise_is_of_a_file_that_draws(tiny_run, tmp_path):
+    for noise in ("input", "seed"):
+        text = svdc("export", tiny_run[0], "--out", tmp_path / "n.onnx", "--noise", noise, code=2).stderr
+        assert "--noise needs --monte-carlo" in text
 
 
 def test_a_run_without_its_report_can_be_exported_still(tiny_run, tmp_path):

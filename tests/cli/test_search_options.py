@@ -1,9 +1,12 @@
 """Options of the search that would do nothing are refused."""
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
 from svdcompress.cli import app
+from svdcompress.cli._settings import Settings
 from svdcompress.cli._sparsify import _check_search
 from svdcompress.errors import UsageError
 from svdcompress.recipe import load_recipe
@@ -30,6 +33,35 @@ def test_several_of_them_are_told_at_once():
 @pytest.mark.parametrize("search", [("--goal", "macs=2x"), ("--max-drop", "1"), ("--max-drop", "1", "--objective", "bytes")])
 def test_a_latency_command_goes_with_a_latency(search):
     assert "--latency-command goes with --goal latency=..." in refused("--latency-command", "./ask.sh", *search)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        (["--max-drop", "0.5"], "search.max_drop=2"),
+        (["--max-drop", "0.5"], "search={max_drop: 2, levels: 3}"),
+        (["--max-drop", "0.5"], "search={levels: 3}"),
+        (["--goal", "macs=2x"], "search.goal=macs=3x"),
+        (["--dense-epochs", "3"], "dense.epochs=4"),
+        (["--threshold", "1.0"], "convert.threshold=2"),
+        (["--weights", "a.pt"], "weights.file=b.pt"),
+        (["--untrained"], "weights.trained=true"),
+        (["--no-calibrate"], "calibrate.posterior=laplace-diagonal"),
+        (["--data-arg", "limit=3"], "data.args.limit=4"),
+        (["--validation", "0.2"], "data.validation=0.1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_set_does_not_silently_overrule_an_option(option, value):
+    told = option[0] if len(option) == 1 else f"{option[0]} {option[1]}"
+    assert f"error: {told} and --set {value} contradict each other" in refused(*option, "--set", value)
+
+
+def test_an_option_and_set_may_say_the_same():
+    made = Settings("digits", weights="a.pt", validation="0.1", data_arg=["limit=3"], set_=["weights=a.pt"])
+    set_ = ["search={max_drop: .5}", "data.validation=0.1", "data.args.limit=3", "relevance.candidates=[1, 2]"]
+    found = replace(made, set_=[*made.set_, *set_]).resolved(search__max_drop=0.5, relevance__candidates=[])
+    assert (found.search.max_drop, found.data.validation, found.relevance.candidates) == (0.5, 0.1, [1, 2])
 
 
 def test_what_goes_together_is_not_refused():

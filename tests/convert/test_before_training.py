@@ -78,3 +78,26 @@ def test_log_variances_train_under_autocast():
     loss.backward()
     optimizer.step()
     assert all((layer.log_sigma2 != -10).all() for _, layer in svdc.layers.variational_layers(model))
+
+
+def test_log_variances_that_are_cast_to_half_precision_later_are_told_of_by_the_first_loss():
+    model = svdc.convert(net()).bfloat16()
+    x, y = torch.randn(8, 6, dtype=torch.bfloat16), torch.arange(8) % 3
+    elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)
+    with pytest.warns(UserWarning, match=r"cannot be trained in bfloat16, .*\(0, 2\).*model\.float\(\)") as found:
+        for _ in range(2):
+            elbo(model(x), y).backward()
+    assert len(found) == 1 and found[0].filename == __file__
+
+
+@pytest.mark.parametrize("posterior", ["independent", "rank-one"])
+def test_a_model_that_is_converted_in_inference_mode_can_be_trained(posterior):
+    model = net()
+    with torch.inference_mode():
+        svdc.convert(model, posterior=posterior)
+        inner = svdc.convert(net(), posterior=posterior)  # made there itself
+        assert not inner[0].variance_moved and torch.isfinite(inner(torch.randn(2, 6))).all()
+    optimizer = torch.optim.Adam(model.parameters())
+    svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)(model(torch.randn(8, 6)), torch.arange(8) % 3).backward()
+    optimizer.step()
+    assert all(layer.variance_stepped for _, layer in svdc.layers.variational_layers(model))

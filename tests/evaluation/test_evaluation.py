@@ -3,13 +3,15 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 from torch import nn
 
 from svdcompress.errors import DependencyError, ModelError, UsageError
-from svdcompress.evaluation import Wanted, ensemble_members, evaluate_run, last_layer_laplace, magnitude_pruned
+from svdcompress.evaluation import Wanted, _evaluate, ensemble_members, evaluate_run, last_layer_laplace, magnitude_pruned
 from svdcompress.evaluation import _members as members_module
 from svdcompress.evaluation._magnitude import left_after, recovery, smallest
 from svdcompress.likelihoods import likelihood_for
@@ -200,3 +202,53 @@ def test_a_run_is_evaluated_with_all_of_them(opened, tmp_path):
             assert len(points) == 6 and all({"error", "nll", "ece", "selective"} <= set(point) for point in points)
     with pytest.raises(UsageError, match="members: 1"):
         evaluate_run(opened, Wanted(members=1))
+
+
+def listened(monkeypatch):
+    """What `evaluate_run` compares, and on what; nothing is predicted."""
+    asked = {}
+
+    def compare(dense, sparse, test, validation, **more):
+        asked.update(more, test=test, validation=validation)
+        return {}
+
+    monkeypatch.setattr(_evaluate, "compare", compare)
+    return asked
+
+
+def test_a_part_of_the_examples_has_all_classes_where_they_are_sorted(opened, monkeypatch):
+    """Of 500 examples at once the first ones lack most classes: of what is corrupted, shuffled, or chooses a dropout rate."""
+    y = torch.arange(10).repeat_interleave(300)
+    examples = InMemory(torch.rand(3000, 1, 8, 8), y)
+    opened.data = replace(opened.data, validation=examples, test=examples)
+    asked = listened(monkeypatch)
+    evaluate_run(opened, Wanted(magnitude=False, laplace=False, shift=True))
+
+    def labels(batches, most=None):
+        return torch.cat([targets for _, targets in islice(batches(), most)])
+
+    sets = [*asked["ood"].values(), *(levels[1] for levels in asked["shifts"].values())]
+    for seen in [*map(labels, sets), labels(asked["validation"], 2)]:
+        assert len(seen) in (1000, 2000) and seen.unique().tolist() == list(range(10))
+    assert len(sets) == 7 and torch.equal(labels(asked["test"]), y)
+    assert torch.equal(labels(asked["validation"]).sort().values, y)
+
+
+@pytest.mark.parametrize(
+    ("found", "made"),
+    [
+        ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 100, "one_run": 20}}}, False),  # 200 s of 20 epochs
+        ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 100, "one_run": 10}}}, True),
+        ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 0, "one_run": 0}}}, True),
+        ({"seconds": {"train": 100.0, "recover": 50.0}}, False),
+        ({"seconds": {"train": 100.0, "recover": 10.0}}, True),
+    ],
+)
+def test_magnitude_pruning_comes_unasked_where_it_takes_a_minute(opened, monkeypatch, found, made):
+    for name, value in found.items():
+        monkeypatch.setitem(opened.results, name, value)
+    asked = listened(monkeypatch)
+    monkeypatch.setattr(_evaluate._magnitude, "magnitude_pruned", lambda opened, **more: opened.dense)
+    notes = evaluate_run(opened, Wanted(laplace=False))["notes"]
+    assert [one.name for one in asked["more"]] == ["magnitude, as many weights"] * made
+    assert any("magnitude pruning, whose training takes about" in line for line in notes) != made

@@ -44,9 +44,8 @@ def trainer(model, rows, folder, accumulate=1, callback=None, **options):
     arguments = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=1,
-        per_device_train_batch_size=2,
         gradient_accumulation_steps=accumulate,
-        **{**quiet, **options.pop("arguments", {})},
+        **{"per_device_train_batch_size": 2, **quiet, **options.pop("arguments", {})},
     )
     return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback] if callback else None, **options)
 
@@ -70,6 +69,51 @@ def test_the_kl_counts_once_a_step_however_many_batches_it_takes(make, rows, acc
     model.loss_function = nothing
     trainer(model, rows, tmp_path, accumulate, Watch(schedule=0.8), arguments={"max_grad_norm": 0}).train()
     assert seen == [True] * (len(rows) // 2 // accumulate)
+
+
+def bert() -> nn.Module:
+    """Its forward takes `num_items_in_batch`, and its loss ignores it."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**size, max_position_embeddings=8))
+
+
+def llama() -> nn.Module:
+    """The Trainer leaves out the first label of a row, as its loss does; not so with GPT-2."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, max_position_embeddings=8))
+
+
+def labelled(count: int = 8) -> list[dict]:
+    return [{"input_ids": row["input_ids"], "labels": i % 2} for i, row in enumerate(texts(count))]
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "accumulate"),
+    [(bert, labelled(), 4), (llama, texts(), 1), (llama, texts(), 4), (language_model, texts(), 4), (vit, images(), 4)],
+    ids=["bert", "llama", "llama in parts", "gpt2", "vit"],
+)
+def test_the_kl_is_in_the_units_of_the_loss(make, rows, accumulate, tmp_path):
+    """Both are in the gradient of a step as often, whatever the model's loss makes of the items of its batches."""
+    model, found = make(), {}
+
+    class Watch(SparsifyCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            found.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    arguments = {"max_grad_norm": 0, "per_device_train_batch_size": len(rows) // accumulate, "learning_rate": 0.0}
+    callback = Watch(schedule=1.0, log_sigma2=-40.0)
+    trainer(model, rows, tmp_path, accumulate, callback, arguments=arguments).train()
+    model.eval().zero_grad()
+    model(**transformers.default_data_collator(rows)).loss.backward()
+    kl = [2 * len(rows) * -grad.mean() for name, grad in found.items() if name.endswith("log_sigma2")]  # each is -1/2 / N
+    other = {name: p.grad for name, p in model.named_parameters() if "norm" in name.lower() or "ln_" in name}
+    nll = sum((found[name] * grad).sum() for name, grad in other.items()) / sum(grad.square().sum() for grad in other.values())
+    assert float(torch.stack(kl).mean() / nll) == pytest.approx(1, rel=1e-3)
 
 
 def test_it_is_converted_before_the_optimizer_is_made_and_the_hook_goes(tmp_path):

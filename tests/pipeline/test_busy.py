@@ -113,3 +113,4 @@ def test_a_search_for_milliseconds_tells_a_busy_machine(
         assert ("unless ./ask.sh measures elsewhere" in warned[0]) == ("command" in how)
     trials._dense_costs()  # known by now
     assert len(warned) == told
+    assert trials.kept.doubted == warned  # for the report of a later sitting

@@ -10,7 +10,7 @@ from svdcompress import convert, cost, report
 from svdcompress.errors import DataError, ExportError
 from svdcompress.pipeline import _finish, _onnx, _uncertainty, run
 from svdcompress.pipeline._passes import Passes
-from svdcompress.pipeline._uncertainty import _plan, seconds_for, uncertainty
+from svdcompress.pipeline._uncertainty import _plan, _text, seconds_for, uncertainty
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, InMemory
 
@@ -90,6 +90,12 @@ def test_examples_and_samples_of_a_budget(examples, samples, budget, each, expec
 def test_the_budget_is_a_part_of_the_training():
     assert seconds_for("auto", 540) == 108 and seconds_for("auto", 3) == 30
     assert seconds_for(12.5, 540) == 12.5 and seconds_for("none", 540) is None
+
+
+def test_fewer_samples_of_all_examples_are_not_called_fewer_examples():
+    text = _text({"examples": 200, "test": 200, "samples": 50, "asked": 100})
+    assert "are of all 200 test examples, with 50 samples in place of 100, so as to take less time than training. For" in text
+    assert "of all examples" in _text({"examples": 100, "test": 200, "samples": 50, "asked": 50})
 
 
 def many(count=1500):

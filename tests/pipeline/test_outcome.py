@@ -120,7 +120,7 @@ def test_dry_run_and_inspect_tell_of_the_reach_of_a_trained_model(tmp_path, monk
 
 
 def results(before=1000, after=1000, zeros=0.1, dead=0, groups=(), within=1.0):
-    row = {"weights_before": 900, "weights": round(900 * (1 - zeros)), "outputs_before": 30, "outputs": 30 - dead}
+    row = {"name": "fc", "weights_before": 900, "weights": round(900 * (1 - zeros)), "outputs": 30 - dead}
     sides = [Side(counts=Cost(count, count, count, count, count)) for count in (before, after)]
     reach = Reach({}, 1, 1e-3, 1.0, 1.0, 0.0, within, None)
     return RunResults(dense=sides[0], sparse=sides[1], layers=[row], pruning={"groups": list(groups)}, reach=reach)
@@ -139,9 +139,17 @@ def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apa
     assert "convert.share=" not in line  # it asks units already
     (line,) = nothing_smaller(settings("convert.share={weight: 0.8, input: 0.2}"), results(zeros=0.8))
     assert "convert.share='{weight: 0.5, input: 0.25, output: 0.25}'" in line and "it is weight, input" in line
-    stays = {"reason": "output of the model"}
-    (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[stays, stays, {"reason": ""}]))
+
+
+def test_units_that_stay_are_counted_where_they_are_and_those_that_went_are_not():
+    stays = {"name": "fc", "kept": 30, "layers": ["fc.weight"], "reason": "output of the model"}
+    (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[stays]))
     assert "7 units lost all their weights, but the graph keeps them (output of the model)" in line
+    other = {"name": "other", "kept": 4, "layers": ["other.weight", "fc.weight"], "reason": "input of the model"}
+    (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[{**stays, "kept": 23, "reason": ""}, other]))
+    assert "the graph keeps" not in line and "scattered" in line
+    (line,) = nothing_smaller(settings(), results(dead=7, zeros=0.9, groups=[{**stays, "kept": 24}, other, other]))
+    assert "1 unit lost all its weights, but the graph keeps it (output of the model)" in line
 
 
 def timed(ratio=1.1, macs=3.0, dense=1.0, after=(37, 64), objective=None, **pruning):

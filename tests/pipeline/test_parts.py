@@ -13,7 +13,7 @@ from svdcompress.errors import OutputError
 from svdcompress.export import check_parity, export_onnx
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import feed, prepare
-from svdcompress.pipeline._convert import shrinking
+from svdcompress.pipeline._convert import mildest, shrinking
 from svdcompress.pipeline._folder import discard
 from svdcompress.pipeline._select import Select, bare, faster, whole, widened
 from svdcompress.recipe import load_recipe
@@ -222,6 +222,13 @@ def test_auto_couples_only_what_layers_share(make, shape, share):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     if share not in ("output", "layer"):
         assert any(not torch.equal(together[name], mask) for name, mask in relevance(model, 2.0).items())
+
+
+def test_the_mildest_threshold_takes_layers_own_limits_where_candidates_name_none():
+    own = ["convert.threshold={weight: 4, input: 5}", "convert.layers=[{match: '1', threshold: {output: 6}}]"]
+    found = mildest(load_recipe("digits", [*own, "relevance.candidates=[2, {weight: 1}]"]))
+    assert found == {"weight": 2.0, "input": 5.0, "output": 6.0, "layer": 3.0}
+    assert mildest(load_recipe("digits", own)) is None
 
 
 def test_shrinking_takes_the_mildest_threshold_and_the_settings_of_pruning():

@@ -45,6 +45,30 @@ def test_a_start_of_the_variances_that_another_replaces_is_said():
     assert told("convert.log_alpha=-6") == told("convert.log_sigma2=-8") == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        (["search.confidence=0.8"], "search.confidence"),
+        (["search.goal='nonzero=9x'", "search.cuts=2", "search.reconstruct=off"], "search.cuts, search.reconstruct"),
+        (["search.goal='bytes=9x'", "search.reconstruct=off"], "search.reconstruct"),
+        (["search.goal='macs=9x'", "search.levels=4", "train.epochs=0"], "search.levels"),
+        (["export.monte_carlo=false", "export.compact_monte_carlo=true"], "export.compact_monte_carlo"),
+        (["export.onnx=false", "export.compact=false", "export.monte_carlo_dtype=float16"], "export.compact, export.monte"),
+        (["relevance.tolerance=0.5"], "relevance.tolerance"),
+    ],
+)
+def test_settings_that_others_leave_without_effect_are_said(settings, idle):
+    (line,) = told(*settings)
+    assert idle in line and "nothing" in line
+
+
+def test_the_same_settings_where_they_count():
+    assert told("search.goal='macs=9x'", "search.cuts=2", "search.reconstruct=off", "search.levels=4") == []
+    assert told("search.max_drop=1", "search.confidence=0.8") == []
+    assert told("export.compact_monte_carlo=true", "export.monte_carlo_dtype=float16", "export.compact=false") == []
+    assert told("relevance.tolerance=0.5", "relevance.candidates=[1, 3]") == []
+
+
 def test_run_and_dry_run_say_it(tiny_recipe, tmp_path):
     few = ["train.epochs=1", "recover.epochs=1", "search.levels=1", "search.trials=1", "export.onnx=false"]
     recipe = searching(tiny_recipe, "search.goal='nonzero=2x'", "train.keep=best", "relevance.tolerance=0.2", *few)

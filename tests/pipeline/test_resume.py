@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from svdcompress.errors import RecipeError, TrainingError
-from svdcompress.pipeline import run
+from svdcompress.errors import DataError, Interrupted, RecipeError, TrainingError
+from svdcompress.pipeline import _search_trials, run
 from svdcompress.pipeline._resume import outdated
 from svdcompress.recipe import load_recipe
 
@@ -58,7 +58,7 @@ def test_what_nothing_was_made_with_may_change(tmp_path, done, changes, stale):
 )
 def test_what_was_made_already_is_not_made_otherwise(tmp_path, done, change, field):
     stopped(tmp_path, **done)
-    with pytest.raises(RecipeError, match=rf"differ in {field}, and something was made with it already"):
+    with pytest.raises(RecipeError, match=rf"differ in {field}, and something was made with it already; .* no options that"):
         outdated(load_recipe(None), load_recipe(None, [change, "relevance.tolerance=0", "export.onnx=false"]), tmp_path)
 
 
@@ -113,3 +113,52 @@ def test_a_search_that_is_done_is_not_made_otherwise(tmp_path):
     (tmp_path / "state" / "run.json").write_text('{"seconds": {"search": 3.0}}')
     with pytest.raises(RecipeError, match=r"train\.lr, and something was made with it"):
         outdated(*given, tmp_path)
+
+
+SIZED = ["calibrate.coverage=0.9", "calibrate.temperature=false", "calibrate.answer_above=0.99", "export.sets=true"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "change", "refused"),
+    [
+        *(("bytes=8kB", change, True) for change in [*SIZED, "export.opset=18"]),
+        *(("macs=2x", change, False) for change in [*SIZED, "export.opset=18"]),
+        ("latency=2x", "export.opset=18", True),
+        ("latency=2x", "export.sets=true", False),
+        ("bytes=8kB", "calibrate.epochs=3", False),
+    ],
+)
+def test_trials_are_measured_by_one_rule(tmp_path, goal, change, refused):
+    asked = [f"search.goal={goal!r}"]
+    if change == "export.sets=true":
+        asked.append("calibrate.coverage=0.8")
+    given = load_recipe(None, asked), load_recipe(None, [*asked, change])
+    stopped(tmp_path, dense=20)
+    assert outdated(*given, tmp_path) == []
+    (tmp_path / "state" / "search").mkdir()
+    if not refused:
+        assert outdated(*given, tmp_path) == []
+        return
+    with pytest.raises(RecipeError, match=change.partition("=")[0].replace(".", r"\.")):
+        outdated(*given, tmp_path)
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_search_of_given_weights_notices_other_data(tmp_path, monkeypatch):
+    """There is no state of a dense model's training then."""
+    torch.save(torch.nn.Sequential(torch.nn.Linear(4, 3)).state_dict(), "weights.pt")
+    quick = ["model=./mine.py:make", "weights=weights.pt", "data=npz:data.npz", "train.epochs=1", "recover.epochs=0"]
+    quick += ["search.goal='nonzero=2x'", "search.levels=1", "search.trials=1", "device=cpu", "uncertainty.samples=0"]
+    recipe = load_recipe(None, [*quick, "export.onnx=false", "report.html=false"])
+
+    def stops(*given):
+        raise Interrupted("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_search_trials.Trials, "_trial", stops)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "out")
+    x = np.random.default_rng(1).normal(size=(150, 4)).astype(np.float32)
+    np.savez("data.npz", x=x, y=x[:, :3].argmin(1))
+    with pytest.raises(DataError, match="data"):
+        run(recipe, tmp_path / "out", resume=True)

@@ -1,5 +1,8 @@
 """What an earlier sitting has said of trials and trainings is in the report of the run that goes on."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_search import searching
@@ -10,7 +13,7 @@ import svdcompress as svdc
 from svdcompress.errors import Interrupted
 from svdcompress.likelihoods import make_loss
 from svdcompress.pipeline import _search_trials, run
-from svdcompress.recipe import LossSection, Training
+from svdcompress.recipe import LossSection, Training, load_recipe
 from svdcompress.sources import InMemory
 from svdcompress.train import fit
 
@@ -34,6 +37,26 @@ def test_what_a_trial_was_told_of_is_told_after_a_resume(tiny_recipe, tmp_path, 
     told = [line for line in results["warnings"] if line.startswith("trial 1: 2 epochs of recovery made the network worse")]
     assert len(told) == 1 and len(results["search"]["trials"]) >= 2
     assert len(set(results["warnings"])) == len(results["warnings"])
+
+
+def test_how_it_was_measured_is_told_after_a_resume(tiny_recipe, tmp_path, monkeypatch):
+    recipe = searching(tiny_recipe, "search.goal='latency=2x'", "search.trials=1", "search.levels=1", "train.epochs=1")
+    busy = SimpleNamespace(crowded=lambda threads: True)
+
+    def stops(*given):
+        raise Interrupted("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_search_trials, "watched", lambda: nullcontext(busy))
+        patch.setattr(_search_trials, "busy_machine", lambda *given: "the machine was busy")
+        patch.setattr(_search_trials.Trials, "_trial", stops)
+        with pytest.raises(Interrupted):
+            run(
+                recipe.model_copy(update={"search": recipe.search.model_copy(update={"goal": "latency=0.01ms"})}),
+                tmp_path / "run",
+            )
+    results = run(load_recipe(tmp_path / "run"), tmp_path / "run", resume=True)
+    assert results["warnings"].count("the machine was busy") == 1
 
 
 def test_a_fit_that_goes_on_says_again_what_was_settled_at_its_start(tmp_path, monkeypatch):

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from svdcompress.errors import ExportError
-from svdcompress.pipeline import run
+from svdcompress.pipeline import estimate, run
 from svdcompress.pipeline._search_trials import Trials
-from svdcompress.pipeline._search_words import below_least
+from svdcompress.pipeline._search_words import below_least, outcome
 from svdcompress.pipeline._ways import Units, next_count
 from svdcompress.recipe import dump_recipe, parse_goal, parse_recipe, parse_yaml
+from svdcompress.search import CLOSE
 
 QUICK = {"train.epochs": 4, "recover.epochs": 1, "uncertainty.samples": 0, "report.html": False, "report.latency": False}
 SEARCH = {"search.levels": 1, "search.trials": 1, "export.onnx": False}
@@ -33,7 +34,25 @@ def test_a_goal_below_one_unit_in_each_layer_is_told_and_what_lies_above_it_is_m
     assert f"still has {least} parameters" in line and f"aims at {1.1 * least:,.0f} instead" in line
     found = results["search"]
     assert found["reached"] is False and least < results["sparse"]["parameters"] <= 1.1 * least * 1.02
-    assert any("the goal parameters=5 was not reached" in line for line in found["notes"])
+    size = results["sparse"]["parameters"]
+    assert any(f"the goal parameters=5 was not reached: {size:g} against 5 parameters;" in line for line in found["notes"])
+    assert line in estimate(recipe).warnings
+
+
+def test_a_size_that_was_not_reached_is_told_beside_that_of_the_goal():
+    best = SimpleNamespace(costs={"macs": 11768.0, "latency": 0.51234}, met=True)
+    lines = [
+        outcome(best, [], measure, parse_goal(f"{measure}={size}"), number * (1 + CLOSE), None, False, 0)  # type: ignore[arg-type]
+        for measure, size, number in (("macs", "1.5", 1.5), ("macs", "11k", 11000), ("latency", "0.25ms", 0.25))
+    ]
+    told = ["11,768 against 1.5 multiply-accumulates", "11,768 against 11,000 multiply-a", "0.5123 against 0.25 milliseconds"]
+    assert all(text in line for text, (line,) in zip(told, lines, strict=True))
+
+
+def test_a_dry_run_tells_of_goals_out_of_reach_alone(tiny_recipe):
+    for goal, told in (("macs=3", True), ("macs=2x", False), ("nonzero=3", False)):
+        said = estimate(searching(tiny_recipe, **{"search.goal": goal})).warnings
+        assert any(f"the goal {goal} cannot be reached: one unit in each layer" in line for line in said) == told
 
 
 def test_a_goal_that_can_be_reached_is_aimed_at(tiny_recipe, tmp_path):

@@ -195,7 +195,9 @@ def test_time_that_is_up_before_the_best_trial_recovers_on_is_said(tmp_path, clo
 def test_the_dense_models_costs_are_read_as_they_were_written(tmp_path):
     kept = Kept(tmp_path / "trials.json")
     kept.dense = {"costs": {"macs": 1776, "latency": 0.25}, "measured": {}}
+    kept.doubted = ["the machine was busy"]
     kept.write()
+    assert Kept(kept.file).read().doubted == kept.doubted
     assert repr(Kept(kept.file).read().dense) == repr(kept.dense)  # 1776, not 1776.0: the report shows it
     kept.file.write_text(kept.file.read_text().replace("1776", '"many"'))
     with pytest.raises(CheckpointError, match="damaged"):

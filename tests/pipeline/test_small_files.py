@@ -78,6 +78,18 @@ def test_the_small_forms_are_what_the_report_says(small_run):
     assert ("is not faster than model.onnx on this machine" in said) == bool(words)
 
 
+def test_no_file_has_the_figures_of_another(small_run, tiny_run):
+    folder, results = small_run
+    assert read_metadata(folder / "model.onnx")["metrics"]["error"] == pytest.approx(
+        results["sparse"]["metrics"]["error"], rel=1e-3
+    )
+    about = {path.name: read_metadata(path) for path in (*folder.glob("*.onnx"), tiny_run[0] / "model_mc.onnx")}
+    assert {name for name, found in about.items() if "metrics" in found} == {"model.onnx", "model_compact.onnx"}
+    assert all(found["compression"] for name, found in about.items() if name != "dense.onnx")
+    own = {name: about["model.onnx"][name] for name in ("preprocessing", "classes", "task")}
+    assert {name: about["dense.onnx"][name] for name in own} == own  # it takes what the others take
+
+
 def test_a_monte_carlo_file_in_two_bytes_draws_alike(small_run):
     folder, results = small_run
     found = results["monte_carlo_file"]
@@ -105,6 +117,18 @@ def test_verify_sees_each_of_them(small_run, tmp_path):
     assert wrong == {"model_compact.onnx", "model_int8.onnx", "model_mc_compact.onnx"}
 
 
+def test_a_run_has_its_small_files_read_all_test_data_once(small_run):
+    """Its own checks are of 256 test examples at most; what was found as a file was written is looked at by `verify` alone."""
+
+    def looked_at(checks):
+        return {name for name, file in checks if file == "model_int8.onnx"}
+
+    folder, results = small_run
+    assert looked_at((one["name"], one["file"]) for one in results["verified"]["checks"]) == {"bytes"}
+    figures = {f"{name} of the test data" for name in results["int8"]["metrics"]}
+    assert looked_at((one.name, one.file) for one in verify_run(folder).checks) == {"bytes", *figures}
+
+
 def svdc(*arguments, code=0):
     result = CliRunner().invoke(app, [str(each) for each in arguments])
     assert result.exit_code == code, result.output
@@ -129,8 +153,11 @@ def test_export_once_more(small_run, tmp_path):
     text = said("export", folder, "--out", tmp_path / "e.onnx", "--precision", "int3", code=2)
     assert "'int3' is unknown; one of none, auto, int8, int4, float16" in text
     text = said("export", folder, "--out", tmp_path / "f.onnx", "--precision", "int4", "--compact")
-    assert "of the answers as in float32" in text
+    assert "of the answers as in float32" in text and "of opset 21, as 20 has no numbers of four bits" in text
+    assert [entry.version for entry in onnx.load(str(tmp_path / "f.onnx")).opset_import if not entry.domain] == [21]
     assert (tmp_path / "f.onnx").stat().st_size < (tmp_path / "b.onnx").stat().st_size
+    text = said("export", folder, "--out", tmp_path / "h.onnx", "--precision", "int4", "--opset", "21")
+    assert "numbers of four bits" not in text
     text = said("export", folder, "--out", tmp_path / "g.onnx", "--precision", "int4", "--monte-carlo", code=2)
     assert "a Monte-Carlo file stays in floating point" in text
 

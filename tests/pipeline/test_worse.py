@@ -36,7 +36,7 @@ def test_steps_that_are_too_large_are_undone_in_a_search(tiny_recipe, tmp_path, 
     results = run(searching(tiny_recipe, *AT_ONCE, *WILD), tmp_path / "run")
     (line,) = worse(results)
     assert line.startswith("trial 1: 2 epochs of recovery") and "--set recover.lr=0.3 (it was 3)" in line
-    assert f"{untrained[1]['search']['trials'][0]['error']:.3g}% before them" in line
+    assert f"{untrained[1]['search']['trials'][0]['error']:.4g}% before them" in line
     assert results["search"]["trials"][0]["error"] == untrained[1]["search"]["trials"][0]["error"]
     assert same(tensors(tmp_path / "run"), untrained[0])
     assert [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"] == [1, 2]  # what was tried stays told

@@ -56,3 +56,35 @@ def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monke
     ask(samples=None, told=told)
     assert told["coverage"]["samples"] == 20
     assert load_promises(tmp_path / "validation.safetensors", "mean").samples == 0
+
+
+@pytest.mark.parametrize("task", ["classification", "binary"])
+def test_what_a_recipe_asks_for_and_cannot_be_promised_is_told(tmp_path, monkeypatch, task):
+    np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
+    confidence = torch.linspace(0.6, 1, 144, dtype=torch.float64)
+    classes, likely = (4, {"scores": 1 - confidence, "labels": torch.arange(144) % 4}) if task != "binary" else (2, {})
+    kept = Promises(task, classes, confidence, torch.ones(144, dtype=torch.bool), **likely)
+    save_promises(tmp_path / "validation.safetensors", {"samples": kept})
+    run = SimpleNamespace(
+        folder=tmp_path,
+        model=svdc.convert(nn.Linear(5, 4 if task != "binary" else 1), log_sigma2=-3.0).eval(),
+        recipe=SimpleNamespace(task=task, calibrate=CalibrateSection(coverage=0.999, answer_above=0.9)),
+        preprocessing={},
+        classes=None,
+        tau=None,
+        dim=1,
+        results={},
+    )
+    monkeypatch.setattr(_run, "open_run", lambda folder: run)
+    ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz", samples=3)
+    told = {}
+    ask(told=told)
+    assert told["not_promised"].startswith("coverage: ") and "coverage" not in told
+    assert told["answer_above"]["accuracy"] == 0.9 and "answered" in np.load(tmp_path / "p.npz")
+    ask(answer_above=0.8)  # the other is the recipe's still
+    with pytest.raises((UsageError, DataError), match="coverage: "):
+        ask(coverage=0.999)
+    run.recipe.calibrate = CalibrateSection(coverage=0.999, answer_above=0.999)
+    told = {}
+    ask(told=told)
+    assert "coverage: " in told["not_promised"] and "answer_above: 0.999 cannot be promised" in told["not_promised"]

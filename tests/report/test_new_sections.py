@@ -17,6 +17,7 @@ import svdcompress as svdc
 from svdcompress import report
 from svdcompress.report import _draw, _plots, _sections, _summary
 from svdcompress.report._doubts import doubts
+from svdcompress.report._small import small_files
 from svdcompress.report._use import use
 
 PIXELS = [[0, 255, 7], [3, 4, 5]]
@@ -169,3 +170,37 @@ def test_a_compact_file_that_saves_nothing_is_called_so(results):
     results["sparse"]["bytes_compact"] = results["sparse"]["bytes"]
     text = report.render(results)
     assert "model_compact.onnx saves nothing (106.2 kB)" in text and "Without its zeros" not in text
+
+
+def test_a_compact_file_of_a_model_without_zeros_is_not_said_to_leave_them_out(results, tmp_path, capsys):
+    sparse = results["sparse"]
+    sparse["bytes_compact"], sparse["parameters"] = 26_000, sparse["nonzero"]
+    (tmp_path / "model_compact.onnx").touch()
+    report.table(results, out_dir=tmp_path)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "With shorter names, as there are no zeros to leave out (model_compact.onnx): 26.0 kB, 41.1x smaller than" in text
+    assert "the same with shorter names" in text and "without its zeros" not in text.lower()
+    sparse["nonzero"] -= 1
+    report.table(results, out_dir=tmp_path)
+    assert "the same without its zeros" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_small_file_that_is_larger_is_called_so(results):
+    for size, told in (
+        (1.05, "1.05x larger than"),
+        (2.5, "2.5x larger than"),
+        (1.004, "as large as"),
+        (0.5, "2.0x smaller than"),
+    ):
+        results["float16"] = {"file": "model_float16.onnx", "bytes": results["dense"]["bytes"] * size}
+        assert f"B, {told} the dense file." in small_files(results)[-1]
+
+
+def test_a_file_in_which_no_layer_has_four_bits_is_not_called_one_of_four(results):
+    for kinds, words in (
+        (("int8", "int8"), "No layer could be in"),
+        (("int8", "float32"), "No layer could be in"),
+        (("int8", "int4"), "In"),
+    ):
+        results["int4"] = {"file": "model_int4.onnx", "layers": dict(zip(("fc1", "fc2"), kinds, strict=True))}
+        assert small_files(results)[-1].startswith(f"{words} four bits (model_int4.onnx): {kinds.count('int8')} of 2 layers")

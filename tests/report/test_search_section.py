@@ -49,6 +49,18 @@ def test_the_table_tells_mixtures_where_there_are_any(results):
     assert head[-1] == "time" and len(head) == len(first)
 
 
+def test_a_trial_of_a_single_example_has_no_bound(results):
+    for trial in results["search"]["trials"]:
+        trial["upper"] = None
+    head, first, _ = cells(search(results, None))
+    assert first[head.index("at most")] == ""
+    out = io.StringIO()
+    Console(file=out, width=100).print(trials_table(results))
+    assert "1" in out.getvalue()
+    results["search"]["met"], results["search"]["trials"][0]["allowed"] = True, 1.0
+    assert "the measured loss decided" in search(results, None)
+
+
 def test_what_it_took_is_said(results):
     assert "The path and all trials trained 330 epochs, 2.8 times those of one run." in search(results, None)
     for none in (None, {"search": 3, "one_run": 0}):

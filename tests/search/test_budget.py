@@ -33,9 +33,23 @@ def test_what_is_allowed_is_the_nearer_of_two_bounds():
     assert Budget().allowed(2.0) == math.inf and not Budget().given and Budget(max_drop=0.0).given
 
 
-def test_a_regression_without_any_error_may_have_all_of_it():
-    assert Budget(max_error=0.5).allowed(0.0, probabilities=False) == math.inf
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_regression_without_any_error_is_judged(dtype):
+    """As one that is held against its own answers: a limit on the RMSE holds, and any drop is infinitely much."""
+
+    def near(rmse):
+        return Losses(torch.full((50,), rmse**2, dtype=dtype), torch.ones(50, dtype=dtype), False)
+
+    dense = near(0.0)
+    assert Budget(max_error=0.5).judge(dense, near(0.4)).met and not Budget(max_error=0.5).judge(dense, near(0.6)).met
+    assert Budget(max_drop=3.0).judge(dense, dense).met and not Budget(max_drop=3.0).judge(dense, near(1e-6)).met
     assert Budget(max_drop=3.0, max_error=0.5).allowed(0.0, probabilities=False) == 3.0
+    assert all(math.isfinite(x) for x in Budget().judge(dense, near(0.4)).to_dict().values() if x is not None)
+
+
+@pytest.mark.parametrize("one", [squares([4.0]), Losses(torch.tensor([3.0]), torch.tensor([9.0]), True)])
+def test_a_single_example_bounds_nothing(one):
+    assert Budget(max_drop=1.0).judge(one, one).upper is None
 
 
 def test_the_upper_bound_is_what_resampling_gives():

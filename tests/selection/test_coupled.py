@@ -158,3 +158,16 @@ def test_a_mask_that_a_layer_holds_is_kept_unless_a_threshold_is_asked_for():
     model.head.mask = None  # of one alone log alpha decides, by all that reads the unit
     masks = coupled_relevance(model, x)
     assert not masks["head"][:, 0].any() and masks["head"][:, 1:].all() and masks["inner"].all()
+
+
+def test_a_side_that_the_threshold_does_not_name_keeps_the_layers_own_limit():
+    torch.manual_seed(0)
+    model = convert(shake(Residual()), share=["weight", "input"], threshold={"weight": 1.0, "input": -2.0})
+    with torch.no_grad():
+        for _, layer in variational_layers(model):
+            layer.log_sigma2.uniform_(-6, 2)
+    x = torch.randn(2, 4)
+    found, named = (
+        coupled_relevance(model, x, threshold=limits) for limits in ({"weight": 1.0}, {"weight": 1.0, "input": -2.0})
+    )
+    assert found.kept < found.total and all(torch.equal(found[name], named[name]) for name in found)

@@ -381,3 +381,13 @@ def test_a_last_training_batch_of_one_is_left_out_where_others_have_more(count, 
     examples = InMemory(torch.zeros(count, 2), torch.arange(count))
     assert [len(y) for _, y in examples.batches(size, shuffle=0)] == sizes
     assert sum(len(y) for _, y in examples.batches(size)) == count
+
+
+def test_a_column_of_tiny_numbers_is_standardised_and_a_constant_one_is_left(tmp_path):
+    values = 5e-13 + 2e-13 * np.random.default_rng(0).normal(size=60)
+    rows = [f"{value!r},7.0,{k % 2}" for k, value in enumerate(values.tolist())]
+    (tmp_path / "small.csv").write_text("farads,same,y\n" + "\n".join(rows))
+    data = opened(name=f"csv:{tmp_path}/small.csv", target="y")
+    farads, same = data.train.inputs.T
+    assert float(farads.std(correction=0)) == pytest.approx(1, rel=1e-3) and abs(float(farads.mean())) < 1e-3
+    assert data.preprocessing["transform"][0]["normalize"]["std"][1] == 1.0 and float(same.abs().max()) == 0

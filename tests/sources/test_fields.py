@@ -24,6 +24,11 @@ from svdcompress.sources._readers import KNOWN
         ("npz:x.npz", {"root": "here"}, r"data\.root: npz .*; mnist, idx, cifar10, cifar100 do"),
         ("csv:x.csv", {"image_size": (4, 4)}, r"data\.image_size: csv "),
         ("mmist", {"target": "y"}, r"data\.name: unknown source 'mmist'"),
+        (
+            "data.pt",
+            {},
+            r"unknown source 'data\.pt'; save it as npz, with arrays x and y .*, or write a function .*: --data \./data",
+        ),
         (None, {"target": "y"}, r"no data are named"),
         ("mine.data:make", {"target": "y"}, r"data\.target: mine\.data:make does not know"),
         ("csv:x.csv", {"args": {"nonsense": 3}}, r"data\.args: tables know tokenizer, max_length, text, not 'nonsense'"),

@@ -56,6 +56,39 @@ def test_a_prefix_of_the_users_is_stripped(tmp_path, trained):
     assert same(load_weights(make(), tmp_path / "w.pt", strip_prefix="net.backbone."), trained)
 
 
+def test_a_prefix_that_no_name_has_is_told(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    notes = []
+    assert same(load_weights(make(), tmp_path / "w.pt", "nonsense.", notes), trained)
+    assert notes == start_from(make(), tmp_path / "w.pt", "nonsense.")
+    assert notes == ["weights: no name in w.pt begins with 'nonsense.', so none is stripped (the first is 0.weight)"]
+    torch.save({f"net.{k}": v for k, v in trained.state_dict().items()}, tmp_path / "n.pt")
+    assert start_from(make(), tmp_path / "n.pt", "net.") == []
+    with pytest.raises(
+        CheckpointError, match=r"missing(.|\n)*begins with 'ne\.', so none is stripped \(the first is net\.0\.wei"
+    ):
+        load_weights(make(), tmp_path / "n.pt", "ne.")
+
+
+@pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda s, e: {"model": s, "model_ema": {"module": e}, "optimizer": {"state": {0: {"step": 3}}}}, "['model_ema']"),
+        (lambda s, e: {"epoch": 3, "model": {"state_dict": s, "best": e}}, "['model']['best']"),
+        (lambda s, e: {"ema": {f"module.{k}": v for k, v in e.items()}, "state_dict": s}, "['ema']"),
+    ],
+)
+def test_other_weights_in_the_file_are_told_with_the_way_to_take_them(tmp_path, trained, wrap, place):
+    average, notes = make(), []
+    torch.save(wrap(trained.state_dict(), average.state_dict()), tmp_path / "w.pt")
+    assert same(load_weights(make(), tmp_path / "w.pt", notes=notes), trained)
+    assert notes == start_from(make(), tmp_path / "w.pt") and "is in w.pt, too" in notes[0]
+    expression = notes[0].partition("torch.save(")[2].removesuffix(", 'other.pt')")
+    assert expression == f"torch.load('w.pt', weights_only=True){place}"
+    torch.save(eval(expression.replace("w.pt", str(tmp_path / "w.pt"))), tmp_path / "other.pt")
+    assert same(load_weights(make(), tmp_path / "other.pt", notes=(other := [])), average) and other == []
+
+
 class Turned(nn.Module):
     """Its layer was stored under another name and on its side once."""
 

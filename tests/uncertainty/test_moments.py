@@ -168,6 +168,16 @@ def test_probabilities(task):
     torch.testing.assert_close(got.mutual_information, want.mutual_information, rtol=0.25, atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "layer, shape", [(nn.Linear(4, 3), (5, 4)), (nn.Conv2d(2, 3, 3), (2, 2, 6, 6))], ids=["Linear", "Conv2d"]
+)
+def test_a_layer_by_itself(layer, shape):
+    model, x = widen(svdc.convert(layer)), torch.randn(shape, generator=seeded(2))
+    got, want = moments(model, x), moments(nn.Sequential(model), x)
+    torch.testing.assert_close([got.mean, got.variance], [want.mean, want.variance])
+    torch.testing.assert_close(moments(model, {"input": x}).mean, got.mean)
+
+
 @pytest.mark.parametrize("task", ["classification", "binary", "regression", "gaussian"])
 def test_the_batch_goes_through_in_slices(task, monkeypatch):
     model = widen(svdc.convert(mlp(4, 30, 4)), high=-3, dead=0.1)
@@ -178,7 +188,7 @@ def test_the_batch_goes_through_in_slices(task, monkeypatch):
         _moments, "propagate", lambda follow, x, old=_moments.propagate: (rows.append(len(x)), old(follow, x))[1]
     )
     whole, sliced = (moments(model, x, task, samples=4000, generator=seeded(1), chunk=chunk) for chunk in (None, 4))
-    assert rows == [8, 11, 8, 4, 4, 3]
+    assert rows == [8, 11, 8, *(8, 3), 4, 4, 3]  # in brackets: whether it may be cut
     probabilities = task in ("classification", "binary")
     tolerance = {"rtol": 0.05, "atol": 0.02} if probabilities else {"rtol": 1e-5, "atol": 1e-6}  # other draws of the logits
     for name, value in whole.numpy().items():

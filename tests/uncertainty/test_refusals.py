@@ -13,6 +13,10 @@ from svdcompress.errors import DataError, ModelError, UsageError
 from svdcompress.uncertainty import Prediction, mc_predict, mean_predict
 
 
+def test_both_are_at_the_front():
+    assert svdc.mc_predict is mc_predict and svdc.mean_predict is mean_predict
+
+
 @pytest.mark.parametrize("samples", [0, -3, 2.5, "ten", True, None])
 def test_samples_must_be_a_whole_number_above_zero(classifier, x, samples):
     with pytest.raises(UsageError, match="samples"):

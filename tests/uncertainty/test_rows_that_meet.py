@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import svdcompress as svdc
-from svdcompress.uncertainty import mc_predict
+from svdcompress.errors import UsageError
+from svdcompress.uncertainty import _predict, mc_predict, mean_predict
 
 
 class Mixed(nn.Module):
@@ -102,3 +103,17 @@ def test_rows_that_meet_in_half_precision_and_by_infinite_outputs():
         with torch.no_grad(), svdc.sampling(model) as sampler:
             model(x)
             assert len(sampler.shared) == 1
+
+
+@pytest.mark.parametrize("way", [{}, {"members": True}, {"local": True}, {"antithetic": True}], ids=str)
+def test_a_batch_whose_rows_meet_goes_through_whole(way, monkeypatch):
+    """However wide the model is; only the draws are cut."""
+    monkeypatch.setitem(_predict.BUDGET, "cpu", 20)
+    torch.manual_seed(0)
+    model, x = svdc.convert(Mixed(), log_sigma2=-30.0).eval(), torch.randn(8, 8)
+    want = model(x).detach().double()
+    for found in (mean_predict(model, x, task="regression"), mc_predict(model, x, 6, task="regression", **way)):
+        torch.testing.assert_close(found.mean, want, rtol=0, atol=1e-4)
+    torch.testing.assert_close(mc_predict(model, x, 6, task="regression", chunk=9, **way).mean, want, rtol=0, atol=1e-4)
+    with pytest.raises(UsageError, match=r"chunk: 7; the rows of a batch meet.*at least 8"):
+        mc_predict(model, x, 6, task="regression", chunk=7, **way)

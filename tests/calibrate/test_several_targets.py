@@ -1,0 +1,116 @@
+"""Intervals of several targets hold for each of them, in PyTorch, in the files and in predictions."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+
+from svdcompress.calibrate import conformal_intervals, from_dict, promises_of
+from svdcompress.errors import DataError
+from svdcompress.likelihoods import Prediction, likelihood_for
+from svdcompress.pipeline import open_run, run, verify_run
+from svdcompress.predict import predict_run
+from svdcompress.recipe import load_recipe
+
+SIZES = (1.0, 0.1, 5.0)
+"""Of the errors of three targets, where 1 is predicted of all."""
+
+
+def errors(n, seed):
+    return torch.randn(n, 3, generator=torch.Generator().manual_seed(seed)) * torch.tensor(SIZES)
+
+
+def test_the_coverage_is_kept_by_each_target_on_average():
+    rates = []
+    for seed in range(60):
+        found = conformal_intervals(torch.zeros(120, 3), torch.ones(120, 3), errors(120, seed), 0.9)
+        low, high = found.intervals(torch.zeros(2000, 3), torch.ones(2000, 3))
+        fresh = errors(2000, 1000 + seed)
+        rates.append(((low <= fresh) & (fresh <= high)).double().mean(0).numpy())
+    each = np.mean(rates, 0)
+    assert (each >= 0.9 - 0.011).all() and (each <= 0.93).all()  # three standard errors
+    assert found.examples == 120 and np.allclose(np.array(found.widths) / SIZES, 1.64, atol=0.4)
+
+
+def test_widths_are_the_quantiles_of_each_column():
+    y = errors(99, 0)
+    found = conformal_intervals(torch.zeros(99, 3), torch.full((99, 3), 2.0), y, 0.9)
+    assert found.widths == pytest.approx([sorted((y[:, k].abs() / 2).tolist())[89] for k in range(3)])
+    again = from_dict(found.to_dict())
+    assert again == found and isinstance(found.to_dict()["width"], list)
+
+
+def test_too_few_examples_for_each_target_are_said():
+    with pytest.warns(UserWarning, match="cannot be promised for each of 3 targets from 5 validation examples; it takes 9"):
+        assert isinstance(conformal_intervals(torch.zeros(5, 3), torch.ones(5, 3), errors(5, 0), 0.9).width, float)
+    with pytest.raises(DataError, match="cannot be promised from"):
+        conformal_intervals(torch.zeros(2, 3), torch.ones(2, 3), errors(2, 0), 0.99)
+
+
+def test_what_is_kept_of_many_examples_stays_together(monkeypatch):
+    """Of 40 examples with 3 targets those are drawn that 30 numbers have room for."""
+    monkeypatch.setattr(sys.modules[promises_of.__module__], "MOST", 30)
+    y = torch.arange(120.0).view(40, 3)
+
+    def predict(x):
+        zeros, ones = torch.zeros_like(x), torch.ones_like(x)
+        return Prediction("gaussian", 1, zeros, ones, ones, zeros)
+
+    seen = promises_of(predict, lambda: [(y[:25], y[:25]), (y[25:], y[25:])], likelihood_for("gaussian"))
+    assert seen.scores.shape == (10, 3) and torch.equal(seen.scores.diff(dim=1), torch.ones(10, 2).double())
+    assert bool((seen.scores[:, 0] % 3 == 0).all())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(900, 3))
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    frame["loud"] = x[:, 0] + generator.normal(size=900)
+    frame["quiet"] = x[:, 1] + 0.05 * generator.normal(size=900)
+    frame.to_csv(folder / "data.csv", index=False)
+    sets = ["loss=mse", f"data=csv:{folder}/data.csv", "data.target='loud,quiet'", "model={name: mlp, args: {sizes: [3, 2]}}"]
+    sets += ["dense.epochs=15", "dense.lr=0.02", "train.epochs=1", "recover.epochs=1", "train.beta.final=1e-6", "device=cpu"]
+    sets += ["calibrate.coverage=0.9", "export.sets=true", "uncertainty.samples=0", "report.latency=false", "recover.beta=1e-6"]
+    sets += ["data.validation=0.3"]
+    return folder, run(load_recipe(None, sets), folder / "run")
+
+
+def test_a_run_has_a_width_for_each_target(made):
+    folder, results = made
+    for who in ("mean", "samples"):
+        stored = results["promises"]["coverage"][who]
+        assert stored["width"][0] > 5 * stored["width"][1] and len(stored["test"]["each"]) == 2
+        assert min(stored["test"]["each"]) > 0.8
+    (line,) = [one for one in results["warnings"] if "of several targets, deviations say little of each" in one]
+    assert line.startswith("errors of target 'loud'") and "target 'quiet'" in line
+    assert not verify_run(folder / "run").failed
+    page = (folder / "run" / "report.html").read_text()
+    assert "(targets " in page
+
+
+def test_its_files_and_its_predictions_have_them(made):
+    folder, results = made
+    opened = open_run(folder / "run")
+    x, y = opened.data.test.inputs, opened.data.test.targets.numpy()
+    shift, scale = opened.data.target_scale or (0.0, 1.0)
+    raw = pd.read_csv(folder / "data.csv")[["a", "b", "c"]].head(40)
+    raw.to_csv(folder / "in.csv", index=False)
+    for onnx in (False, True):
+        told = {}
+        out, _ = predict_run(folder / "run", folder / "in.csv", folder / "out.npz", onnx=onnx, told=told)
+        with np.load(out) as found:
+            spread = (found["upper"] - found["lower"]).mean(0)
+        assert spread[0] > 5 * spread[1] and len(told["coverage"]["width"]) == 2
+    session = onnxruntime.InferenceSession(str(folder / "run" / "model.onnx"))
+    name = session.get_inputs()[0].name
+    mean, low, high = session.run(["output", "lower", "upper"], {name: raw.to_numpy(dtype=np.float32)})
+    widths = np.array(results["promises"]["coverage"]["mean"]["width"])
+    assert np.allclose((high - low) / (high - low)[0, 0] * widths[0], np.broadcast_to(widths, mean.shape), rtol=1e-3)
+    assert np.allclose((high + low) / 2, mean, atol=1e-4) and x.shape[1] == 3 and y.shape[1] == 2 and scale > 0 and shift < 9

@@ -1,0 +1,35 @@
+"""Inputs that a file is held against PyTorch with: of a table, each column stays near its own values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from svdcompress.export._inputs import Signature
+
+SIZES = torch.tensor([1e-6, 1.0, 1e5])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 200])
+def test_columns_move_in_their_own_units(rows):
+    x = (3 + torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))) * SIZES
+    seen = []
+
+    def answer(tensors):
+        seen.append(tensors[0])
+        return {"output": tensors[0]}
+
+    Signature(torch.nn.Identity(), x).tried(rows, answer)
+    moved = (seen[0] - x) / SIZES
+    assert float(moved.abs().min(0).values.max()) > 0 and float(moved.abs().max()) < 15
+    assert bool((moved.abs().max(0).values > 0).all())
+
+
+def test_columns_of_zeros_move_as_most_others_do_and_all_zeros_do_move():
+    x = torch.zeros(2, 5)
+    x[:, :3] = torch.tensor([[2.0, 0, 0], [4.0, 1, 3]])
+    seen = []
+    Signature(torch.nn.Identity(), x).tried(2, lambda tensors: seen.append(tensors[0]) or {"output": tensors[0]})
+    assert 0 < float((seen[0] - x)[:, 3:].abs().max()) < 4
+    Signature(torch.nn.Identity(), 0 * x).tried(2, lambda tensors: seen.append(tensors[0]) or {"output": tensors[0]})
+    assert float(seen[1].abs().max()) > 0.1

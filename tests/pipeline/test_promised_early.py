@@ -1,0 +1,39 @@
+"""A coverage that the validation data cannot promise is told before anything is trained."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from svdcompress.pipeline import estimate
+from svdcompress.pipeline._advice import unpromised
+from svdcompress.recipe import load_recipe
+from svdcompress.sources import InMemory
+
+
+def told(task, targets, *settings):
+    examples = InMemory(torch.zeros(len(targets), 2), targets)
+    return unpromised(load_recipe(None, list(settings)), SimpleNamespace(task=task, dim=1, validation=examples))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_too_few_validation_examples_are_told(task):
+    targets = torch.zeros(80, dtype=torch.long) if task == "classification" else torch.zeros(80, 1)
+    (line,) = told(task, targets, "calibrate.coverage=0.99")
+    assert "0.99 cannot be promised from 80 validation examples; it takes 99" in line
+    assert told(task, targets, "calibrate.coverage=0.9") == [] == told(task, targets)
+    assert told(task, torch.zeros(80, 4, dtype=targets.dtype), "calibrate.coverage=0.99") == []  # positions count each
+
+
+def test_a_task_without_sets_is_told():
+    (line,) = told("binary", torch.zeros(80, 1), "calibrate.coverage=0.9")
+    assert "neither prediction sets nor intervals" in line
+
+
+def test_a_dry_run_tells_it():
+    asked = ["dense.epochs=1", "train.epochs=1", "recover.epochs=1", "device=cpu", "calibrate.coverage=0.999"]
+    assert any(
+        "calibrate.coverage: 0.999 cannot be promised" in line for line in estimate(load_recipe("digits", asked)).warnings
+    )

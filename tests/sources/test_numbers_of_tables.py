@@ -1,0 +1,33 @@
+"""Columns of numbers: what float32 loses of targets, and texts among them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from svdcompress.errors import DataError
+from svdcompress.recipe import DataSection
+from svdcompress.sources._tables import read_table
+
+
+def read(path, frame, target, task="regression"):
+    frame.to_csv(path, index=False)
+    return read_table(str(path), DataSection(name=f"csv:{path}", target=target), "csv", task)
+
+
+def test_targets_whose_differences_float32_loses_are_told(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=400), "t": 1.7e8 + rng.normal(0, 50, 400), "u": rng.normal(5, 1, 400)})
+    (line,) = read(tmp_path / "x.csv", frame, "t").warnings
+    assert line.startswith("data.target: column 't': of 400 different values ") and "take off what they have in common" in line
+    assert (
+        len(read(tmp_path / "x.csv", frame, "t, u").warnings) == 1
+        and not read(tmp_path / "x.csv", frame[["a", "u"]], "u").warnings
+    )
+
+
+@pytest.mark.parametrize("target", ["t", "t, a"])
+def test_a_text_among_numbers_is_named_with_its_row(tmp_path, target):
+    frame = pd.DataFrame({"a": np.arange(20.0), "t": [f"{102.5 + row}" for row in range(20)]})
+    frame.loc[7, "t"] = "n.d."
+    with pytest.raises(DataError, match=r"data\.target: .*column 't' holds 'n\.d\.' in row 7, not numbers"):
+        read(tmp_path / "x.csv", frame.assign(b=1.0), target)
