@@ -20,9 +20,9 @@ from svdcompress.calibrate._refit import refit
 from svdcompress.calibrate._tempering import FEWEST, Tempered, fit_tempering
 from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import set_posterior
-from svdcompress.likelihoods import TASKS, Likelihood
+from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.relevance import hold, relevance
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, InMemory
 
 POSTERIORS = ("variational", "scaled", "refit", "laplace-diagonal")
 """Those that any layer, checkpoint and file can hold, the simplest first; "auto" tries them all."""
@@ -108,9 +108,9 @@ class _Work:
 
 def calibrate(
     model: nn.Module,
-    train: Examples,
-    validation: Examples,
-    likelihood: Likelihood,
+    train: Examples | tuple[Any, Tensor],
+    validation: Examples | tuple[Any, Tensor],
+    likelihood: str | Likelihood,
     *,
     posterior: str = "variational",
     temperature: bool = True,
@@ -123,7 +123,8 @@ def calibrate(
 ) -> Calibrated:
     """Choose a posterior and fit the temperatures (or the noise) on validation data that the model was not trained on.
 
-    model: variational, pruned or not; it stays as it is. train: what refits and Laplace approximations are made of.
+    model: variational, pruned or not; it stays as it is. train: what refits and Laplace approximations are made of; examples,
+        or a pair (inputs, targets), as validation. likelihood: one, or the name of a task.
     posterior: one of POSTERIORS, or "auto" for the one of least validation NLL under cross-validation; one other than the
         variational one is taken only where it is better by more than the standard error of the difference.
     temperature: False leaves logits, and variances that the model gives, as they are. macs: of one example, by which the
@@ -134,7 +135,8 @@ def calibrate(
     """
     if posterior != "auto" and posterior not in POSTERIORS:
         raise UsageError(f"posterior: {posterior!r} is unknown; one of auto, {', '.join(POSTERIORS)}")
-    plain = likelihood.plain()
+    plain = likelihood_for(likelihood).plain()
+    train, validation = (InMemory(*part) if isinstance(part, tuple) else part for part in (train, validation))
     if plain.name not in TASKS:
         raise UsageError(f"likelihood: {plain.name!r} has nothing to calibrate that is known here; {', '.join(TASKS)} have")
     first = draws_of(model, validation, plain, 0, seed, device)
@@ -197,7 +199,7 @@ def _evenness(draws: Draws, tau: float) -> list[str]:
     """What a user should hear where a regression is as sure of one input as of any other."""
     deviation = (draws.outputs.double().var(0, correction=0) + 1 / tau).sqrt()
     low, high = (float(deviation.kthvalue(max(1, round(share * len(deviation)))).values) for share in (0.05, 0.95))
-    if high > EVEN * low:
+    if high > EVEN * low or len(draws.owner.unique()) < FEWEST:
         return []
     return [
         "samples: the predicted deviation hardly depends on the input (nine in ten of the validation data lie within "

@@ -185,15 +185,13 @@ def _file_inputs(opened: OpenRun) -> list[Any]:
 
 def _numbers(raw: Any, opened: OpenRun) -> Any:
     """Whole numbers (but for bytes, which are images) as float32 where the run's ONNX file takes such; tokens stay."""
-    kinds = {value.name: value.type.tensor_type.elem_type for value in _file_inputs(opened)}
-
-    def floating(tensor: Tensor, kind: int | None) -> Tensor:
-        stays = tensor.is_floating_point() or tensor.dtype == torch.uint8
-        return tensor if stays or kind != _FLOAT else tensor.float()
-
+    parts = {"": raw} if isinstance(raw, Tensor) else raw
+    whole = [name for name, tensor in parts.items() if not (tensor.is_floating_point() or tensor.dtype == torch.uint8)]
+    inputs = _file_inputs(opened) if whole else []
+    floating = {value.name for value in inputs if value.type.tensor_type.elem_type == _FLOAT}
     if isinstance(raw, Tensor):
-        return floating(raw, next(iter(kinds.values()))) if len(kinds) == 1 else raw
-    return {name: floating(tensor, kinds.get(name)) for name, tensor in raw.items()}
+        return raw.float() if floating and len(inputs) == 1 else raw
+    return {name: tensor.float() if name in whole and name in floating else tensor for name, tensor in raw.items()}
 
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT

@@ -209,3 +209,17 @@ def test_promises_are_of_the_predictor():
     assert torch.allclose(seen.scores, wanted, atol=1e-5)
     with pytest.raises(UsageError, match="right and wrong"):
         seen.answer_above(0.9)
+
+
+def test_pairs_and_names_of_tasks_do():
+    model, (x, y) = mlp_classifier(80)
+    named = calibrate(model, (x, y), (x, y), "classification")
+    assert named.to_dict()["mean"] == calibrate(model, examples_of(x, y), examples_of(x, y), Classification()).to_dict()["mean"]
+
+
+@pytest.mark.parametrize(("count", "told"), [(8, False), (60, True)])
+def test_a_few_examples_say_nothing_of_how_even_a_deviation_is(count, told):
+    model, _ = mlp_classifier(80)
+    x = torch.randn(count, 4)
+    notes = calibrate(model[:1], (x, torch.zeros(count, 7)), (x, 9 * torch.randn(count, 7)), "regression").notes
+    assert any("hardly depends on the input" in note for note in notes) is told

@@ -54,7 +54,7 @@ def test_a_latency_command_goes_with_a_latency(search):
 )
 def test_set_does_not_silently_overrule_an_option(option, value):
     told = option[0] if len(option) == 1 else f"{option[0]} {option[1]}"
-    assert f"error: {told} and --set {value} contradict each other" in refused(*option, "--set", value)
+    assert f"error: {told} and --set {value} contradict each other" in refused(*option, "--set", value, "--dry-run")
 
 
 def test_an_option_and_set_may_say_the_same():
