@@ -43,15 +43,18 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     if made.experiment is not None:
         raise UsageError(f"the experiment {made.experiment.name} makes its models itself; there is nothing to inspect")
     data = open_data(made.data, made.task) if made.data.name else None
-    net, trained = dense_model(made)
+    of_weights: list[str] = []
+    net, trained = dense_model(made, of_weights)
     inputs = None
     if data is not None:
         inputs = example_inputs(data.train, 2)
         check_model(net, made, data, inputs)
     entries = planned(net, made, inputs)
     found: dict[str, Any] = {"plan": [asdict(entry) for entry in entries]}
+    if of_weights:
+        found["warnings"] = of_weights
     if data is not None:
-        found["warnings"] = [*data.notes, *data.warnings]
+        found["warnings"] = [*data.notes, *of_weights, *data.warnings]
         found["cost"] = cost.measure(net, inputs).to_dict()
         found["plan"] = _with_costs(found["plan"], cost.by_layer(net, inputs))
         count, final = len(data.train), final_beta(made, net, len(data.train), inputs)

@@ -61,18 +61,21 @@ def layer_rows(
     if isinstance(small, Select):  # which is a model around the model
         after_by = {name.removeprefix("model."): found for name, found in after_by.items()}
     small = bare(small)
-    types = {name: type(module).__name__ for name, module in dense.named_modules()}
+    dense_layers = dict(dense.named_modules())
     after = {name: tuple(p.shape) for name, p in small.named_parameters()}
-    left = {name: int(layer.relevant().sum()) for name, layer in _variational(small).items()}
+    layers = _variational(small)
+    left = {name: int(layer.relevant().sum()) for name, layer in layers.items()}
     units = {layer.name: layer for layer in masks.layers}
     rows = []
     for name, shape in before.items():
         count = units[name]
         total = int(np.prod(shape))
+        groups = getattr(dense_layers.get(name), "groups", 1)
+        had = _sides(shape, groups, getattr(layers.get(name), "transposed", False))
         rows.append(
             {
                 "name": name,
-                "type": types.get(name),
+                "type": type(dense_layers[name]).__name__ if name in dense_layers else None,
                 "shape_before": list(shape),
                 "shape_after": list(after.get(f"{name}.weight", ())) or None,
                 "sparsity": 1 - left.get(name, 0) / total,
@@ -82,9 +85,9 @@ def layer_rows(
                 "parameters": after_by[name].parameters if name in after_by else None,
                 "macs_before": before_by[name].macs if name in before_by else None,
                 "macs": after_by[name].macs if name in after_by else None,
-                "inputs_before": _inputs(small, name, shape),
+                "inputs_before": had[0],
                 "inputs": count.inputs,
-                "outputs_before": shape[0],
+                "outputs_before": had[1],
                 "outputs": count.outputs,
             }
         )
@@ -97,9 +100,10 @@ def _variational(model: nn.Module) -> dict[str, Any]:
     return dict(variational_layers(model))
 
 
-def _inputs(small: nn.Module, name: str, shape: tuple[int, ...]) -> int:
-    layer = _variational(small).get(name)
-    return shape[1] * getattr(layer, "groups", 1) if layer is not None else shape[1]
+def _sides(shape: tuple[int, ...], groups: int, transposed: bool) -> tuple[int, int]:
+    """Inputs and outputs of a layer whose weight has this shape, (outputs, inputs / groups, ...) or the other way."""
+    one, other = shape[0], shape[1] * groups
+    return (one, other) if transposed else (other, one)
 
 
 def feed(data: Data, file: Path) -> Callable[[int], Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields
 
+import torch
+from torch import nn
+
+import svdcompress as svdc
 from svdcompress import report
 from svdcompress.cost import Cost
+from svdcompress.layers import variational_layers
+from svdcompress.pipeline._figures import layer_rows
 from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.train import Reach
 
@@ -43,3 +50,19 @@ def test_a_whole_run_reports_its_keys_in_order(tiny_run):
     found = [name for name in tiny_run[1] if name in own]
     assert found == sorted(found, key=own.index)
     assert {"seconds", "reach", "pruning", "dense", "sparse", "layers", "parity", "uncertainty", "verified"} <= set(found)
+
+
+def test_the_report_has_the_sides_of_transposed_and_depthwise_convolutions_as_they_were():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2))
+    x = torch.randn(2, 3, 6, 6)
+    model = svdc.convert(copy.deepcopy(dense))
+    shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(model)}
+    with torch.no_grad():
+        model[0].weight[:3], model[0].bias[:3] = 0, 0
+        model[2].weight[:3], model[2].bias[:3] = 0, 0
+        model[4].weight[:3] = 0
+    masks = svdc.relevance(model)
+    small = svdc.prune(model, x, masks=masks)
+    sides = {row["name"]: (row["inputs_before"], row["outputs_before"]) for row in layer_rows(shapes, masks, dense, small, x)}
+    assert sides == {"0": (3, 8), "2": (8, 8), "4": (8, 4)} and small[4].weight.shape[0] == 5
