@@ -179,7 +179,7 @@ def predict(
 
 def _width(width: float | tuple[float, ...]) -> str:
     """Of intervals, in deviations; of several targets from the least to the most."""
-    return f"{width:.3g}" if isinstance(width, float) else f"{min(width):.3g} to {max(width):.3g} (by target)"
+    return f"{width:.3g}" if isinstance(width, float | int) else f"{min(width):.3g} to {max(width):.3g} (by target)"
 
 
 def _promises(told: dict[str, Any]) -> list[str]:

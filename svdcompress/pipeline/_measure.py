@@ -19,6 +19,7 @@ from svdcompress import cost
 from svdcompress.errors import ExportError
 from svdcompress.export import export_onnx
 from svdcompress.pipeline._baked import baked
+from svdcompress.pipeline._export import file_metadata
 from svdcompress.pipeline._figures import feed
 from svdcompress.pipeline._foreseen import foreseen
 from svdcompress.recipe import Recipe
@@ -96,10 +97,14 @@ class Measure:
         return self._kept["file"]
 
     def _file(self, model: nn.Module, path: Path, dense: bool = False) -> Path:
-        """A model's file; for its bytes with all that the run's own will carry, which dense.onnx does without."""
+        """A model's file; for its bytes with all that the run's own will carry."""
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)
         inputs, opset = units.inputs(self.inputs), self.recipe.export.opset
-        more = foreseen(self.recipe, self.data, units) if self.name == "bytes" and not dense else {}
+        more: dict[str, Any] = {}
+        if self.name == "bytes" and dense:
+            more = {"metadata": file_metadata({}, units.preprocessing, self.data.classes, self.data.task)}
+        elif self.name == "bytes":
+            more = foreseen(self.recipe, self.data, units)
         return export_onnx(units.model(model), path, inputs, opset=opset, **more).path
 
     def _latencies(self, files: dict[str, Path]) -> dict[str, float]:

@@ -56,6 +56,8 @@ def read_inputs(
             raise DataError(f"{path}: arrays of different lengths: {', '.join(map(str, sorted(lengths)))}")
         (rows,) = lengths
         return inputs, [str(row) for row in range(rows)]
+    if "columns" in preprocessing:
+        raise DataError(f"{path}: the run was trained on a table, and reads .csv, .parquet, .npy and .npz")
     return _images([path], preprocessing, shape), [path.name]
 
 

@@ -56,7 +56,7 @@ def write_predictions(
         return path
     table = columns(arrays, names, task, classes, dim)
     if path.suffix == ".csv":
-        write_atomically(path, lambda place: _csv(place, table))
+        write_atomically(path, lambda place: _csv(place, table, task))
     else:
         write_atomically(path, lambda place: _parquet(place, table))
     return path
@@ -133,17 +133,18 @@ def _by_position(
     return rows, [name for name in names for _ in range(count)], places * len(names)
 
 
-def _csv(path: Path, table: Mapping[str, Sequence[Any]]) -> None:
+def _csv(path: Path, table: Mapping[str, Sequence[Any]], task: str) -> None:
+    exact = not likelihood_for(task).probabilities  # of which nobody needs more than nine
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(table)
         for row in zip(*table.values(), strict=True):
-            writer.writerow([_digits(value) if isinstance(value, float | np.floating) else value for value in row])
+            writer.writerow([_digits(value, exact) if isinstance(value, float | np.floating) else value for value in row])
 
 
-def _digits(value: float | np.floating) -> str:
-    """As many as it takes to read the same number back: large targets may differ in their last ones alone."""
-    return str(float(value)) if np.dtype(type(value)) == np.float64 else f"{value:.9g}"
+def _digits(value: float | np.floating, exact: bool) -> str:
+    """exact: as many as it takes to read the same number back, as large targets may differ in their last ones alone."""
+    return str(float(value)) if exact and np.dtype(type(value)) == np.float64 else f"{value:.9g}"
 
 
 def _parquet(path: Path, table: Mapping[str, Sequence[Any]]) -> None:

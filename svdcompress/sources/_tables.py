@@ -126,7 +126,7 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
     parts = []
     for column in preprocessing["columns"]:
         if column not in frame.columns:
-            raise DataError(f"data.features: {place} has no column {column!r}")
+            raise DataError(f"data.features: {place} has no column {column!r}; it has {_columns(frame)}")
         names = preprocessing["categories"].get(column)
         if names is None:
             values = _numbers(frame[column], place, "data.features")
@@ -134,14 +134,26 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
                 said += _crowded(column, values, "data.features")
             parts.append(values.float().unsqueeze(1))
             continue
+        _no_gaps(frame[column], place, "data.features")
         index = {name: position for position, name in enumerate(names)}
         hot = torch.zeros(len(frame), len(names))
         for row, value in enumerate(frame[column].astype(str)):
             if value not in index:
-                raise DataError(f"data.features: {place}: column {column!r}, row {row}: {value!r} does not occur in training")
+                known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+                raise DataError(
+                    f"data.features: {place}: column {column!r}, row {row}: {value!r} does not occur in training ({known} do); "
+                    "leave such rows out, or train with some"
+                )
             hot[row, index[value]] = 1
         parts.append(hot)
     return torch.cat(parts, 1)
+
+
+def _columns(frame: Any) -> str:
+    """The columns that a table has, and what may be wrong with it where that is one."""
+    names = [str(column) for column in frame.columns]
+    mark = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), None)
+    return ", ".join(names[:20]) + (f", which {mark!r} seems to separate: columns are separated by commas" if mark else "")
 
 
 def _text_settings(frame: Any, features: list[str], section: DataSection, place: str) -> dict[str, Any]:
@@ -184,7 +196,8 @@ def _no_gaps(series: Any, place: str, field: str) -> None:
     if gaps.any():
         count = int(gaps.sum())
         raise DataError(
-            f"{field}: {place}: column {series.name!r}: no value (NaN) in row {int(gaps.argmax())} ({count} such rows)"
+            f"{field}: {place}: column {series.name!r}: no value (NaN) in row {int(gaps.argmax())} ({count} such rows; an "
+            "empty cell, or a text such as NA, None or null): fill it, or leave the row out"
         )
 
 
@@ -208,6 +221,8 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
 
 def _crowded(column: str, values: Tensor, field: str) -> list[str]:
     """A warning of a column whose differences are lost in float32, as those of seconds since 1970 are."""
+    if values.max() == values.min():  # nothing to lose
+        return []
     lost = (values.float().double() - values).abs().max()
     if float(lost) <= LOST * float(values.std(correction=0)):
         return []

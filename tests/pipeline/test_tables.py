@@ -83,7 +83,7 @@ def test_targets_of_other_scales_and_columns_too_large_for_float32_are_told_of(t
     assert "column 'seconds': of 400 different values" in lost and "as large as 1.7e+09" in lost
     left = int(lost.split("values ")[1].split(" ")[0])
     assert left == len(np.unique(seconds.round(3).astype(np.float32))) < 100
-    assert "the 2 targets have means from" in uneven and "intervals that are far too wide" in uneven
+    assert "the 2 targets have means from" in uneven and "standard deviations that are far too large" in uneven
     assert "and so are a, b together, by one mean and one standard deviation" in found.notes[0]
     alone = open_data(DataSection(name="csv:t.csv", target="b", features=["year", "a"]), "regression")
     assert not alone.warnings and "and so is b; predict" in alone.notes[0]

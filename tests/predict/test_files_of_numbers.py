@@ -28,6 +28,8 @@ def test_a_table_has_as_many_digits_as_its_numbers(tmp_path):
     assert [float(row["mean"]) for row in rows] == wide.tolist()
     assert max(len(row["variance"]) for row in rows) <= 11
     assert np.array_equal(np.float32([row["variance"] for row in rows]), narrow)
+    path = write_predictions(tmp_path / "q.csv", {"mean": np.full((2, 3), 1 / 3)}, ["a", "b"], "classification")
+    assert "0.333333333," in path.read_text()
 
 
 @pytest.fixture(scope="module")

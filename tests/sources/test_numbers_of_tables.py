@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from svdcompress.errors import DataError
+from svdcompress.predict import read_inputs
 from svdcompress.recipe import DataSection
 from svdcompress.sources._tables import read_table
 
@@ -31,3 +32,31 @@ def test_a_text_among_numbers_is_named_with_its_row(tmp_path, target):
     frame.loc[7, "t"] = "n.d."
     with pytest.raises(DataError, match=r"data\.target: .*column 't' holds 'n\.d\.' in row 7, not numbers"):
         read(tmp_path / "x.csv", frame.assign(b=1.0), target)
+
+
+def test_a_constant_column_has_nothing_to_lose(tmp_path):
+    frame = pd.DataFrame({"a": np.arange(20.0), "same": 1.7e9 + 1, "t": np.arange(20.0)})
+    assert read(tmp_path / "x.csv", frame, "t").warnings == []
+
+
+PREPROCESSING = {"columns": ["a", "kind"], "categories": {"kind": ["big", "small"]}, "transform": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.csv", "a;kind\n1;big\n", "has no column 'a'; it has a;kind, which ';' seems to separate"),
+        ("x.csv", "b,kind\n1,big\n", "has no column 'a'; it has b, kind"),
+        ("x.csv", "a,kind\n1,tiny\n", "'tiny' does not occur in training \\(big, small do\\); leave such rows out"),
+        (
+            "x.csv",
+            "a,kind\n1,big\n2,None\n",
+            r"'kind': no value \(NaN\) in row 1 \(1 such rows; an empty cell, or a text such as NA",
+        ),
+        ("x.tsv", "a\tkind\n1\tbig\n", "trained on a table, and reads .csv, .parquet"),
+    ],
+)
+def test_tables_to_predict_that_do_not_fit_are_told_with_what_to_do(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        read_inputs(tmp_path / name, PREPROCESSING)
