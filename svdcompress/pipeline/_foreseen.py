@@ -44,10 +44,12 @@ def _promises(recipe: Recipe, data: Data, likelihood: Likelihood) -> dict[str, A
     settings = recipe.calibrate
     promises: dict[str, Any] = {}
     if settings.coverage is not None and (likelihood.classes or not likelihood.probabilities):
-        each = 1 if likelihood.probabilities else targets_of(next(iter(data.validation.batches(1)))[1])
-        width = SOME if each == 1 else (SOME,) * each
-        of = ConformalSets if likelihood.classes else ConformalIntervals
-        promises["coverage"] = {"mean": of(settings.coverage, width, MANY).to_dict()}
+        if likelihood.classes:
+            some: ConformalSets | ConformalIntervals = ConformalSets(settings.coverage, SOME, MANY)
+        else:
+            each = targets_of(next(iter(data.validation.batches(1)))[1])
+            some = ConformalIntervals(settings.coverage, SOME if each == 1 else (SOME,) * each, MANY)
+        promises["coverage"] = {"mean": some.to_dict()}
     if settings.answer_above is not None:
         found = AnswerAbove(settings.answer_above, SOME, SOME, SOME, SOME, SHORT, MANY)
         promises["answer_above"] = {"mean": found.to_dict()}
