@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -120,15 +121,17 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
 def _spread(tensor: Tensor) -> Tensor:
     """How far noise moves a tensor: three tenths of its standard deviation. Columns of a table (N, columns) have units of their
     own; one that is constant has its size for a deviation, and one of zeros that of most others."""
-    columns = tensor.unbind(1) if tensor.dim() == 2 and tensor.shape[1] else (tensor,)
-    spreads = torch.tensor([_deviation(column[column.isfinite()]) for column in columns])
+    columns = tensor.double() if tensor.dim() == 2 and tensor.shape[1] else tensor.double().reshape(-1, 1)
+    finite = columns.isfinite()
+    count, values = finite.sum(0).clamp_min(1), columns.where(finite, 0)
+    size, mean = values.abs().sum(0) / count, values.sum(0) / count
+    variance = (values - mean).where(finite, 0).square().sum(0) / (count - 1).clamp_min(1)
+    varies = (
+        columns.where(finite, math.inf).amin(0) < columns.where(finite, -math.inf).amax(0) if len(columns) else finite.any(0)
+    )
+    spreads = variance.sqrt().where(varies, size).float()
     known = spreads[spreads > 0]
-    return 0.3 * torch.where(spreads > 0, spreads, float(known.median()) if len(known) else 1 / 0.3)
-
-
-def _deviation(values: Tensor) -> float:
-    deviation = float(values.std()) if values.numel() > 1 else 0.0
-    return deviation or (float(values.abs().mean()) if values.numel() else 0.0)
+    return 0.3 * spreads.where(spreads > 0, float(known.median()) if len(known) else 1 / 0.3)
 
 
 def _shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
