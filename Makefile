@@ -55,8 +55,8 @@ demo: $(VENV)/.installed
 	echo "svdc sparsify recipes/digits.yaml --out $$out $(ARGS)"; \
 	$(BIN)/svdc sparsify recipes/digits.yaml --out "$$out" $(ARGS)
 
-# One thread for each worker: the tests' tensors are small.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4
+# One thread for each worker, as the tests' tensors are small; an idle worker takes tests over from one that has more to do.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" $(ARGS)
