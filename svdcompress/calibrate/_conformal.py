@@ -176,13 +176,14 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
 def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:
     """`conformal_intervals` from the distances of the truths, in predictive standard deviations."""
     coverage = check_coverage(coverage)
-    if ratios.dim() != 2 or ratios.shape[1] == 1:
-        return ConformalIntervals(coverage, quantile(ratios, coverage), ratios.numel())
-    if len(ratios) < least_examples(coverage) and ratios.numel() >= least_examples(coverage):
+    several, needed = ratios.dim() == 2 and ratios.shape[1] > 1, least_examples(coverage)
+    if several and len(ratios) < needed <= ratios.numel():
         warnings.warn(
             f"coverage: {coverage:g} cannot be promised for each of {ratios.shape[1]} targets from {len(ratios)} validation "
-            f"examples; it takes {least_examples(coverage)}. The intervals promise it of all targets together alone",
+            f"examples; it takes {needed}. The intervals promise it of all targets together alone",
             stacklevel=3,
         )
-        return ConformalIntervals(coverage, quantile(ratios, coverage), ratios.numel())
-    return ConformalIntervals(coverage, tuple(quantile(each, coverage) for each in ratios.unbind(1)), len(ratios))
+        several = False
+    if several:
+        return ConformalIntervals(coverage, tuple(quantile(each, coverage) for each in ratios.unbind(1)), len(ratios))
+    return ConformalIntervals(coverage, quantile(ratios, coverage), ratios.numel())

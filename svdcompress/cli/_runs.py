@@ -29,9 +29,6 @@ BY_MEAN = (
     "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws all the same "
     "(mutual information needs draws)"
 )
-FOUR_BITS = 21
-"""The first opset that has numbers of four bits."""
-
 PRECISIONS = ("none", "auto", "int8", "int4", "float16")
 
 
@@ -54,7 +51,7 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Export a run's model to ONNX again, in another form; checked against PyTorch."""
-    from svdcompress.export import export_onnx
+    from svdcompress.export import FEW_BITS_OPSET, export_onnx
     from svdcompress.likelihoods import own_likelihood
     from svdcompress.pipeline import baked, chosen_by_time, export_model, feed, file_metadata, promised, reduced, sets_of
     from svdcompress.sources import example_inputs
@@ -94,8 +91,8 @@ def export(
     told = ""
     if compact or precision != "none":
         written, told = reduced(opened, out, precision, compact)
-    if precision == "int4" and opset < FOUR_BITS:
-        told += f"; of opset {FOUR_BITS}, as {opset} has no numbers of four bits"
+    if precision == "int4" and opset < FEW_BITS_OPSET:
+        told += f"; of opset {FEW_BITS_OPSET}, as {opset} has no numbers of four bits"
     if json:
         print_json(written.to_dict())
         return
@@ -177,9 +174,9 @@ def predict(
     print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)
 
 
-def _width(width: float | tuple[float, ...]) -> str:
+def _width(width: float | list[float]) -> str:
     """Of intervals, in deviations; of several targets from the least to the most."""
-    return f"{width:.3g}" if isinstance(width, float | int) else f"{min(width):.3g} to {max(width):.3g} (by target)"
+    return f"{min(width):.3g} to {max(width):.3g} (by target)" if isinstance(width, list) else f"{width:.3g}"
 
 
 def _promises(told: dict[str, Any]) -> list[str]:

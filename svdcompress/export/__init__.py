@@ -10,7 +10,7 @@ onnx, onnxscript and onnxruntime are imported when a file is written or checked,
 from svdcompress.export._bits import added_error, allocated_bits, importance, round_weights, suggested_bits
 from svdcompress.export._compact import write_compact
 from svdcompress.export._export import Exported, check_parity, export_onnx
-from svdcompress.export._few_bits import weights_of, write_few_bits
+from svdcompress.export._few_bits import FEW_BITS_OPSET, weights_of, write_few_bits
 from svdcompress.export._half import write_half
 from svdcompress.export._int8 import Int8
 from svdcompress.export._metadata import read_metadata
@@ -18,6 +18,7 @@ from svdcompress.export._pack import PRECISIONS, Packed, pack
 from svdcompress.export._unpack import unpack
 
 __all__ = [
+    "FEW_BITS_OPSET",
     "PRECISIONS",
     "Exported",
     "Int8",

@@ -21,7 +21,7 @@ from svdcompress.export._written import written
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
 
-OPSET, IR = 21, 10
+FEW_BITS_OPSET, IR = 21, 10
 """The first that have numbers of four bits."""
 
 SMALLEST = 64
@@ -153,19 +153,20 @@ def _stored(maker: Maker, part: Part, whole: np.ndarray, bits: int) -> str:
 
 
 def _at_opset(model: ModelProto, src: Path) -> ModelProto:
-    """The model at OPSET or what it has beyond that. Raises ExportError."""
+    """The model at FEW_BITS_OPSET or what it has beyond that. Raises ExportError."""
     from onnx import version_converter
 
     if model.functions or model.graph.sparse_initializer:
         raise ExportError(f"{src.name}: has local functions or sparse initialisers, which cannot be kept here")
     model.ir_version = max(model.ir_version, IR)
-    if max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) >= OPSET:
+    if max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) >= FEW_BITS_OPSET:
         return model
     try:
-        found = version_converter.convert_version(model, OPSET)
+        found = version_converter.convert_version(model, FEW_BITS_OPSET)
     except Exception as error:  # onnx's own, of C++
         raise ExportError(
-            f"{src.name}: cannot be of opset {OPSET} ({shortened(str(error))}); export it with --opset {OPSET}"
+            f"{src.name}: cannot be of opset {FEW_BITS_OPSET} ({shortened(str(error))}); export it with --opset "
+            f"{FEW_BITS_OPSET}"
         ) from error
     del found.graph.value_info[:]
     found.ir_version = max(found.ir_version, IR)

@@ -81,13 +81,13 @@ class Signature:
 
 
 def _names(model: nn.Module, keys: list[int | str]) -> list[str]:
-    """Names of the inputs; of a wrapper those of its `inner` model."""
+    """Names of the inputs; of a wrapper that takes any those of the model that it names as `arguments_of`."""
     if not keys:
         raise ExportError("example_inputs: hold no tensor")
     if keys == [0]:
         return ["input"]
     try:
-        parameters = list(inspect.signature(getattr(model, "inner", model).forward).parameters.values())
+        parameters = list(inspect.signature(getattr(model, "arguments_of", model).forward).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -121,14 +121,14 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
 def _spread(tensor: Tensor) -> Tensor:
     """How far noise moves a tensor: three tenths of its standard deviation. Columns of a table (N, columns) have units of their
     own; one that is constant has its size for a deviation, and one of zeros that of most others."""
-    columns = tensor.double() if tensor.dim() == 2 and tensor.shape[1] else tensor.double().reshape(-1, 1)
+    if not tensor.numel():
+        return torch.ones(1)
+    columns = tensor.double() if tensor.dim() == 2 else tensor.double().reshape(-1, 1)
     finite = columns.isfinite()
     count, values = finite.sum(0).clamp_min(1), columns.where(finite, 0)
     size, mean = values.abs().sum(0) / count, values.sum(0) / count
     variance = (values - mean).where(finite, 0).square().sum(0) / (count - 1).clamp_min(1)
-    varies = (
-        columns.where(finite, math.inf).amin(0) < columns.where(finite, -math.inf).amax(0) if len(columns) else finite.any(0)
-    )
+    varies = columns.where(finite, math.inf).amin(0) < columns.where(finite, -math.inf).amax(0)
     spreads = variance.sqrt().where(varies, size).float()
     known = spreads[spreads > 0]
     return 0.3 * spreads.where(spreads > 0, float(known.median()) if len(known) else 1 / 0.3)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.calibrate import least_examples
+from svdcompress.calibrate import least_examples, targets_of
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import LARGE, PUSH, final_beta, sizes
 from svdcompress.recipe import Recipe, in_epochs
@@ -29,10 +29,12 @@ def unpromised(recipe: Recipe, data: Data) -> list[str]:
     if likelihood.probabilities and not likelihood.classes:
         return [f"calibrate.coverage: task {data.task!r} has neither prediction sets nor intervals, so nothing is promised"]
     targets, count, needed = next(iter(data.validation.batches(1)))[1], len(data.validation), least_examples(coverage)
-    if targets.numel() > 1 or count >= needed:  # positions count each
+    several = 1 if likelihood.probabilities else targets_of(targets)
+    if targets.numel() > several or count >= needed:  # positions count each
         return []
+    each = f" for each of {several} targets" if several > 1 else ""
     return [
-        f"calibrate.coverage: {coverage:g} cannot be promised from {count:,} validation examples; it takes {needed:,}: a "
+        f"calibrate.coverage: {coverage:g} cannot be promised{each} from {count:,} validation examples; it takes {needed:,}: a "
         "larger data.validation, or a smaller coverage"
     ]
 

@@ -33,8 +33,8 @@ class InUnits(nn.Module):
         self.scaled, self.likelihood = target is not None, likelihood
 
     @property
-    def inner(self) -> nn.Module:
-        """The model whose arguments it takes."""
+    def arguments_of(self) -> nn.Module:
+        """The model whose arguments it takes, for the names of a file's inputs."""
         return self.model
 
     def forward(self, *inputs: Any, **named: Any) -> Any:

@@ -36,6 +36,7 @@ from svdcompress.pipeline._search_trials import ABOVE
 from svdcompress.pipeline._search_words import below_least
 from svdcompress.pipeline._trainer import taught
 from svdcompress.pipeline._uncertainty import seconds_for
+from svdcompress.pipeline._ways import FEWEST, pruning_of
 from svdcompress.recipe import Distillation, Recipe, Training, parse_goal
 from svdcompress.search import CLOSE
 from svdcompress.selection import Ranking, rule
@@ -130,11 +131,10 @@ def _goal_out_of_reach(recipe: Recipe, dense: nn.Module, model: nn.Module, input
     measure = objective_of(recipe)
     if recipe.search.goal is None or measure not in ("parameters", "macs"):
         return []
-    pruning: dict[str, Any] = {name: getattr(recipe.prune, name) for name in ("remove_inputs", "protect", "round_to")}
     masks = rule(model, recipe.relevance, inputs)(recipe.relevance.threshold)
     goal, size = parse_goal(recipe.search.goal), float(getattr(cost.measure(dense, inputs), measure))
     try:
-        least = min(float(getattr(Ranking(model, inputs, masks, **pruning).at({measure: 1.5}), measure)), size)
+        least = min(float(getattr(Ranking(model, inputs, masks, **pruning_of(recipe)).at({measure: FEWEST}), measure)), size)
     except PruneError:  # which the search says by itself
         return []
     if goal.target(size) * (1 + CLOSE) >= least:

@@ -16,6 +16,7 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._select import whole
 from svdcompress.pipeline._some import some
 from svdcompress.prune import count_means, prune
+from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, as_masks
 from svdcompress.search import CLOSE
 from svdcompress.selection import Ranked, Ranking, Rule, count_nonzero, rule, whole_units
@@ -53,6 +54,9 @@ PROJECTIONS = 128
 
 LEAST, MOST, SHARE = 2, 4, 0.05
 """Examples in each batch, at least and at most, and the share of the training examples that they come to between."""
+
+FEWEST = 1.5
+"""A count that asks a rank for the least: one unit stays in each layer, and what may not go. Up to 1 it would be a share."""
 
 CORRECTIONS = 3
 """Times that a mixture is made anew, at most, because its size is not what was counted."""
@@ -111,7 +115,12 @@ def next_count(seen: list[tuple[float, float]], target: float) -> float:
     if others:
         more, larger = min(others)
         guess = min(guess, count - (size - target) * (more - count) / (larger - size))
-    return max(guess, count / 4, 1.5)
+    return max(guess, count / 4, FEWEST)
+
+
+def pruning_of(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe's pruning decides how small a model becomes; for `Ranking` and counts."""
+    return {name: getattr(recipe.prune, name) for name in ("remove_inputs", "protect", "round_to")}
 
 
 class Ways:
@@ -142,7 +151,7 @@ class Ways:
         self.found = self.own(self.asked)
         self.others = count_means(model) - self.found.total
         self.time_budget = recipe.prune.time_budget
-        self.pruning: dict[str, Any] = {n: getattr(recipe.prune, n) for n in ("remove_inputs", "protect", "round_to")}
+        self.pruning = pruning_of(recipe)
         self._rankings: dict[bool, Ranking] = {}
 
     @property
@@ -285,7 +294,7 @@ class Units(Ways):
 
     def _to_target(self) -> Way:
         if self.measure.name == self.follows:
-            count = max(self.target, 1.5)  # up to 1 it would be a share
+            count = max(self.target, FEWEST)
             found = self.ranking.at({self.follows: count})
             size = float(getattr(found, self.follows))
             free = not found.units
@@ -311,13 +320,13 @@ class Units(Ways):
         return super().aim() if self.measure.name == self.follows else self.usual().count
 
     def least(self) -> float:
-        found = self.ranking.at({self.follows: 1.5})  # one unit stays in each layer, and what may not go
+        found = self.ranking.at({self.follows: FEWEST})
         if self.measure.name == self.follows:
             return float(getattr(found, self.follows))
         return self._costs(found.masks)[self.measure.name]
 
     def part(self, size: float, name: str) -> Masks | None:
-        found = self._at(name, max(size, 1.5))
+        found = self._at(name, max(size, FEWEST))
         return whole_units(self.model, found.masks) if found.units else None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
@@ -325,7 +334,7 @@ class Units(Ways):
         for end in ("", BY_OUTPUTS) if self.untold and not self.by_outputs else ("",):
             for name in (f"{name}{end}" for name in EVENNESS):
                 if name != usual.name and usual.count is not None:
-                    yield self._ranked(name, max(usual.size or 0.0, 1.5) if counted else usual.count, counted)
+                    yield self._ranked(name, max(usual.size or 0.0, FEWEST) if counted else usual.count, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None
@@ -343,7 +352,7 @@ class Units(Ways):
             if usual.size / SURE <= size <= usual.size * (1 + CLOSE) or now[self.follows] in left:
                 break
             left.add(now[self.follows])
-            count = max(count * usual.size / size, 1.5)  # down to the size, or up to it: room that is left helps nobody
+            count = max(count * usual.size / size, FEWEST)  # down to the size, or up to it: room that is left helps nobody
             way = self._ranked(way.name, count, counted=False)
         return best
 

@@ -17,6 +17,7 @@ from svdcompress.errors import (
     DataError,
     ExportError,
     ModelError,
+    NotFiniteError,
     RecipeError,
     SvdcError,
     UsageError,
@@ -47,9 +48,6 @@ MOST_SAMPLES = 1_000_000
 
 NOT_FINITE = "outputs_must_be_finite"
 """The node of the file that fails for such outputs."""
-
-NOT_FINITE_WORDS = "outputs are not finite"
-"""What PyTorch's way says of them."""
 
 MOST_NAMED = 10
 """Inputs that a message names."""
@@ -226,7 +224,7 @@ def _by_torch(
         try:
             predicted(map_tensors(batch, lambda tensor: tensor[row : row + 1]))
         except ModelError as error:
-            return NOT_FINITE_WORDS in str(error)
+            return isinstance(error, NotFiniteError)
         return False
 
     for index, batch in enumerate(_batches(x)):
@@ -234,9 +232,7 @@ def _by_torch(
             found = predicted(batch)
         except DataError as error:
             raise DataError(f"{origin}: {error}") from error
-        except ModelError as error:
-            if NOT_FINITE_WORDS not in str(error):
-                raise
+        except NotFiniteError as error:
             rows = names[index * BATCH : (index + 1) * BATCH]
             raise _not_finite(origin, [name for row, name in enumerate(rows) if fails(batch, row)] or rows) from error
         except SvdcError:

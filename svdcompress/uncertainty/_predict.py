@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from svdcompress.batch import call, to_device, unwrapped
-from svdcompress.errors import ModelError, UsageError
+from svdcompress.errors import ModelError, NotFiniteError, UsageError
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers
 from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
@@ -190,7 +190,7 @@ def _heads(model: nn.Module, likelihood: Likelihood, inputs: Any) -> Any:
 
 def _finite(prediction: Prediction) -> Prediction:
     if not bool(prediction.mean.isfinite().all() and prediction.variance.isfinite().all()):
-        raise ModelError("the model's outputs are not finite (NaN or infinite); has its training diverged?")
+        raise NotFiniteError("the model's outputs are not finite (NaN or infinite); has its training diverged?")
     return prediction
 
 

@@ -1,4 +1,4 @@
-"""Inputs that a file is held against PyTorch with: of a table, each column stays near its own values."""
+"""Example inputs: their names, and how they are varied: of a table, each column stays near its own values."""
 
 from __future__ import annotations
 
@@ -33,3 +33,18 @@ def test_columns_of_zeros_move_as_most_others_do_and_all_zeros_do_move():
     assert 0 < float((seen[0] - x)[:, 3:].abs().max()) < 4
     Signature(torch.nn.Identity(), 0 * x).tried(2, lambda tensors: seen.append(tensors[0]) or {"output": tensors[0]})
     assert float(seen[1].abs().max()) > 0.1
+
+
+class Around(torch.nn.Module):
+    """A model with a part called `inner`, as people's have, which takes other arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Bilinear(3, 3, 2)
+
+    def forward(self, left, right):
+        return self.inner(left, right)
+
+
+def test_inputs_have_the_names_of_the_models_own_arguments():
+    assert Signature(Around(), (torch.randn(2, 3), torch.randn(2, 3))).names == ["left", "right"]

@@ -19,17 +19,12 @@ from svdcompress.recipe import CalibrateSection
 _run = sys.modules["svdcompress.predict._run"]
 
 
-def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
-    scores = torch.linspace(0, 1, 300, dtype=torch.float64)
-    kept = Promises("classification", 4, scores=scores, labels=torch.arange(300) % 4, samples=20)
-    mean = dataclasses.replace(kept, scores=scores.clone(), labels=kept.labels.clone(), samples=0)
-    save_promises(tmp_path / "validation.safetensors", {"mean": mean, "samples": kept})
+def opened(folder, monkeypatch, task, outputs, **calibrate):
+    """A run's stand-in, which every call opens: a layer of five inputs, and what its recipe promises."""
     run = SimpleNamespace(
-        folder=tmp_path,
-        model=svdc.convert(nn.Linear(5, 4), log_sigma2=-3.0).eval(),
-        recipe=SimpleNamespace(task="classification", calibrate=CalibrateSection()),
+        folder=folder,
+        model=svdc.convert(nn.Linear(5, outputs), log_sigma2=-3.0).eval(),
+        recipe=SimpleNamespace(task=task, calibrate=CalibrateSection(**calibrate)),
         preprocessing={},
         classes=None,
         tau=None,
@@ -37,6 +32,17 @@ def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monke
         results={},
     )
     monkeypatch.setattr(_run, "open_run", lambda folder: run)
+    return run
+
+
+def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
+    scores = torch.linspace(0, 1, 300, dtype=torch.float64)
+    kept = Promises("classification", 4, scores=scores, labels=torch.arange(300) % 4, samples=20)
+    mean = dataclasses.replace(kept, scores=scores.clone(), labels=kept.labels.clone(), samples=0)
+    save_promises(tmp_path / "validation.safetensors", {"mean": mean, "samples": kept})
+    run = opened(tmp_path, monkeypatch, "classification", 4)
     ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz")
     with pytest.raises(UsageError, match=r"samples: 19; .* of 20 draws.* --samples 20 or more"):
         ask(samples=19, coverage=0.9)
@@ -65,17 +71,7 @@ def test_what_a_recipe_asks_for_and_cannot_be_promised_is_told(tmp_path, monkeyp
     classes, likely = (4, {"scores": 1 - confidence, "labels": torch.arange(144) % 4}) if task != "binary" else (2, {})
     kept = Promises(task, classes, confidence, torch.ones(144, dtype=torch.bool), **likely)
     save_promises(tmp_path / "validation.safetensors", {"samples": kept})
-    run = SimpleNamespace(
-        folder=tmp_path,
-        model=svdc.convert(nn.Linear(5, 4 if task != "binary" else 1), log_sigma2=-3.0).eval(),
-        recipe=SimpleNamespace(task=task, calibrate=CalibrateSection(coverage=0.999, answer_above=0.9)),
-        preprocessing={},
-        classes=None,
-        tau=None,
-        dim=1,
-        results={},
-    )
-    monkeypatch.setattr(_run, "open_run", lambda folder: run)
+    run = opened(tmp_path, monkeypatch, task, 1 if task == "binary" else 4, coverage=0.999, answer_above=0.9)
     ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz", samples=3)
     told = {}
     ask(told=told)
