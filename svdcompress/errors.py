@@ -44,10 +44,6 @@ class ModelError(SvdcError):
     exit_code = 4
 
 
-class NotFiniteError(ModelError):
-    """Model: what it predicts is NaN or infinite."""
-
-
 class CheckpointError(SvdcError):
     """Weights: missing, truncated, unsafe, or made for another model."""
 

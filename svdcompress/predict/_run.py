@@ -17,7 +17,6 @@ from svdcompress.errors import (
     DataError,
     ExportError,
     ModelError,
-    NotFiniteError,
     RecipeError,
     SvdcError,
     UsageError,
@@ -33,7 +32,7 @@ from svdcompress.predict._promises import wanted
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import check_finite, preprocess
-from svdcompress.uncertainty import mc_predict, mean_predict
+from svdcompress.uncertainty import NotFiniteError, mc_predict, mean_predict
 
 MC_FILE = "model_mc.onnx"
 

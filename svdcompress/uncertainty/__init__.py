@@ -11,7 +11,7 @@ from svdcompress.uncertainty._gather import Batches, Gathered, gather
 from svdcompress.uncertainty._intervals import paired_means, paired_rmse, paired_shares, wilson
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import plot
-from svdcompress.uncertainty._predict import ensemble_predict, mc_predict, mean_predict
+from svdcompress.uncertainty._predict import NotFiniteError, ensemble_predict, mc_predict, mean_predict
 from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
 from svdcompress.uncertainty._shift import LEVELS, shifts
 
@@ -22,6 +22,7 @@ __all__ = [
     "Contender",
     "Explained",
     "Gathered",
+    "NotFiniteError",
     "Prediction",
     "auroc",
     "compare",

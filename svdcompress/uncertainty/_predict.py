@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from svdcompress.batch import call, to_device, unwrapped
-from svdcompress.errors import ModelError, NotFiniteError, UsageError
+from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, drawing, stochastic_layers
 from svdcompress.likelihoods import Likelihood, Prediction, Sums, likelihood_for, resolve
 from svdcompress.uncertainty._chain import once, rowwise, width
@@ -26,6 +26,10 @@ OTHER_BUDGET = 2**25
 
 MOST_SAMPLES = 10_000_000
 """Draws beyond which nothing more is known, their error being less than a thousandth of the spread."""
+
+
+class NotFiniteError(ModelError):
+    """A model's predictions are NaN or infinite."""
 
 
 def mc_predict(

@@ -142,6 +142,16 @@ def test_inspect_finds_weights_read_past_their_layer_and_names_the_option_for_de
     assert "converted, made plain first: its weight comes from WeightNorm" in text and "read past it" in text
 
 
+@pytest.mark.parametrize("data", [(), ("--data", "npz:data.npz")])
+def test_inspect_tells_what_of_the_weights_was_not_as_asked(place, data):
+    spec: dict = {}
+    exec(MODEL, spec)
+    torch.save(spec["make"]().state_dict(), "weights.pt")
+    asked = ("inspect", "--model", "./model.py:make", "--weights", "weights.pt", "--strip-prefix", "nonsense.", *data)
+    found = json.loads(svdc(*asked, "--json").stdout)
+    assert any("nonsense." in line for line in found["warnings"])
+
+
 def test_inspect_takes_a_model_alone(place):
     text = svdc("inspect", "--model", "./model.py:make").stdout
     assert f"{4 * 8 + 8 + 8 * 3 + 3} parameters" in text

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -10,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from svdcompress.calibrate import Calibrated, Tempered
 from svdcompress.errors import CheckpointError, DataError, RecipeError, UsageError
 from svdcompress.export import read_metadata
 from svdcompress.likelihoods import likelihood_of
 from svdcompress.pipeline import open_run, run, verify_run
+from svdcompress.pipeline._calibrate import _told
 from svdcompress.predict import predict_run
 from svdcompress.recipe import load_recipe
 
@@ -45,6 +48,16 @@ def split(folder, name):
 def softmax(z):
     e = np.exp(z - z.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
+
+
+def test_a_calibration_that_changes_nothing_is_told_as_such(calibrated):
+    opened = open_run(calibrated[0])
+    same = Tempered(1.0, 0.5, 0.6, False, 144)
+    found = Calibrated(opened.model, likelihood_of(opened.model), "variational", same, same, ())
+    assert _told(found) == "no temperature is needed (posterior: variational)"
+    assert "mean temperature 2, validation NLL 0.5000 to 0.4000" in _told(
+        replace(found, mean=Tempered(2.0, 0.5, 0.4, True, 144))
+    )
 
 
 def test_both_temperatures_are_in_the_checkpoint_and_the_report(calibrated):

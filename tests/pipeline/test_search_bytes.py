@@ -49,6 +49,7 @@ def test_a_goal_in_bytes_holds_for_the_file_that_is_delivered(table, tmp_path, m
     results = run(load_recipe(None, [*table, *QUICK, *more, "search.goal='bytes=9kB'"]), tmp_path / "run")
     found, file = results["search"], tmp_path / "run" / "model.onnx"
     size = file.stat().st_size
+    assert found["dense"]["costs"]["bytes"] == (tmp_path / "run" / "dense.onnx").stat().st_size  # of which 2x is a half
     assert results["pruning"]["inputs_gathered"] is True
     assert results["sparse"]["bytes"] == size <= 1.02 * 9000 and found["reached"] is True
     trial = next(trial for trial in found["trials"] if trial["number"] == found["chosen"])
