@@ -222,7 +222,7 @@ def _by_torch(
     def fails(batch: Any, row: int) -> bool:
         try:
             predicted(map_tensors(batch, lambda tensor: tensor[row : row + 1]))
-        except ModelError as error:
+        except SvdcError as error:  # a model may refuse a batch of one
             return isinstance(error, NotFiniteError)
         return False
 

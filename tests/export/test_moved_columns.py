@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from svdcompress.export._inputs import Signature
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._baked import Baked
 
 SIZES = torch.tensor([1e-6, 1.0, 1e5])
 
@@ -47,4 +49,8 @@ class Around(torch.nn.Module):
 
 
 def test_inputs_have_the_names_of_the_models_own_arguments():
-    assert Signature(Around(), (torch.randn(2, 3), torch.randn(2, 3))).names == ["left", "right"]
+    inputs = (torch.randn(2, 3), torch.randn(2, 3))
+    assert Signature(Around(), inputs).names == ["left", "right"]
+    scaled = Baked(target=(5.0, 2.0), likelihood=likelihood_for("regression")).model(Around())
+    assert Signature(scaled, inputs).names == ["left", "right"]
+    assert torch.allclose(scaled(*inputs), 5 + 2 * scaled.model(*inputs))

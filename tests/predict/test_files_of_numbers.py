@@ -91,6 +91,21 @@ def test_pytorch_says_which_predictions_are_not_finite(tmp_path, monkeypatch):
     assert not (tmp_path / "p.csv").exists()
 
 
+class InPairs(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.view(-1, 2, 3)).flatten(0, 1)
+
+
+def test_of_a_model_that_refuses_single_inputs_the_whole_batch_is_named(tmp_path, numbers, monkeypatch):
+    pairs = SimpleNamespace(**{**vars(numbers), "model": InPairs(*numbers.model)})
+    monkeypatch.setattr(_run, "open_run", lambda folder: pairs)
+    x = np.ones((4, 3), np.float32)
+    x[1] = 3e38
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(DataError, match=r"for 4 of the inputs: 0, 1, 2, 3; "):
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.csv", samples=20)
+
+
 def test_other_errors_of_a_model_stay_as_they_are(tmp_path, numbers, monkeypatch):
     plain = SimpleNamespace(**{**vars(numbers), "model": nn.Linear(3, 2)})
     monkeypatch.setattr(_run, "open_run", lambda folder: plain)
