@@ -1,12 +1,15 @@
 """Everything that waits for a GPU, most valuable first, in slices of under ten minutes that go on where the last one ended.
 
     python benchmarks/gpu.py [--minutes 9] [--out FOLDER] [--cifar FOLDER --resnet FOLDER] [--rxnfp FOLDER --yields FOLDER]
-                             [--crepe FOLDER --speech FILE] [--dncnn FOLDER]     (or: make gpu)
+                             [--crepe FOLDER --speech FILE] [--dncnn FOLDER] [--only STEP ...] [--epochs 60]
+                             (or: make gpu)
 
-Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda`, the rows of
-benchmarks/speed.py that need a GPU, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options),
-resumed in each slice. A step that was done is not repeated; one that fails is told with its last lines, the next begins, and
-another slice tries it after all others. The machine's own Python needs what is in NEEDED, and torch-pruning for its peers.
+Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda` (beside them what
+is timed next is compiled, which takes no GPU), the rows of benchmarks/speed.py that need a GPU, ResNet-56 cut at once with
+--epochs of recovery and then its peers (side by side, as one of them alone leaves the GPU idle), then the long rows of
+benchmarks/real.py and real_nets.py (the folders are their options), resumed in each slice. --only: steps whose names begin so.
+A step that was done is not repeated; one that fails is told with its last lines, the next begins, and another slice tries it
+after all others. The machine's own Python needs what is in NEEDED, and torch-pruning for its peers.
 """
 
 from __future__ import annotations
@@ -41,25 +44,50 @@ CLOSING = 60.0
 """Seconds before the end of a slice at which a long row is to stop by itself: one of its stages hears that late."""
 
 
+COMPILED = (("ResNet-50", ["ours"]), ("ResNet-50", ["dense"]), ("VGG-16", ["ours", "dense"]))
+"""What is compiled beside the tests, in a process each, by the begin of the row; torch keeps it on the disk."""
+
+AT_ONCE = ("search.trials=1", "recover.batch_size=512", "recover.lr=0.1", "uncertainty.samples=0")
+"""Settings of the networks that are cut at once: large batches, as small ones leave most of a GPU idle."""
+
+
 @dataclass(frozen=True)
 class Step:
-    """name; the command, told what is left where it has "{minutes}"; seconds that it should have at least."""
+    """name; commands that run side by side, told what is left where they have "{minutes}"; seconds that it should have at
+    least; commands beside them whose failure is none of the step's."""
 
     name: str
-    command: list[str]
+    commands: list[list[str]]
     least: float = 30.0
+    beside: tuple[list[str], ...] = ()
 
 
 def steps(options: argparse.Namespace) -> list[Step]:
     """All of them, in order; the long rows as far as their folders are named."""
     from real import CASES
     from real_nets import NAMES
+    from real_peers import PEERS
 
     python, slot = sys.executable, ["--minutes", "{minutes}"]
+    speed = [python, "benchmarks/speed.py", "--skip", "ours, masked"]
+    beside = tuple(
+        [*speed, "--only", _row(begin), *(part for name in names for part in ("--compile-only", name))]
+        for begin, names in COMPILED
+    )
+    tests = [python, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", "-p", "no:cacheprovider"]
+    tests += ["-n", "6"] if find_spec("xdist") else []
     found = [
-        Step("tests", [python, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", "-p", "no:cacheprovider"], 60),
-        *(Step(f"speed: {name}", [python, "benchmarks/speed.py", "--again", "--only", name], 120) for name in SPEED),
+        Step("tests", [tests], 60, beside),
+        *(Step(f"speed: {name}", [[*speed, "--again", "--only", name]], 60) for name in SPEED),
     ]
+    if options.cifar and options.resnet:
+        folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet), "--runs", str(options.out), *slot]
+        settings = [part for setting in AT_ONCE for part in ("--set", setting)]
+        command = [python, "benchmarks/real.py", *folders, "--epochs", "0", str(options.epochs), *settings, "--label", "gpu"]
+        pair = [[*command, "--only", name, "--peer"] for name in ("resnet56-macs4x", "resnet56-macs2.6x")]
+        found.append(Step("at once: ours", pair, 120))
+        for goal, own in zip(("4x", "2.6x"), pair, strict=True):
+            found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in PEERS], 120))
     long: list[tuple[str, list[str]]] = []
     if options.cifar and options.resnet:
         folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]
@@ -70,7 +98,40 @@ def steps(options: argparse.Namespace) -> list[Step]:
         if all(getattr(options, each) for each in needed):
             folders = [part for each in needed for part in (f"--{each}", str(getattr(options, each)))]
             long.append((name, ["benchmarks/real_nets.py", *folders, "--only", name]))
-    return found + [Step(name, [python, *command, "--runs", str(options.out), *slot], 120) for name, command in long]
+    found += [Step(name, [[python, *command, "--runs", str(options.out), *slot]], 120) for name, command in long]
+    return [step for step in found if not options.only or step.name.startswith(tuple(options.only))]
+
+
+def _row(begin: str) -> str:
+    """A row of the speed benchmark by the begin of its name."""
+    return next(name for name in SPEED if name.startswith(begin))
+
+
+def outcome(codes: list[int | None]) -> int | None:
+    """The exit code of a step from those of its commands; None where one was stopped or has ended its slice."""
+    from slices import UNFINISHED
+
+    if any(code is None or code == UNFINISHED for code in codes):
+        return None
+    return next((code for code in codes if code), 0)
+
+
+def run(step: Step, seconds: float) -> int | None:
+    """Run the commands of a step side by side, for so long at most; its `outcome`."""
+    end = time.monotonic() + seconds
+    told = [[part.replace("{minutes}", f"{(seconds - CLOSING) / 60:.2f}") for part in each] for each in step.commands]
+    processes = [subprocess.Popen(each, cwd=ROOT, start_new_session=True) for each in [*told, *step.beside]]
+    codes: list[int | None] = []
+    try:
+        for process in processes:
+            try:
+                codes.append(process.wait(max(0.1, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                codes.append(None)
+    finally:  # a run stops in good order, with its state, after Ctrl-C too; so does what it started
+        for process in processes:
+            end_group(process)
+    return outcome(codes[: len(step.commands)])
 
 
 def in_turn(all_steps: list[Step], known: dict[str, Any]) -> list[Step]:
@@ -101,6 +162,8 @@ def main() -> None:
     """One slice."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--only", nargs="+", help="steps whose names begin so")
+    parser.add_argument("--epochs", type=int, default=60, help="of recovery, of the networks that are cut at once")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
     for name in ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech", "dncnn"):
         parser.add_argument(f"--{name}", type=Path)
@@ -123,14 +186,7 @@ def main() -> None:
             break
         started = time.monotonic()
         print(f"== {step.name} ({left:.0f} s left)", flush=True)
-        command = [part.replace("{minutes}", f"{(left - CLOSING) / 60:.2f}") for part in step.command]
-        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-        try:
-            rc: int | None = process.wait(left - 10)
-        except subprocess.TimeoutExpired:
-            rc = None
-        finally:  # a run stops in good order, with its state, after Ctrl-C too; so does what it started
-            end_group(process)
+        rc = run(step, left - 10)
         known[step.name] = {"rc": rc, "seconds": time.monotonic() - started, "device": torch.cuda.get_device_name()}
         ledger.write_text(json.dumps(known, indent=1) + "\n")
         bring_along(options.out)

@@ -25,9 +25,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fcntl
+import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +163,26 @@ def beside(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     return earlier["nets"] if same else {}
 
 
+def joined(stored: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
+    """What this process has found of a case, and the peers that others have judged beside the same network meanwhile."""
+    others = beside(stored, found) if stored else {}
+    if any(others.get("ours", {}).get(key) != found["nets"]["ours"][key] for key in ("macs", "accuracy")):
+        return found
+    missing = {peer: net for peer, net in others.items() if "change" in net and "change" not in found["nets"].get(peer, {})}
+    return found | {"nets": found["nets"] | missing}
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Within it no other process that asks for the same is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[str, Any]) -> str | None:
     """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
     alike = ("images", "augment", "recovery", "precision", "torch", "device")
@@ -239,7 +262,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         elif peer in nets:
             print(f"{name}: {peer} stays without its interval, as {done} is not there")
             continue
-        elif options.peer and peer not in options.peer:
+        elif options.peer is not None and peer not in options.peer:
             continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
@@ -262,7 +285,7 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--resnet", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--peer", nargs="+", choices=PEERS)
+    parser.add_argument("--peer", nargs="*", choices=PEERS, help="these alone; none: ours alone")
     parser.add_argument("--epochs", type=int, nargs=2, metavar=("TRAIN", "RECOVER"))
     parser.add_argument("--set", action="append", default=[], help="for the command, as in search.trials=2")
     parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
@@ -279,9 +302,11 @@ def main() -> None:
                 continue
 
             def store(found: dict[str, Any], name: str = name) -> None:
-                results = read(path) | {row(name, options.label): found}  # another process may have added to it
-                write(path, results)
-                path.with_suffix(".md").write_text(table(results), encoding="utf-8")
+                with alone(path.parent):
+                    results = read(path)
+                    results[row(name, options.label)] = joined(results.get(row(name, options.label)), found)
+                    write(path, results)
+                    path.with_suffix(".md").write_text(table(results), encoding="utf-8")
 
             compared(name, options, slot, store)
     except Slice.Over:

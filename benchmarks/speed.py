@@ -26,6 +26,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -250,20 +251,43 @@ def timed(run: Callable[[], None], device: str) -> tuple[float, float]:
     return time.thread_time() - own, time.perf_counter() - wall
 
 
+def made_for(row: Row) -> tuple[nn.Module, Tensor, Tensor]:
+    """The dense network of a row and a batch, as its device likes them: images there channels last, cuDNN's fastest kernels."""
+    torch.manual_seed(0)
+    dense, x = row.make().to(row.device), torch.randn(row.shape, device=row.device)
+    if row.device == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return dense, x, torch.randint(10, (len(x),), device=row.device)
+
+
+def ready(made: Made, row: Row) -> Made:
+    """A contestant to be trained, laid out as the package lays it out."""
+    made[0].to(row.device).train()
+    if row.device == "cuda" and len(row.shape) == 4:
+        made[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return made
+
+
+def compile_only(row: Row, name: str) -> None:
+    """Take two steps of a contestant, for what torch keeps of its compilation on the disk."""
+    dense, x, y = made_for(row)
+    run = step(ready(CONTESTANTS[name](dense), row), x, y, row, True)
+    run()
+    run()
+
+
 def measure(row: Row, rounds: int, skip: Sequence[str] = (), warmup: int = 2) -> dict[str, Any]:
     """Medians of all contestants of a row, turn by turn; {contestant: {...}} and what could not run."""
     torch.compiler.reset()  # or the shapes of earlier rows count: compiled for any shape, and after eight not at all
-    torch.manual_seed(0)
-    dense = row.make().to(row.device)
-    x = torch.randn(row.shape, device=row.device)
-    y = torch.randint(10, (len(x),), device=row.device)
+    dense, x, y = made_for(row)
     runs, absent = {}, {}
     for name, make in CONTESTANTS.items():
         if name in skip or (row.compiled and name.endswith(COMPILED)):
             continue  # in a compiled row all of them are
         try:
-            made = make(dense)
-            made[0].to(row.device).train()
+            made = ready(make(dense), row)
             run = step(made, x, y, row, row.compiled or name.endswith(COMPILED))
             for _ in range(warmup):
                 run()
@@ -366,7 +390,8 @@ def markdown(results: dict[str, Any]) -> str:
 def _on(found: dict[str, Any]) -> str:
     where = found["machine"]
     bfloat16 = f"{'with' if where['fast_bfloat16'] else 'without'} bfloat16 instructions"
-    return f"{where['cpu']}, {bfloat16}, torch {where['versions']['torch']}"
+    chip = where["gpu"] if found.get("device") == "cuda" else f"{where['cpu']}, {bfloat16}"
+    return f"{chip}, torch {where['versions']['torch']}"
 
 
 def main() -> None:
@@ -375,6 +400,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--skip", action="append", default=[], choices=list(CONTESTANTS), help="leave this contestant out")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of speed.json and speed.md")
+    parser.add_argument(
+        "--compile-only", action="append", choices=list(CONTESTANTS), help="compile this contestant for a later run; no times"
+    )
     parser.add_argument("--again", action="store_true", help="measure rows again that are there already")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -383,14 +411,21 @@ def main() -> None:
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": {}}
     for name in options.only or ROWS:
         row = ROWS[name]
-        if (row.device == "cuda" and not torch.cuda.is_available()) or (name in results["rows"] and not options.again):
+        if row.device == "cuda" and not torch.cuda.is_available():
             continue
-        if row.device == "cuda":
-            torch.set_float32_matmul_precision("high")
-        results["rows"][name] = {**measure(row, options.rounds, options.skip), "machine": machine()}
+        if options.compile_only:
+            for contestant in options.compile_only:
+                compile_only(row, contestant)
+            continue
+        if name in results["rows"] and not options.again:
+            continue
+        found = measure(row, options.rounds, options.skip)
+        results["rows"][name] = {**found, "device": row.device, "machine": machine()}
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
         print(name, {key: round(value["ratio"], 2) for key, value in results["rows"][name]["contestants"].items()}, flush=True)
+        if "ours" not in results["rows"][name]["contestants"]:
+            sys.exit(f"{name}: ours did not run: {results['rows'][name]['absent']['ours']}")
 
 
 if __name__ == "__main__":

@@ -58,3 +58,37 @@ def test_all_that_a_step_has_started_ends_with_it(gpu, tmp_path):
         time.sleep(0.05)
     gpu.end_group(process)
     assert (tmp_path / "done").exists() and process.poll() == -15
+
+
+def test_commands_of_a_step_run_side_by_side(gpu, tmp_path, monkeypatch):
+    """Each waits for what another one writes; what runs beside them is waited for, and may fail."""
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    wait = "import sys, time, pathlib; a, b = map(pathlib.Path, sys.argv[1:]); a.touch(); end = time.monotonic() + 20\n"
+    wait += "while not b.exists() and time.monotonic() < end: time.sleep(0.02)\nsys.exit(not b.exists())"
+    commands = [[sys.executable, "-c", wait, "one", "two"], [sys.executable, "-c", wait, "two", "one"]]
+    beside = ([sys.executable, "-c", "import time; time.sleep(0.5); open('late', 'w').close(); raise SystemExit(3)"],)
+    assert gpu.run(gpu.Step("both", commands, beside=beside), 60) == 0
+    assert (tmp_path / "late").exists()
+    assert gpu.run(gpu.Step("endless", [[sys.executable, "-c", "import time; time.sleep(60)"]]), 0.2) is None
+
+
+@pytest.mark.parametrize(("codes", "found"), [([0, 0], 0), ([0, 2], 2), ([2, None], None), ([75, 0], None)])
+def test_a_step_is_as_far_as_the_least_of_its_commands(gpu, codes, found):
+    assert gpu.outcome(codes) == found
+
+
+def test_steps_are_chosen_by_how_their_names_begin(gpu):
+    from types import SimpleNamespace
+
+    folders = dict.fromkeys(("cifar", "resnet", "rxnfp", "yields", "crepe", "speech", "dncnn"), Path("there"))
+    options = SimpleNamespace(**folders, out=Path("out"), epochs=7, only=None)
+    names = [step.name for step in gpu.steps(options)]
+    assert names[:4] == ["tests", *(f"speed: {name}" for name in gpu.SPEED)] and names[4:6] == [
+        "at once: ours",
+        "at once: 4x, peers",
+    ]
+    assert len(gpu.steps(options)[0].beside) == len(gpu.COMPILED)
+    options.only = ["at once", "speed: VGG"]
+    assert [step.name for step in gpu.steps(options)] == [name for name in names if name.startswith(("at once", "speed: VGG"))]
+    ours, peers = gpu.steps(options)[1:3]
+    assert [command[-1] for command in ours.commands] == ["--peer"] * 2 and len(peers.commands) == 4

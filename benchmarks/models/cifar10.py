@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import tarfile
 from pathlib import Path
@@ -50,7 +51,9 @@ def data(folder: str, train: int = 6000, cache: str | None = None) -> tuple[Spli
     parts = [archive(Path(folder) / "train.tar.gz", train), *((x[half], y[half]) for half in halves)]
     if cache:
         arrays: dict[str, Any] = {f"{name}{i}": part[j].numpy() for i, part in enumerate(parts) for j, name in enumerate("xy")}
-        np.savez(cache, **arrays)
+        own = Path(f"{cache}.{os.getpid()}.npz")  # another process may be at it too
+        np.savez(own, **arrays)
+        own.replace(cache)
     return parts[0], parts[1], parts[2]
 
 

@@ -24,7 +24,9 @@ def as_csr(weight: Tensor) -> Tensor:
 
 
 def _csr(ends: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
-    return torch.sparse_csr_tensor(ends, columns, values, tuple(shape), check_invariants=True)
+    with warnings.catch_warnings():  # torch 2.11 says so although they are checked
+        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+        return torch.sparse_csr_tensor(ends, columns, values, tuple(shape), check_invariants=True)
 
 
 class SparseLinear(nn.Module):

@@ -135,7 +135,7 @@ class VariationalLayer(Weighted):
             self.weight.mul_(self.relevant())
         for name in (*self.posterior.parameters, "mask", "bias_sigma2", "share", "threshold", "variance_dtype"):
             delattr(self, name)
-        for name in ("_own", "_made_at", "_loaded", "_heard", "prior", "posterior"):
+        for name in ("_own", "_made_at", "_loaded", "_heard", "_prior", "_posterior"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class

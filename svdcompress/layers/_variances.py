@@ -36,31 +36,38 @@ class Weighted(StochasticLayer):
             log_sigma2 = self._fresh(posterior.start(self, start))
         self._take_variances(log_sigma2)
 
-    # Both are properties over what stands in __dict__, so that a name may be set in their place.
+    # Both are properties, so that a name may be set in their place. What they hold is called otherwise than they are: up to torch
+    # 2.11 Dynamo takes __dict__[name] for the property, and that without end.
 
     @property
     def prior(self) -> Prior:
         """What the KL is taken to, and what says log alpha; may be set by name."""
-        return self._named("prior")
+        return self._named("_prior")
 
     @prior.setter
     def prior(self, prior: str | Prior) -> None:
-        self.__dict__["prior"] = check_prior(prior)
+        self._prior = check_prior(prior)
 
     @property
     def posterior(self) -> Posterior:
         """What the variances are made of; `set_posterior` changes it."""
-        return self._named("posterior")
+        return self._named("_posterior")
 
     @posterior.setter
     def posterior(self, posterior: str | Posterior) -> None:
-        self.__dict__["posterior"] = check_posterior(posterior)
+        self._posterior = check_posterior(posterior)
 
     def _named(self, name: str) -> Any:
-        try:
-            return self.__dict__[name]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__} has no {name} yet") from None
+        found = self.__dict__.get(name)
+        if found is None:
+            raise AttributeError(f"{type(self).__name__} has no {name[1:]} yet")
+        return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in ("prior", "posterior"):  # as models were pickled before
+            if name in state:
+                state[f"_{name}"] = state.pop(name)
+        super().__setstate__(state)
 
     @property
     def log_sigma2(self) -> Tensor:

@@ -81,8 +81,10 @@ class InMemory:
         device = torch.device(device)
         inputs, targets = self._on(device)
         single = isinstance(inputs, Tensor)
-        for indices in order_of(len(self), batch_size, shuffle, rank, world):
-            where = indices.to(targets.device) if targets.device.type != "cpu" else indices
+        order = order_of(len(self), batch_size, shuffle, rank, world)
+        if targets.device.type != "cpu" and order:  # in one copy: each would wait for what the device still has to do
+            order = torch.cat(order).to(targets.device).split([len(indices) for indices in order])
+        for where in order:
             # index_select: half the time of x[where] on a CPU
             x = (
                 inputs.index_select(0, where)
