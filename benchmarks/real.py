@@ -52,6 +52,9 @@ from svdcompress.uncertainty import wilson
 HERE = Path(__file__).resolve().parent
 BATCH = 500
 
+BEFORE = {"batch": 128}
+"""What rows have that were stored before it was."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -159,7 +162,7 @@ def trained_by(settings: Any) -> dict[str, Any]:
 def beside(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The networks of what is stored of a case, if it was made in the setting of now; {} otherwise."""
     same = earlier.get("epochs") == now["epochs"]
-    same = same and all(earlier["setting"].get(key) == value for key, value in now["setting"].items())
+    same = same and all(earlier["setting"].get(key, BEFORE.get(key)) == value for key, value in now["setting"].items())
     return earlier["nets"] if same else {}
 
 
@@ -185,12 +188,12 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[str, Any]) -> str | None:
     """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
-    alike = ("images", "augment", "recovery", "precision", "torch", "device")
+    alike = ("images", "augment", "recovery", "batch", "precision", "torch", "device")
     results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in PEERS.items() if pruner is nothing)
     for sister, case in CASES.items():
         same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
         found = results.get(row(sister, label), {})
-        same = same and all(found.get("setting", {}).get(key) == setting.get(key) for key in alike)
+        same = same and all(found.get("setting", {}).get(key, BEFORE.get(key)) == setting.get(key) for key in alike)
         if same and found.get("nets", {}).get(peer, {}).get("epochs") == epochs:
             return sister if (runs / f"{row(sister, label)}-dense-trained-as-long.done.pt").is_file() else None
     return None
@@ -227,6 +230,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "lr": recipe.train.lr,
         "training": trained_by(recipe.train) | {"distill": recipe.train.distill.weight},
         "recovery": trained_by(opened.recovery),
+        "batch": opened.recovery.batch_size,
         "levels": len(results["search"]["path"]),
         "images": len(opened.data.train),
         "threads": torch.get_num_threads(),

@@ -133,7 +133,9 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
                 batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)
                 for x, y in islice(batches, TAYLOR_BATCHES):
                     loss(model, x, y).backward()
+            model.to("cpu")  # each of the scores that it looks at would wait for a GPU, and all that others ask of it
             pruner.step()
+            model.to(device)
             layer: Any
             for layer in model.modules():  # as in torch-pruning's own example for BERT
                 if hasattr(layer, "attention_head_size") and hasattr(layer, "query"):

@@ -42,7 +42,7 @@ def table(results: dict[str, Any]) -> str:
             f"{made['recover']}, {made['levels']} levels)",
             *([f"{made['images']:,} training images"] if "images" in made else []),
             *([f"dense start: {made['dense']['epochs']} epochs by {_stepped(made['dense'])}"] if "dense" in made else []),
-            optimizers(made),
+            optimizers(made) + (f", in batches of {made['batch']}" if "batch" in made else ""),
             f"precision {made['precision'].replace('no', 'float32')}",
             f"distillation {made['distill']:g} ({'every row' if 'recovery' in made else 'ours alone'})",
             *(
