@@ -36,8 +36,8 @@ class Weighted(StochasticLayer):
             log_sigma2 = self._fresh(posterior.start(self, start))
         self._take_variances(log_sigma2)
 
-    # Both are properties, so that a name may be set in their place. What they hold is called otherwise than they are: up to torch
-    # 2.11 Dynamo takes __dict__[name] for the property, and that without end.
+    # Both are properties, so that a name may be set in their place. What they hold is called otherwise than they are: up to
+    # torch 2.11 Dynamo takes __dict__[name] for the property, and that without end.
 
     @property
     def prior(self) -> Prior:

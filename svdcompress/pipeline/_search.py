@@ -210,7 +210,8 @@ class Search(Trials):
         if self.goal is None and best.met and self.kept.least and best.costs[measure] <= self._floor * (1 + CLOSE):
             lines += at_floor(best, measure, self.kept.least, self._dense_size, how_told)
         lines += untaught(self.context.recipe) if at_once else []
-        lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps)
+        recovery = self.context.recipe.recover.epochs
+        lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps, recovery)
         for line in lines:
             self.context.warn(line)
         for line in left_alone(best):

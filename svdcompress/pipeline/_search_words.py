@@ -131,12 +131,12 @@ LEAST_TOLD = 1.005
 
 
 def cut_by_rank(
-    best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1
+    best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1, recovery: int = 0
 ) -> list[str]:
     """A model that pressure by itself leaves far larger than it was cut to, at the end of the path.
 
     levels: of the path, as far as it got, of `whole`; unit: of what `Trial.natural` counts; epochs: of training. steps: in
-    which it was cut, while it trained on.
+    which it was cut, while it trained on. recovery: its epochs.
     """
     if steps >= ENOUGH or best.ratio < 1:  # what stays has learnt to do without, or not much went
         return []
@@ -144,7 +144,8 @@ def cut_by_rank(
     if best.pressure <= UNPRESSED:
         cure = f"More epochs (--epochs {2 * epochs}) would cost less accuracy"
         if not epochs:
-            cure = "Epochs of recovery (--set recover.epochs=10) win accuracy back"
+            cure = f"{'More epochs' if recovery else 'Epochs'} of recovery (--set recover.epochs={2 * recovery or 10}) win "
+            cure += "accuracy back"
         return [
             f"pressure removes hardly any {unit} within these epochs, so trial {best.number} was made without it: all the way "
             f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. {cure}"

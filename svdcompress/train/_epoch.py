@@ -128,7 +128,7 @@ def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: b
     if rewinds:
         return Rewind()
     names, where = (work.stage, work.section), (standing.steps, standing.epoch)
-    raise explain(work.model, x, names, where, value, work.kept, work.autocast())
+    raise explain(work.model, x, names, where, value, work.kept, work.autocast(), standing.keeps_norms)
 
 
 def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

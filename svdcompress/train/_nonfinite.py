@@ -31,19 +31,25 @@ def explain(
     value: float,
     kept: str,
     autocast: AbstractContextManager[Any],
+    keeps_norms: bool = False,
 ) -> NotFinite:
     """The error for a loss that is not finite; the model is run once more on the batch, as in training, to find the layer.
 
-    names: of the stage, and of its settings' section. where: its step and epoch.
+    names: of the stage, and of its settings' section. where: its step and epoch. keeps_norms: whether batch normalisations
+    kept their running statistics.
     """
     (stage, section), (step, epoch) = names, where
     with autocast:
         first = first_nonfinite(model, inputs)
     cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
+    norms = ""
+    if keeps_norms:
+        norms = " Batch normalisations keep their running statistics here, which large learning rates don't go with: "
+        norms += f"{section}.norms=batch, in a new run, lets batches change them."
     return NotFinite(
         f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
         f"Try a smaller learning rate ({section}.lr), clipping ({section}.clip=1) or {section}.precision=no, or look at the "
-        f"data. {kept}",
+        f"data. {kept}{norms}",
         stage,
         section,
     )

@@ -84,6 +84,14 @@ def test_few_steps_without_pressure_are_said(light):
     assert cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 13, 1, steps=4) == []
 
 
+@pytest.mark.parametrize(("recovery", "cure"), [(0, "Epochs of recovery (--set recover.epochs=10)"), (24, "epochs=48)")])
+def test_more_epochs_of_recovery_are_more_than_it_had(light, recovery, cure):
+    *_, results = light
+    best = Trial(**results["search"]["trials"][0])
+    (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 0, 1, recovery=recovery)
+    assert cure in line and line.endswith("win accuracy back")
+
+
 def test_recovery_has_the_noise_of_the_first_level(light, tiny_recipe, tmp_path, monkeypatch):
     """Its variances had none to learn by; 0.05 of the beta of level 1."""
     told = {}

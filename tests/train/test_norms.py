@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from svdcompress.errors import TrainingError
 from svdcompress.likelihoods import make_loss
 from svdcompress.pipeline import run
 from svdcompress.pipeline._trainer import Trainer
@@ -113,6 +115,15 @@ def test_auto_keeps_without_anybody_to_hear_it():
     trained(model, data(), "auto", on_note=None)
     trained(by_hand, data(), "keep")
     assert states_equal(model, by_hand)
+
+
+@pytest.mark.parametrize("norms", ["auto", "batch"])
+def test_a_loss_that_is_not_finite_tells_of_statistics_that_were_kept(norms):
+    model, examples = Shifted(), data()
+    settings = Training(epochs=2, batch_size=32, norms=norms, lr=1e30, optimizer="sgd")
+    with pytest.raises(TrainingError) as error:
+        fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu")
+    assert ("recover.norms=batch, in a new run" in str(error.value)) == (norms == "auto")
 
 
 def test_what_auto_settled_holds_for_a_fit_that_goes_on(tmp_path):
