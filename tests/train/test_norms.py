@@ -117,13 +117,12 @@ def test_auto_keeps_without_anybody_to_hear_it():
     assert states_equal(model, by_hand)
 
 
-@pytest.mark.parametrize("norms", ["auto", "batch"])
-def test_a_loss_that_is_not_finite_tells_of_statistics_that_were_kept(norms):
+def test_a_loss_that_is_not_finite_tells_of_statistics_that_were_kept():
     model, examples = Shifted(), data()
-    settings = Training(epochs=2, batch_size=32, norms=norms, lr=1e30, optimizer="sgd")
+    settings = Training(epochs=2, batch_size=32, norms="auto", lr=1e30, optimizer="sgd")
     with pytest.raises(TrainingError) as error:
         fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu")
-    assert ("recover.norms=batch, in a new run" in str(error.value)) == (norms == "auto")
+    assert "recover.norms=batch, in a new run" in str(error.value)
 
 
 def test_what_auto_settled_holds_for_a_fit_that_goes_on(tmp_path):
