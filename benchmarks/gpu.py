@@ -48,8 +48,7 @@ COMPILED = (("ResNet-50", ["ours"]), ("ResNet-50", ["dense"]), ("VGG-16", ["ours
 """What is compiled beside the tests, in a process each, by the begin of the row; torch keeps it on the disk."""
 
 AT_ONCE = ("search.trials=1", "recover.batch_size=512", "recover.lr=0.1", "recover.norms=batch", "uncertainty.samples=0")
-"""Settings of the networks that are cut at once: large batches, as small ones leave most of a GPU idle; at this rate running
-statistics that are kept end in a loss that is not finite."""
+"""Settings of the networks that are cut at once: large batches, as small ones leave most of a GPU idle."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speed_table import markdown
 from torch import Tensor, nn
 
 import svdcompress as svdc
@@ -346,54 +347,6 @@ def keep_freed_memory() -> None:
         pass
 
 
-EXPLANATION = (
-    "Peers less than 1.3 times slower than ours, explained. cplxmodule and pytorch-ard draw each pre-activation, as we do: "
-    "in float32 that is two products for everybody, and where products are all of the time (large batches, convolutions) "
-    "nobody can be much below 2; the bfloat16 variance path is what goes below it, where the chip has the instructions. "
-    "bayesian-torch is another estimator: one draw of the weights for a whole batch, so one product for our two. It is cheap "
-    "where weights are few, as in convolutions, and dear where they are many. The price is in the gradient, whose noise all "
-    "examples share: gradient_noise.md has it measured. pytorch-ard has the log-uniform prior, the rest ARD or a fixed normal "
-    "one; its convolutions have no bias."
-)
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """The table for people."""
-    columns = ["ours", "ours: the KL alone", "ours, masked", "dense, compiled", "ours, compiled"]
-    columns += [name for peer in PEERS for name in (peer, peer + COMPILED)]
-    lines = [
-        "# A training step over a dense step",
-        "",
-        "One thread. Median ratios to the dense step in the same rounds, of the thread's CPU time (CUDA: of events). The "
-        "variance path is in bfloat16 where that is fast, else in float32: then 2.0 is the floor of matrix products. Rows of "
-        "different machines are not to be compared. Compiled peers have the same parts compiled as ours.",
-        "",
-        "| work | goal | dense, ms | " + " | ".join(columns) + " | on |",
-        "|---" * (len(columns) + 4) + "|",
-    ]
-    notes = []
-    for name, row in ROWS.items():
-        found = results["rows"].get(name)
-        if found is None:
-            lines.append(f"| {name} | {row.goal} |" + " |" * (len(columns) + 2))
-            continue
-        cells = [found["contestants"].get(column) for column in columns]
-        values = [f"{cell['ratio']:.2f}" if cell else "" for cell in cells]
-        lines.append(
-            f"| {name} | {row.goal} | {found['contestants']['dense']['ms']:.1f} | " + " | ".join([*values, _on(found)]) + " |"
-        )
-        notes += [f"- {name}, {peer}: {reason}" for peer, reason in found["absent"].items()]
-    lines += ["", EXPLANATION]
-    return "\n".join([*lines, "", *(["Not measured:", ""] if notes else []), *notes]).rstrip() + "\n"
-
-
-def _on(found: dict[str, Any]) -> str:
-    where = found["machine"]
-    bfloat16 = f"{'with' if where['fast_bfloat16'] else 'without'} bfloat16 instructions"
-    chip = where["gpu"] if found.get("device") == "cuda" else f"{where['cpu']}, {bfloat16}"
-    return f"{chip}, torch {where['versions']['torch']}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", choices=list(ROWS), help="measure this row; may be repeated")
@@ -422,7 +375,9 @@ def main() -> None:
         found = measure(row, options.rounds, options.skip)
         results["rows"][name] = {**found, "device": row.device, "machine": machine()}
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        path.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
+        path.with_suffix(".md").write_text(
+            markdown(results, {name: row.goal for name, row in ROWS.items()}, PEERS), encoding="utf-8"
+        )
         print(name, {key: round(value["ratio"], 2) for key, value in results["rows"][name]["contestants"].items()}, flush=True)
         if "ours" not in results["rows"][name]["contestants"]:
             sys.exit(f"{name}: ours did not run: {results['rows'][name]['absent']['ours']}")

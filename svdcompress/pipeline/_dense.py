@@ -19,6 +19,7 @@ from svdcompress.sources import (
     Data,
     arrives_trained,
     came_in,
+    channels_last,
     check_labels,
     class_dim,
     load_weights,
@@ -69,7 +70,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     except Exception as error:  # whatever the user's model raises
         name = recipe.model.name
         reason = cause(error)
-        why = token_limits(model, inputs)
+        why = token_limits(model, inputs) or channels_last(inputs)
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
     targets = first_targets(data, inputs)
     by_name = not isinstance(output, Tensor | tuple | list)  # as transformers has them
@@ -126,6 +127,9 @@ def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, t
     if not fits:  # what that means is said by the loss
         return
     hint = f"; {outputs_hint(recipe.model, outputs, classes)}" if classes else ""
+    if recipe.weights.file and recipe.weights.trained is not False:  # they would not fit a model of other outputs
+        hint = f"; its weights ({recipe.weights.file}) are for as many. Are they for the classes of these data?"
+        hint = "" if outputs == 1 else hint
     if outputs == 1:
         hint = "; a regression? --loss mse. A yes-or-no question? --loss binary" + hint.replace("; ", ". Else ")
     check_labels(data, outputs, hint)

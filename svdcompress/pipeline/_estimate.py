@@ -34,6 +34,7 @@ from svdcompress.pipeline._search_cost import left_for, no_path, objective_of
 from svdcompress.pipeline._search_start import check_epochs, for_objective, levels_and_trials
 from svdcompress.pipeline._search_trials import ABOVE
 from svdcompress.pipeline._search_words import below_least
+from svdcompress.pipeline._stays import that_stay
 from svdcompress.pipeline._trainer import taught
 from svdcompress.pipeline._uncertainty import seconds_for
 from svdcompress.pipeline._ways import FEWEST, pruning_of
@@ -133,8 +134,10 @@ def _goal_out_of_reach(recipe: Recipe, dense: nn.Module, model: nn.Module, input
         return []
     masks = rule(model, recipe.relevance, inputs)(recipe.relevance.threshold)
     goal, size = parse_goal(recipe.search.goal), float(getattr(cost.measure(dense, inputs), measure))
+    pruning = pruning_of(recipe)
     try:
-        least = min(float(getattr(Ranking(model, inputs, masks, **pruning_of(recipe)).at({measure: FEWEST}), measure)), size)
+        pruning["protect"] = [*pruning["protect"], *that_stay(model, inputs, masks, pruning, recipe.prune.time_budget)]
+        least = min(float(getattr(Ranking(model, inputs, masks, **pruning).at({measure: FEWEST}), measure)), size)
     except PruneError:  # which the search says by itself
         return []
     if goal.target(size) * (1 + CLOSE) >= least:

@@ -65,8 +65,9 @@ def larger_file(results: RunResults) -> list[str]:
     return [line]
 
 
-FEWER, FASTER = 2.0, 1.2
-"""A model with so many times fewer MACs that is not so many times faster, at any batch size, disappoints."""
+FEWER, FASTER, SLOWER = 2.0, 1.2, 0.9
+"""A model with so many times fewer MACs that is not so many times faster, at any batch size, disappoints; and any that takes
+longer, at one of them."""
 
 BLOCK = 8
 """Channels that onnxruntime's kernels compute at once, at least: 8 with AVX2, 16 with AVX-512."""
@@ -76,15 +77,18 @@ OVERHEAD = 0.02
 
 
 def hardly_faster(results: RunResults) -> list[str]:
-    """A warning for a run that made MACs fewer and not the time; [] where it was sought (a search for latency, non-zeros or
-    bytes is told of by others), where latencies are not known, and where the difference is not clear."""
+    """A warning for a run that made MACs fewer and not the time, or a slower model; [] where time was sought (a search for
+    latency, non-zeros or bytes is told of by others), where latencies are not known, and where the difference is not clear."""
     ratios = results.compression or {}
     macs, latency = ratios.get("macs"), ratios.get("latency") or {}
     sought = (results.search or {}).get("objective") in ("latency", "nonzero", "bytes")
-    if sought or not latency or macs is None or macs < FEWER or max(latency.values()) >= FASTER:
+    if sought or not latency or macs is None:
+        return []
+    slower = min(latency.values()) < SLOWER
+    if not slower and (macs < FEWER or max(latency.values()) >= FASTER):
         return []
     at = ", ".join(f"{ratio:.2f}x at batch {batch.removeprefix('batch_')}" for batch, ratio in latency.items())
-    said = f"{macs:.3g}x fewer MACs, but hardly faster ({at})."
+    said = f"{macs:.3g}x fewer MACs, but {'slower than the dense model' if slower else 'hardly faster'} ({at})."
     if max((results.dense.latency_ms or {"": 1.0}).values()) < OVERHEAD:
         return [
             f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it the overhead of a call: such a model "
@@ -115,12 +119,13 @@ def _odd(row: Mapping[str, Any]) -> bool:
 def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]]) -> str:
     """What to set so that more goes."""
     cures = []
-    if results.reach is not None and results.reach.within < SPARSE:
+    trained = recipe.train.epochs > 0
+    if trained and results.reach is not None and results.reach.within < SPARSE:
         cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
     if beta is not None:
         cures.append(f"increase the pressure: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
-    cures.append(f"more epochs: --epochs {2 * recipe.train.epochs}")
+    cures.append(f"more epochs: --epochs {2 * recipe.train.epochs}" if trained else "epochs of fine-tuning: --epochs 10")
     if not _asks_units(recipe.convert.share):
         cures.append(f"judge whole units too: {_share(recipe.convert.share)}")
     return f"To drop more: {'; '.join(cures)}."

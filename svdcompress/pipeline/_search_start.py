@@ -93,7 +93,7 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
         decides = told if found.nll is None else by_nll
         lines.append(
             f"{count:,} validation examples {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: {about}. "
-            f"{decides}; set data.validation, or allow more"
+            f"{decides}; {'set data.validation, or ' if needed < 10**9 else ''}allow more"
         )
     if (line := _seen(context, opened.data, dense, found)) is not None:
         lines.append(line)

@@ -79,7 +79,7 @@ def outcome(
             + (
                 "More epochs of training, or a higher search.levels, press harder"
                 if steps == 1
-                else "One unit of each layer stays, and so does what prune.protect names"
+                else "One unit of each layer stays, and so does what prune.protect names or pruning cannot remove"
             )
         )
     return lines

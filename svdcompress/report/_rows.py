@@ -61,11 +61,23 @@ _FORMS = ("rounded", "unrounded")
 
 
 def chance(results: Mapping[str, Any]) -> str:
-    """One sentence on the intervals in the rows; "" where there are none."""
+    """What to know of the intervals in the rows, and of NLLs that are not alike; "" where there are none."""
     count = (results.get("examples") or {}).get("test")
     data = f"the {count:,} test examples" if count else "the test data"
     text = f"In parentheses: the 95% interval of the change, from {data} alone; changes without color may be chance."
-    return text if results.get("changes") else ""
+    return f"{text}{_tempered(results)}" if results.get("changes") else ""
+
+
+def _tempered(results: Mapping[str, Any]) -> str:
+    """A sentence where the sparse model's NLL has a temperature that the dense one's lacks; ""."""
+    found = results.get("calibrate") or {}
+    mean, what = found.get("mean") or {}, found.get("likelihood") or {}
+    if "nll" not in results["changes"] or not mean.get("taken") or "temperature" not in what:
+        return ""
+    return (
+        f" The sparse model's NLL is with its temperature ({mean['value']:.3g}, from validation data), the dense model's as it "
+        "was given; svdc evaluate compares with a temperature for each."
+    )
 
 
 def _metric_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Row]:

@@ -181,9 +181,9 @@ def test_a_generator_of_either_device_repeats_the_draws(name):
     model = model.cuda()
     for device in ("cpu", "cuda"):
         found = [svdc.mc_predict(model, x, 20, task=task, generator=torch.Generator(device).manual_seed(5)) for _ in range(2)]
-        torch.testing.assert_close(found[0].mean, found[1].mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[0].mean, found[1].mean, rtol=1e-4, atol=1e-5)
         other = svdc.mc_predict(model, x, 20, task=task, generator=torch.Generator(device).manual_seed(6))
-        assert not torch.allclose(other.mean, found[0].mean, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(other.mean, found[0].mean, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PROPAGATED)

@@ -14,7 +14,7 @@ from svdcompress.cli import app
 from svdcompress.cost import Cost
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
-from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller
+from svdcompress.pipeline._outcome import _more, hardly_faster, nothing_smaller
 from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
 from svdcompress.sources import save_weights
@@ -187,6 +187,19 @@ def test_nothing_is_said_of_speed_where_it_is_not_clear():
     nothing = timed()
     nothing.compression = {"macs": 3.0, "latency": {}}
     assert hardly_faster(nothing) == hardly_faster(RunResults()) == []
+
+
+def test_a_model_that_became_slower_is_told_however_little_went():
+    (line,) = hardly_faster(timed(macs=1.5, ratio=0.8))
+    assert "1.5x fewer MACs, but slower than the dense model (0.80x at batch" in line and "prune.round_to=8" in line
+    assert hardly_faster(timed(macs=1.5, ratio=0.97)) == []
+
+
+def test_more_epochs_than_none_are_some():
+    recipe = settings()
+    recipe.train.epochs = 0
+    line = _more(recipe, RunResults(), [])
+    assert "epochs of fine-tuning: --epochs 10" in line and "--epochs 0" not in line
 
 
 def test_the_speed_that_a_run_measures_is_what_it_speaks_of(tmp_path, monkeypatch):

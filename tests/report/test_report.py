@@ -19,6 +19,7 @@ import svdcompress as svdc
 from svdcompress import report
 from svdcompress.errors import OutputError
 from svdcompress.report import _page, _sections
+from svdcompress.report._rows import chance
 
 SECTIONS = {
     "summary": "dense",
@@ -331,3 +332,12 @@ def test_layers_without_pictures_give_no_filters():
         return torch.nn.Sequential(torch.nn.Conv2d(1, 64, 2), torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
     assert report.first_filters(patches(), svdc.convert(patches())) == {}
+
+
+def test_an_nll_with_a_temperature_beside_one_without_is_told():
+    found = {"changes": {"nll": {"low": 0.0, "high": 1.0}}, "calibrate": {"likelihood": {"temperature": 0.5}}}
+    assert "temperature" not in chance(found)
+    found["calibrate"]["mean"] = {"value": 0.7048, "taken": True}
+    assert "with its temperature (0.705, from validation data)" in chance(found)
+    found["calibrate"]["likelihood"] = {"tau": 3.0}  # of regressions both have their own
+    assert "temperature" not in chance(found)
