@@ -26,8 +26,7 @@ BEAT = 10.0
 
 @dataclass
 class Context:
-    """One run. results: what its stages found, for `report.json`; history: its epochs so far; stays: layers whose units no
-    search can take, and why (None: not looked for)."""
+    """One run. results: what its stages found, for `report.json`; history: its epochs so far."""
 
     recipe: Recipe
     out: Path
@@ -38,7 +37,6 @@ class Context:
     state: RunState
     results: RunResults
     history: list[dict[str, Any]] = field(default_factory=list)
-    stays: dict[str, str] | None = None
     _stage: str = ""
     _began: float = 0.0  # less what earlier sittings took
     _noted: float = 0.0

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from svdcompress.errors import PruneError
+from svdcompress.pipeline._context import Context
 from svdcompress.prune import prune
 from svdcompress.relevance import Masks
 from svdcompress.selection import Ranking, whole_units
@@ -17,6 +18,19 @@ FAILS = ("left masked: without it the model fails", "left masked: the output wou
 
 LEAST, HALF = (1e-9, 0.0), (0.5, 1.0)
 """Shares of the parameters, and the evenness, that are tried: what fails with one unit left may do with half of them."""
+
+
+def protecting(
+    context: Context, model: nn.Module, inputs: Any, masks: Masks, pruning: Mapping[str, Any], time_budget: float
+) -> dict[str, Any]:
+    """The arguments of `prune`, with what it would put back protected; that is looked for once in a run, and told."""
+    stays = context.state.facts.get("stays")  # also in one that goes on
+    if stays is None:
+        stays = that_stay(model, inputs, masks, pruning, time_budget)
+        context.state.put(stays=stays)
+        for name, why in stays.items():
+            context.note(f"{name}: no search takes its units, as pruning could not remove them ({why})")
+    return {**pruning, "protect": [*pruning["protect"], *stays]}
 
 
 def that_stay(model: nn.Module, inputs: Any, masks: Masks, pruning: Mapping[str, Any], time_budget: float) -> dict[str, str]:

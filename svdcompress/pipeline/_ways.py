@@ -15,7 +15,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._select import whole
 from svdcompress.pipeline._some import some
-from svdcompress.pipeline._stays import that_stay
+from svdcompress.pipeline._stays import protecting
 from svdcompress.prune import count_means, prune
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, as_masks
@@ -167,16 +167,8 @@ class Ways:
         return self._rankings[outputs]
 
     def _made(self, **more: Any) -> Ranking:
-        return Ranking(self.model, self.opened.inputs, self.found, **more, **self._to_rank())
-
-    def _to_rank(self) -> dict[str, Any]:
-        """The pruning, with what it would put back protected; that is looked for once in a run, and told."""
-        if self.context.stays is None:
-            given = self.model, self.opened.inputs, self.found, self.pruning
-            self.context.stays = that_stay(*given, self.time_budget)
-            for name, why in self.context.stays.items():
-                self.context.note(f"{name}: no search takes its units, as pruning could not remove them ({why})")
-        return self.pruning | {"protect": [*self.pruning["protect"], *self.context.stays]}
+        given = self.model, self.opened.inputs, self.found
+        return Ranking(*given, **more, **protecting(self.context, *given, self.pruning, self.time_budget))
 
     def _by_outputs(self) -> Ranking:
         train, device = self.opened.data.train, self.context.place.device

@@ -52,7 +52,8 @@ def test_it_begins_from_the_dense_weights_and_ranks_by_the_outputs(light):
     assert trial["pressure"] == UNPRESSED and trial["beta"] == pytest.approx(1e-6 / 1024)
     dense = load_file(out / "dense.safetensors")
     assert all(torch.equal(weight, dense[f"{name}.weight"]) for name, weight in seen.before[0].items())
-    assert ranked.by_outputs[0] is False and all(ranked.by_outputs[1:]) and len(ranked.by_outputs) >= 4  # the first: the least
+    assert ranked.by_outputs[:2] == [False, False]  # for what can't go, and the least
+    assert all(ranked.by_outputs[2:]) and len(ranked.by_outputs) >= 5
     assert len(seen.sizes) == 3 and results["search"]["reached"] is True
 
 

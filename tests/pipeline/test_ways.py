@@ -72,7 +72,7 @@ def data_of(model: nn.Module, size: int, count: int = 600) -> tuple[Any, Tensor,
 
 def ways_of(model: nn.Module, x: Tensor, measure: str, target: float, enough: bool = True) -> Ways:
     recipe = load_recipe(None, [f"search.goal='{measure}={target:g}'"])
-    context: Any = Mock(recipe=recipe, results=SimpleNamespace(reach=SimpleNamespace(enough=enough)))
+    context: Any = Mock(recipe=recipe, results=SimpleNamespace(reach=SimpleNamespace(enough=enough)), state=Mock(facts={}))
     context.place.device = torch.device("cpu")
     opened: Any = SimpleNamespace(inputs=x[:20], data=SimpleNamespace(train=InMemory(x, torch.zeros(len(x)))))
     return ways(context, opened, SimpleNamespace(model=None), model, Measure(measure, recipe, None, x[:2]), target)  # type: ignore
