@@ -48,6 +48,22 @@ def in_eval(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def for_gradients(model: nn.Module) -> Iterator[None]:
+    """cuDNN with the same gradients each time, as a stopped run ranks anew; none for a model with recurrent layers, of which it
+    has no gradients in `eval()`."""
+    backend, names = torch.backends.cudnn, ("enabled", "benchmark", "deterministic")
+    before = [getattr(backend, name) for name in names]
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    try:
+        for name, value in zip(names, (backend.enabled and not recurrent, False, True), strict=True):
+            setattr(backend, name, value)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(backend, name, value)
+
+
 def main_output(output: Any) -> Tensor:
     """The tensor of a model's output: itself, the first of a tuple, or the logits of a dict or dataclass.
 

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jacrev, vmap
-from torch.utils._pytree import tree_map
 
-from svdcompress.batch import call, map_tensors
-from svdcompress.calibrate._kept import AsFunction, Kept
+from svdcompress.batch import for_gradients
+from svdcompress.calibrate._jacobians import Jacobians
+from svdcompress.calibrate._kept import Kept
 from svdcompress.errors import ModelError
 from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
 
 NUMBERS = 10**7
 """Numbers of the Jacobians of a batch."""
+
+PASSES = 20_000
+"""Heads of all examples together where each takes a pass of its own: a minute or two, for a small network."""
 
 MOST_WEIGHTS = 6000
 """Weights of which a full matrix is made: 288 MB, and some minutes for its eigenvectors."""
@@ -105,28 +107,13 @@ def counted(root: Tensor, likelihood: Likelihood, targets: Tensor) -> Tensor:
     return root * counts.repeat_interleave(root.shape[1] // counts.shape[1], 1).unsqueeze(-1)
 
 
-def flat_heads(likelihood: Likelihood, heads: Any) -> Tensor:
-    """(B, H): the heads in the order of `noise_root`."""
-    if likelihood.name == "gaussian":
-        return torch.cat([head.reshape(len(head), -1) for head in heads], 1)
-    if likelihood.classes and heads.dim() > 2:
-        heads = heads.movedim(likelihood.dim, -1)
-    return heads.reshape(len(heads), -1)
-
-
-def roots(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, tau: float, batch: int, device: Any) -> Any:
+def roots(jacobians: Jacobians, examples: Examples, likelihood: Likelihood, tau: float, batch: int, device: Any) -> Any:
     """For each batch of examples the rows L^T J of the Gauss-Newton matrix, (rows, K): its sum over the batch is B^T B."""
     plain = likelihood.plain()
-    function = AsFunction(model, kept, plain)
-
-    def single(vector: Tensor, inputs: Any) -> Tensor:
-        return flat_heads(plain, function(vector, map_tensors(inputs, lambda t: t.unsqueeze(0))))[0]
-
-    vector = function.vector
     for inputs, targets in examples.batches(batch, device=device):
-        jacobian = vmap(jacrev(single), (None, 0), randomness="error")(vector, inputs).detach()
+        heads, jacobian = jacobians(inputs)
         with torch.no_grad():
-            root = counted(noise_root(plain, tree_map(Tensor.detach, function(vector, inputs)), tau), plain, targets)
+            root = counted(noise_root(plain, heads, tau), plain, targets)
             yield torch.einsum("bhg,bhk->bgk", root, jacobian).flatten(0, 1)
 
 
@@ -146,32 +133,35 @@ def gauss_newton(
 
     model: in `eval()` with its masks frozen (`held`). structure: "full", "diagonal", "last-layer" (full, of the last layer).
     tau: noise precision of a regression. most: examples that are looked at, drawn with the seed; the sum is scaled up to all.
+    They are fewer, with PASSES heads in all, for a model that vmap refuses. Raises ModelError for one of which there are no
+    Jacobians of single examples, and where the matrix is too large.
     """
-    count = len(examples)
-    examples = some(examples, most, seed)
-    factor, size = count / len(examples), len(kept)
+    count, size = len(examples), len(kept)
     part = kept.slices[-1] if structure == "last-layer" else slice(0, size)
     if structure != "diagonal":
         check_fits(part.stop - part.start)
     total = torch.zeros(size if structure == "diagonal" else (part.stop - part.start,) * 2, dtype=torch.float64)
-    batch = _batch(model, kept, examples, likelihood, device)
-    for rows in roots(model, kept, examples, likelihood, tau, batch, device):
-        if structure == "diagonal":
-            total += rows.square().sum(0).double().cpu()
-        else:
-            rows = rows[:, part]
-            total += (rows.T @ rows).double().cpu()
-    total *= factor
+    examples = some(examples, most, seed)
+    jacobians = Jacobians(model, kept, likelihood.plain())
+    with for_gradients(model):
+        heads = _heads(jacobians, examples, device)
+        if not jacobians.together:
+            examples = some(examples, max(1, PASSES // heads), seed)
+        batch = max(1, min(250, NUMBERS // (heads * sum(torch.Size(shape).numel() for shape in kept.shapes))))
+        for rows in roots(jacobians, examples, likelihood, tau, batch, device):
+            if structure == "diagonal":
+                total += rows.square().sum(0).double().cpu()
+            else:
+                rows = rows[:, part]
+                total += (rows.T @ rows).double().cpu()
+    total *= count / len(examples)
     if structure == "diagonal":
         return Curvature(structure, (Block(slice(0, size), total),), size, len(examples))
     values, vectors = torch.linalg.eigh(total)
     return Curvature(structure, (Block(part, values.clamp_min(0), vectors),), size, len(examples))
 
 
-def _batch(model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, device: Any) -> int:
-    """Examples whose Jacobians fit in memory together."""
-    plain = likelihood.plain()
+def _heads(jacobians: Jacobians, examples: Examples, device: Any) -> int:
+    """Heads of an example; by the way it is seen whether vmap takes the model."""
     inputs, _ = next(iter(examples.batches(1, device=device)))
-    with torch.no_grad():
-        heads = flat_heads(plain, plain.heads(call(model, inputs))).shape[1]
-    return max(1, min(250, NUMBERS // (heads * sum(torch.Size(shape).numel() for shape in kept.shapes))))
+    return jacobians(inputs)[1].shape[1]

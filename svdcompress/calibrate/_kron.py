@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from svdcompress.batch import call
-from svdcompress.calibrate._curvature import Block, Curvature, check_fits, counted, flat_heads, noise_root, some
+from svdcompress.batch import call, for_gradients
+from svdcompress.calibrate._curvature import Block, Curvature, check_fits, counted, noise_root, some
+from svdcompress.calibrate._jacobians import flat_heads
 from svdcompress.calibrate._kept import Kept
 from svdcompress.errors import ModelError
 from svdcompress.layers import drawing, stochastic_layers
@@ -42,7 +43,8 @@ def kronecker(
     examples = some(examples, most, seed)
     for where in kept.slices:
         check_fits(where.stop - where.start)
-    factors = _factors(model, kept, examples, likelihood.plain(), tau, device)
+    with for_gradients(model):
+        factors = _factors(model, kept, examples, likelihood.plain(), tau, device)
     blocks = []
     for name, place, where in zip(kept.names, kept.places, kept.slices, strict=True):
         inputs, outputs = factors[name]

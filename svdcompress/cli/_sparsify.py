@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -192,9 +191,9 @@ def sparsify(
 
 def next_steps(made: Recipe, folder: Path) -> str:
     """What to do with a finished run: commands that work as they stand."""
-    from svdcompress.sources import code_in
+    from svdcompress.sources import run_argument
 
-    run = shlex.quote(str(folder)) + (" --trust-code" if code_in(made) else "")
+    run = run_argument(folder, made)
     steps = [f"svdc evaluate {run}  (uncertainty, compared)", f"svdc predict {run} --input FILE"]
     if made.report.html:
         steps.insert(0, f"open {folder / 'report.html'}")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
-from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, open_frame
+from svdcompress.recipe import Recipe
+from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, made_by, open_frame
 
 KEYS = ("x", "input", "inputs", "arr_0")
 """Names of the array that counts in an npz file of several, the first found, where the run has one input; else all go in by
@@ -59,6 +60,23 @@ def read_inputs(
     if "columns" in preprocessing:
         raise DataError(f"{path}: the run was trained on a table, and reads .csv, .parquet, .npy and .npz")
     return _images([path], preprocessing, shape), [path.name]
+
+
+def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping[str, Any]) -> str:
+    """A warning of images for a run whose data a function of the user's made: what that does to images is not known; or ""."""
+    images = os.path.isdir(path) or Path(path).suffix.lower() not in (".csv", ".parquet", ".npy", ".npz")
+    function = made_by(recipe.data) if images else None
+    if not function:
+        return ""
+    steps = [step if isinstance(step, str) else next(iter(step), "") for step in preprocessing.get("transform") or ()]
+    went, more = "and nothing else is done (the run has no data.transform)", "anything else, such as normalizing"
+    if steps:
+        went, more = f"and then through the run's data.transform ({', '.join(steps)})", "more than that"
+    return (
+        f"{path}: images, but the run's data come from {function}, and what this does to an image itself is not known here. "
+        f"They go in as values in [0, 1], {went}. Where the function does {more}, the predictions are wrong: "
+        "give an array of inputs as it makes them instead (.npy)"
+    )
 
 
 def _arrays(path: Path, single: bool) -> Any:

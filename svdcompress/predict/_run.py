@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ from svdcompress.export import read_metadata
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline import OpenRun, Preprocessing, open_run
 from svdcompress.predict._promises import wanted
-from svdcompress.predict._read import read_inputs
+from svdcompress.predict._read import read_inputs, unknown_preparation
 from svdcompress.predict._write import check_suffix, write_predictions
-from svdcompress.sources import check_finite, preprocess
+from svdcompress.sources import channels_last, check_finite, preprocess
 from svdcompress.uncertainty import NotFiniteError, mc_predict, mean_predict
 
 MC_FILE = "model_mc.onnx"
@@ -77,7 +78,9 @@ def predict_run(
 
     Returns the file written, and how many inputs are in it.
 
-    run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training.
+    run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training. Of
+        data that a function of the user's made, what that did itself is not known: arrays as it gives them are right, and of
+        images, which go in as values in [0, 1] and then through `data.transform`, there is a warning.
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
     samples: draws for each input; None: 100, or none where the run's validation data say that they are no better than the mean
         (PyTorch only: model_mc.onnx draws). The mean knows no epistemic part: its mutual information is 0.
@@ -88,7 +91,7 @@ def predict_run(
         None: what the run's recipe asked for, if it did. What cannot be promised, as by fewer draws than of the validation
         data, is an error where it is asked for here, and not promised where the recipe asks.
     told: gets what was promised, by name, and why what the recipe asks for is not ("not_promised"); under "by" what predicted:
-        "samples" or "mean".
+        "samples" or "mean"; under "warnings" a list of those on the inputs, which are given as Python warnings too.
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
@@ -110,6 +113,9 @@ def predict_run(
     if not names:
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
     told = {} if told is None else told
+    if doubt := unknown_preparation(inputs, opened.recipe, opened.preprocessing):
+        told["warnings"] = [doubt]
+        warnings.warn(doubt, stacklevel=2)
     told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
     promised = wanted(opened, answer_above, coverage, count, told)  # before what takes time
     drawn = 0 if by == "mean" else count
@@ -230,7 +236,8 @@ def _by_torch(
         try:
             found = predicted(batch)
         except DataError as error:
-            raise DataError(f"{origin}: {error}") from error
+            why = channels_last(batch) if "does not fit" in str(error) else ""
+            raise DataError(f"{origin}: {error}{why}") from error
         except NotFiniteError as error:
             rows = names[index * BATCH : (index + 1) * BATCH]
             raise _not_finite(origin, [name for row, name in enumerate(rows) if fails(batch, row)] or rows) from error
@@ -243,7 +250,7 @@ def _by_torch(
                 ) from error
             raise DataError(
                 f"{origin}: the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: "
-                f"{type(error).__name__}: {cause(error)}"
+                f"{type(error).__name__}: {cause(error)}{channels_last(batch)}"
             ) from error
         yield found
 
@@ -308,9 +315,14 @@ def _run(session: Any, feed: dict[str, np.ndarray], path: Path, names: Sequence[
         return session.run(None, feed)
     except Exception as error:  # onnxruntime has classes of its own, one for each status
         if NOT_FINITE not in str(error):
-            raise DataError(f"{origin}: the inputs do not fit {path}: {error}") from error
+            raise DataError(f"{origin}: the inputs do not fit {path}: {error}{_lie(feed).removeprefix('.')}") from error
         wrong = [name for row, name in enumerate(names) if _fails(session, feed, row)]
         raise _not_finite(origin, wrong or names) from error
+
+
+def _lie(feed: dict[str, np.ndarray]) -> str:
+    """A hint where images lie as PyTorch does not take them; "" for all else."""
+    return next((found for value in feed.values() if (found := channels_last(torch.from_numpy(value)))), "")
 
 
 def _fails(session: Any, feed: dict[str, np.ndarray], row: int) -> bool:

@@ -8,7 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from svdcompress.errors import RecipeError
+from svdcompress.recipe import Recipe, parse_recipe, parse_yaml
 from svdcompress.report import _html as html
+from svdcompress.sources import made_by, run_argument
 
 FILE, SAMPLED = "model.onnx", "model_mc.onnx"
 
@@ -45,11 +50,22 @@ def use(results: Mapping[str, Any], folder: Path | None) -> str:
     table = html.table(["file", "inputs", "outputs"], body)
     snippet = _snippet(inputs, metadata.get("classes"), sampled is not None)
     kept = f'<pre tabindex="0">{escape(snippet)}</pre>'
-    command = f"svdc predict {folder.name} --input FILE"
-    shell = (
-        f'<p class="quiet">From the command line: {_code(command)} (FILE: npy, npz, csv, parquet, an image, or a folder).</p>'
-    )
-    return f"{table}{_prepared(metadata.get('preprocessing') or {})}{kept}{shell}"
+    recipe = _recipe(results)
+    function = None if recipe is None else made_by(recipe.data)
+    command = f"svdc predict {run_argument(folder, recipe)} --input FILE"
+    taken = "npy, npz, csv, parquet, an image, or a folder"
+    if function:  # which may do to images what nobody else knows of
+        taken = f"npy or npz, with inputs as {_code(function)} gives them"
+    shell = f'<p class="quiet">From the command line: {_code(command)} (FILE: {taken}).</p>'
+    return f"{table}{_prepared(metadata.get('preprocessing') or {}, function)}{kept}{shell}"
+
+
+def _recipe(results: Mapping[str, Any]) -> Recipe | None:
+    """The run's recipe; None where its results hold none that can be read."""
+    try:
+        return parse_recipe(parse_yaml(str(results["recipe"])))
+    except (KeyError, RecipeError, yaml.YAMLError):
+        return None
 
 
 def _read(path: Path) -> tuple[list[Port], list[Port], dict[str, Any]]:
@@ -77,12 +93,22 @@ def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
 
 
-def _prepared(preprocessing: Mapping[str, Any]) -> str:
-    """What has to happen to raw inputs ahead of the file."""
+def _prepared(preprocessing: Mapping[str, Any], function: str | None) -> str:
+    """What has to happen to raw inputs ahead of the file. function: the user's own, of the run's data."""
     steps = preprocessing.get("transform") or []
+    if not steps and function:
+        return html.paragraph(
+            f"Inputs go in as {function} gives them, with all that it does to them itself; the files need no other "
+            "preprocessing."
+        )
     if not steps:
         return html.paragraph("Inputs go in as the data source gives them; the files need no other preprocessing.")
     words = "; ".join(step if isinstance(step, str) else ", ".join(f"{k}: {v}" for k, v in step.items()) for step in steps)
+    if function:
+        return html.paragraph(
+            f"Prepare inputs as the run did, in this order: what {function} does to them itself; {words}. svdc predict knows "
+            "all but the first."
+        )
     return html.paragraph(f"Prepare inputs as the run did, in this order: {words}. svdc predict does so by itself.")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_output, map_tensors
+from svdcompress.batch import call, for_gradients, main_output, map_tensors
 from svdcompress.errors import UsageError
 from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.prune import Analysis, Consumer, oriented
@@ -116,7 +116,7 @@ def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
         for layer in layers:
             layer.weight.requires_grad_(True)
         # a model that draws has its own numbers meanwhile
-        with _cudnn(model), torch.random.fork_rng(devices=_devices(layers)):
+        with for_gradients(model), torch.random.fork_rng(devices=_devices(layers)):
             torch.manual_seed(0)
             yield
     finally:
@@ -125,21 +125,6 @@ def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
         for layer, (mask, learns) in zip(layers, before, strict=True):
             layer.mask = mask
             layer.weight.requires_grad_(learns)
-
-
-@contextmanager
-def _cudnn(model: nn.Module) -> Iterator[None]:
-    """The same gradients each time, as a stopped run ranks anew; not in recurrent layers, which have none in eval()."""
-    backend, names = torch.backends.cudnn, ("enabled", "benchmark", "deterministic")
-    before = [getattr(backend, name) for name in names]
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    try:
-        for name, value in zip(names, (backend.enabled and not recurrent, False, True), strict=True):
-            setattr(backend, name, value)
-        yield
-    finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(backend, name, value)
 
 
 def _devices(layers: list[VariationalLayer]) -> list[torch.device]:

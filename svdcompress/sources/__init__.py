@@ -8,14 +8,23 @@ from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
-from svdcompress.sources._images import decode, image_files
+from svdcompress.sources._images import channels_last, decode, image_files
 from svdcompress.sources._models import arrives_trained, came_in, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
 from svdcompress.sources._npy import load_npy, load_npz
 from svdcompress.sources._positions import IGNORED, class_dim, classes_second, like
+from svdcompress.sources._readers import made_by
 from svdcompress.sources._tables import frame_inputs, open_frame
-from svdcompress.sources._trust import code_in, code_of_data, code_of_loss, code_of_model, code_of_run, code_of_transforms
+from svdcompress.sources._trust import (
+    code_in,
+    code_of_data,
+    code_of_loss,
+    code_of_model,
+    code_of_run,
+    code_of_transforms,
+    run_argument,
+)
 from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights, start_from
 
 __all__ = [
@@ -30,6 +39,7 @@ __all__ = [
     "arrives_trained",
     "batch_length",
     "came_in",
+    "channels_last",
     "check_finite",
     "check_labels",
     "class_dim",
@@ -53,11 +63,13 @@ __all__ = [
     "load_npy",
     "load_npz",
     "load_weights",
+    "made_by",
     "make_model",
     "open_data",
     "open_frame",
     "outputs_hint",
     "preprocess",
+    "run_argument",
     "save_weights",
     "split_batch",
     "start_from",

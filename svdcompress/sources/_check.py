@@ -16,6 +16,8 @@ from svdcompress.sources._positions import IGNORED
 
 LARGEST = torch.finfo(torch.float32).max
 
+FROM_ONE = "the labels seem to count from 1: subtract 1, as the first class is 0"
+
 MOST_CLASSES = 2**24
 """Labels from which on a column can only be something else than classes."""
 
@@ -51,8 +53,9 @@ class Check:
                 self._refuse(~(targets.isfinite() & (targets == targets.floor())), targets, rows, "{:g}", what)
             targets = targets.long()
             self._refuse(targets >= MOST_CLASSES, targets, rows, "label {}", f"is more than the {MOST_CLASSES:,} classes")
-            known = f" 0 to {self.outputs - 1}{self.why}" if self.outputs else ""
             broken = targets < 0 if not self.outputs else (targets < 0) | (targets >= self.outputs)
+            why = f": {FROM_ONE}" if bool(broken.any()) and from_one([targets], self.outputs) else self.why
+            known = f" 0 to {self.outputs - 1}{why}" if self.outputs else ""
             if targets.dim() > 1:
                 broken &= targets != IGNORED
                 known += f"; a {'pixel' if targets.dim() > 2 else 'position'} that does not count has the class {IGNORED}"
@@ -77,6 +80,14 @@ class Check:
 
     def _finite(self, tensor: Tensor, field: str, rows: Sequence[int] | None) -> None:
         check_finite(tensor, f"{field}: {self.origin}", rows, f" ({self.split})")
+
+
+def from_one(targets: Sequence[Tensor], outputs: int | None) -> bool:
+    """Whether labels, of all splits or of a batch, run from 1 to the number of outputs."""
+    held = [labels for each in targets if (labels := each[each != IGNORED]).numel()]
+    if not outputs or outputs < 2 or not held:
+        return False
+    return min(int(labels.min()) for labels in held) == 1 and max(int(labels.max()) for labels in held) == outputs
 
 
 def check_finite(values: Any, where: str, rows: Sequence[int] | None = None, split: str = "") -> None:

@@ -13,7 +13,7 @@ from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources import _standard, _transforms
-from svdcompress.sources._check import Check
+from svdcompress.sources._check import FROM_ONE, Check, from_one
 from svdcompress.sources._examples import Examples, FromDataset, InMemory
 from svdcompress.sources._factory import read_factory
 from svdcompress.sources._names import is_python_name
@@ -185,9 +185,11 @@ def check_labels(data: Data, outputs: int, hint: str = "") -> None:
     """
     if data.task != "classification":
         return
+    splits = {split: getattr(data, split) for split in ("train", "validation", "test")}
+    held = [part.targets for part in splits.values() if isinstance(getattr(part, "targets", None), Tensor)]
+    hint = f", and {FROM_ONE}" if from_one(held, outputs) else hint
     why = f": the model has {outputs} output{'s' * (outputs != 1)}{hint}"
-    for split in ("train", "validation", "test"):
-        examples = getattr(data, split)
+    for split, examples in splits.items():
         if isinstance(examples, FromDataset):
             if examples.check is not None:
                 examples.check.outputs, examples.check.why = outputs, why

@@ -25,8 +25,17 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
 MOST_PIXELS = 2**26
 """Pixels of one image; a small file can promise any number."""
 
+CHANNELS = (1, 3, 4)
+"""Of grey images, of coloured ones, and of coloured ones with their opacity."""
+
 IN_MEMORY_BYTES = 2**30
 """Folders whose decoded images are larger than this are read anew in each epoch, by loader processes."""
+
+
+def channels_last(inputs: Any) -> str:
+    """What to say of images that a model fails on, where they seem to lie as (N, H, W, C); "" for all else."""
+    last = isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.shape[3] in CHANNELS and inputs.shape[1] not in CHANNELS
+    return ". (N, H, W, C)? PyTorch takes (N, C, H, W): x.transpose(0, 3, 1, 2)" if last else ""
 
 
 def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
 import sys
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def check_folder(place: str, error: type[SvdcError], field: str) -> None:
 
 
 def import_name(name: str, error: type[SvdcError], field: str) -> Any:
-    """The object that a name stands for; modules are sought in the current folder too.
+    """The object that a name stands for; modules are sought in the current folder too, and those that a file imports beside it.
 
     Raises `error`, naming the field, where module or object do not exist or the module fails on import.
     """
@@ -56,7 +58,11 @@ def _from_path(name: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    """A module from a file, under a name of its own, once per path (so that its classes keep their identity)."""
+    """A module from a file, under a name of its own, once per path (so that its classes keep their identity).
+
+    As in scripts, it may import the files beside it, and later too, in its functions and in the processes of loaders: the
+    folder stays in `sys.path`, as the last one, so that it hides nothing that is installed.
+    """
     path = path.resolve()
     if not os.path.isfile(path):
         raise FileNotFoundError(path)
@@ -66,9 +72,30 @@ def _from_file(path: Path) -> Any:
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    beside = str(path.parent)
+    added = beside not in sys.path
+    if added:
+        sys.path.append(beside)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
+        if added and beside in sys.path:
+            sys.path.remove(beside)
         raise
+    _tell_of_others(path)
     return module
+
+
+def _tell_of_others(path: Path) -> None:
+    """Warn where a file imports the name of a file beside it, and got another module: installed, or from another folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the user's syntax, which the import has given
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    for name in sorted({name.partition(".")[0] for name in names}):
+        own = [file for file in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if file.is_file()]
+        got = getattr(sys.modules.get(name), "__file__", None)
+        if own and got and Path(got).resolve() not in [file.resolve() for file in own]:
+            warnings.warn(f"{path.name}: import {name} gave {got}, not {own[0]}: rename the latter", stacklevel=2)

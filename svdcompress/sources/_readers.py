@@ -48,6 +48,13 @@ FACTORY = ("args",)
 """The same of `package.module:factory`."""
 
 
+def made_by(section: DataSection) -> str | None:
+    """The name of the user's function that the data come from, which may prepare them itself; None for all other sources."""
+    name = str(section.name)
+    known = name.partition(":")[0] in (*READERS, "csv", "parquet")
+    return name if not known and is_python_name(name) else None
+
+
 def check_fields(section: DataSection) -> None:
     """Raises DataError for a field that was set and that the section's kind of source does not know, naming both."""
     kind, _, place = str(section.name).partition(":")

@@ -6,13 +6,15 @@ up is that of `make_model`, `open_data`, `make_loss` and `_transforms.build`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from svdcompress.recipe import DataSection, LossSection, ModelSection, Recipe
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._nets import NETS
-from svdcompress.sources._readers import READERS
+from svdcompress.sources._readers import made_by
 from svdcompress.sources._text import ARGS
 from svdcompress.sources._transforms import PURE
 
@@ -38,6 +40,11 @@ def code_of_run(recipe: Recipe) -> dict[str, str]:
     return {**code_in(recipe), **({} if command is None else {"search.latency_command": command})}
 
 
+def run_argument(folder: str | Path, recipe: Recipe | None) -> str:
+    """A run's folder for a command line, quoted, and --trust-code where its recipe names code; None: that is not known."""
+    return shlex.quote(str(folder)) + (" --trust-code" if recipe is not None and code_in(recipe) else "")
+
+
 def code_of_model(section: ModelSection) -> dict[str, str]:
     """The same of a recipe's model."""
     name = section.name or ""
@@ -58,7 +65,7 @@ def code_of_data(section: DataSection) -> dict[str, str]:
         if place in ("pandas", "torch") or place.endswith(".py"):
             found["data.name"] = name
         found |= {f"data.args.{key}": f"{value!r:.80}" for key, value in section.args.items() if key not in LOADING}
-    elif kind not in ("csv", "parquet") and kind not in READERS and is_python_name(name):
+    elif made_by(section):
         found["data.name"] = name
     return {**found, **code_of_transforms(section.transform), **code_of_transforms(section.augment, "data.augment")}
 

@@ -15,7 +15,7 @@ from svdcompress.calibrate import Promises, save_promises
 from svdcompress.errors import CheckpointError, DataError, ExportError, OutputError, UsageError
 from svdcompress.export import export_onnx
 from svdcompress.predict import predict_run, read_inputs
-from svdcompress.recipe import CalibrateSection
+from svdcompress.recipe import CalibrateSection, DataSection
 from svdcompress.sources import preprocess
 from svdcompress.uncertainty import mc_predict
 
@@ -24,7 +24,7 @@ _run = sys.modules["svdcompress.predict._run"]
 
 def opened(folder, model, task="classification", preprocessing=None, **more):
     more = {"classes": None, "tau": None, "dim": 1, **more}
-    recipe = SimpleNamespace(task=task, calibrate=CalibrateSection())
+    recipe = SimpleNamespace(task=task, calibrate=CalibrateSection(), data=DataSection(name="imagefolder:photos"))
     return SimpleNamespace(
         folder=folder,
         model=model.eval(),

@@ -64,7 +64,7 @@ def test_the_snippet_runs(folder, monkeypatch, capsys):
     from html import unescape
 
     text = use({}, folder)
-    assert "float32 (batch, 6)" in text and "pad: 2" in text and "svdc predict mine" in text
+    assert "float32 (batch, 6)" in text and "pad: 2" in text and f"svdc predict {folder} --input FILE" in text
     snippet = unescape(re.search(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL).group(1))
     monkeypatch.chdir(folder)
     names: dict = {}
