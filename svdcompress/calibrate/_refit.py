@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from svdcompress.batch import call
+from svdcompress.batch import call, for_gradients
 from svdcompress.calibrate._kept import held
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import Likelihood
@@ -58,7 +59,7 @@ def refit(
     steps = epochs * math.ceil(len(examples) / batch_size)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
     elbo = ELBO(model, likelihood.loss, len(examples), beta)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), nullcontext() if means else for_gradients(model):
         torch.manual_seed(seed)
         for epoch in range(epochs):
             model.train(means)

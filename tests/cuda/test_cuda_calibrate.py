@@ -216,12 +216,16 @@ def test_promises_are_those_of_the_same_probabilities_on_the_cpu():
     assert svdc.answer_above(confidence.cuda(), right.cuda(), 0.8) == svdc.answer_above(confidence, right, 0.8)
 
 
-def test_a_recurrence_has_a_curvature_in_eval():
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "full"])
+def test_a_recurrence_has_a_curvature_in_eval(structure):
     """In which cuDNN has no gradients of one."""
     model, examples = model_of("recurrent", 60)
     kept, likelihood, found = kept_of(model), likelihood_for("classification"), []
     for device in ("cpu", "cuda"):
         with held(copy.deepcopy(model).to(device)) as there:
-            found.append(kronecker(there, kept, examples, likelihood, device=device))
+            if structure == "kronecker":
+                found.append(kronecker(there, kept, examples, likelihood, device=device))
+            else:
+                found.append(gauss_newton(there, kept, examples, likelihood, structure, device=device))
     for one, other in zip(found[1].blocks, found[0].blocks, strict=True):
         close(one.values, other.values)
