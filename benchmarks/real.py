@@ -193,7 +193,9 @@ def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[st
     for sister, case in CASES.items():
         same = sister != name and case.weights is not None and case.recipe == CASES[name].recipe
         found = results.get(row(sister, label), {})
-        same = same and all(found.get("setting", {}).get(key, BEFORE.get(key)) == setting.get(key) for key in alike)
+        same = same and all(
+            found.get("setting", {}).get(key, BEFORE.get(key)) == setting.get(key, BEFORE.get(key)) for key in alike
+        )
         if same and found.get("nets", {}).get(peer, {}).get("epochs") == epochs:
             return sister if (runs / f"{row(sister, label)}-dense-trained-as-long.done.pt").is_file() else None
     return None
