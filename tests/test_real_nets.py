@@ -343,6 +343,19 @@ def test_a_dense_network_trained_on_other_images_is_not_taken(module, tmp_path, 
     assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) == "resnet56-macs4x"
 
 
+def test_peers_that_another_process_has_judged_meanwhile_stay_beside_the_same_network_alone(module):
+    real = module("real")
+
+    def row(accuracy, *peers):
+        ours = {"ours": {"macs": 5, "accuracy": accuracy}}
+        return {"epochs": 4, "setting": {"images": 10}, "nets": ours | {peer: {"change": [peer]} for peer in peers}}
+
+    assert list(real.joined(row(90, "one"), row(90, "two"))["nets"]) == ["ours", "two", "one"]
+    assert list(real.joined(row(91, "one"), row(90, "two"))["nets"]) == ["ours", "two"]  # of another network of ours
+    assert list(real.joined(row(90, "one") | {"epochs": 5}, row(90, "two"))["nets"]) == ["ours", "two"]
+    assert list(real.joined(None, row(90, "two"))["nets"]) == ["ours", "two"]
+
+
 def test_vgg_is_trained_once_for_its_goals(module, tmp_path):
     """Never from a copy, nor by other settings, as what trained it is told from the recipe."""
     real = module("real")

@@ -98,18 +98,23 @@ def close(found, expected, rtol=1e-3):
     assert float((found - expected).abs().max()) < rtol * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "full", "last-layer", "kronecker"])
-@pytest.mark.parametrize("name", MODELS)
-def test_curvatures_are_those_of_the_cpu(name, structure):
-    model, examples = model_of(name)
-    kept, likelihood, found = kept_of(model), likelihood_for(task_of(name)), []
+def curvatures(model, examples, task, structure):
+    """Of a copy on the CPU, and of one on the GPU."""
+    kept, likelihood, found = kept_of(model), likelihood_for(task), []
     for device in ("cpu", "cuda"):
         with held(copy.deepcopy(model).to(device)) as there:
             if structure == "kronecker":
                 found.append(kronecker(there, kept, examples, likelihood, device=device))
             else:
                 found.append(gauss_newton(there, kept, examples, likelihood, structure, device=device))
-    for one, other in zip(found[1].blocks, found[0].blocks, strict=True):
+    return found
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "full", "last-layer", "kronecker"])
+@pytest.mark.parametrize("name", MODELS)
+def test_curvatures_are_those_of_the_cpu(name, structure):
+    here, there = curvatures(*model_of(name), task_of(name), structure)
+    for one, other in zip(there.blocks, here.blocks, strict=True):
         close(one.values, other.values)
         assert one.where == other.where and float(one.values.max()) > 0
         if one.vectors is not None:
@@ -219,13 +224,6 @@ def test_promises_are_those_of_the_same_probabilities_on_the_cpu():
 @pytest.mark.parametrize("structure", ["kronecker", "diagonal", "full"])
 def test_a_recurrence_has_a_curvature_in_eval(structure):
     """In which cuDNN has no gradients of one."""
-    model, examples = model_of("recurrent", 60)
-    kept, likelihood, found = kept_of(model), likelihood_for("classification"), []
-    for device in ("cpu", "cuda"):
-        with held(copy.deepcopy(model).to(device)) as there:
-            if structure == "kronecker":
-                found.append(kronecker(there, kept, examples, likelihood, device=device))
-            else:
-                found.append(gauss_newton(there, kept, examples, likelihood, structure, device=device))
-    for one, other in zip(found[1].blocks, found[0].blocks, strict=True):
+    here, there = curvatures(*model_of("recurrent", 60), "classification", structure)
+    for one, other in zip(there.blocks, here.blocks, strict=True):
         close(one.values, other.values)
