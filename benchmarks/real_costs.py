@@ -77,7 +77,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[*real.CASES, *real_nets.NAMES])
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "benchmarks" / "real")
     options = parser.parse_args()
-    options.runs, options.epochs, options.set, options.label, options.dense = options.runs.resolve(), None, [], "", None
+    options.runs, options.epochs, options.set, options.label = options.runs.resolve(), None, [], ""
+    options.dense = options.goal = None
     found = commands(options)
     wanted = options.only or [*real.CASES, *real_nets.NAMES]
     if left := [name for name in wanted if name not in found]:

@@ -85,19 +85,20 @@ def cases(options: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str
                 options.crepe / "full.pth",
                 [f"speech={options.speech}", f"cache={options.runs / 'crepe.safetensors'}"],
             )
-            found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", "latency=15ms"]
-            found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
+            found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", options.goal or "latency=15ms"]
+            if "latency" in found[name][-1]:
+                found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
             found[name] += ["--set", "convert.posterior=rank-one"] if part else []
         elif name in DENOISE and options.dncnn:
             weights, data = options.dncnn / "logs" / "DnCNN-S-25" / "net.pth", [f"folder={options.dncnn / 'data'}"]
-            found[name] = [str(HERE / "models" / "denoise.yaml"), "--goal", part.replace("macs", "macs=")]
+            found[name] = [str(HERE / "models" / "denoise.yaml"), "--goal", options.goal or part.replace("macs", "macs=")]
         elif name in REACTIONS and options.rxnfp and options.yields:
             weights, data = (
                 options.rxnfp / "pytorch_model.bin",
                 [f"vocabulary={options.rxnfp / 'vocab.txt'}", f"folder={options.yields}"],
             )
             data.append(f"split={part}" if kind == "suzuki" else f"sheet={part.removesuffix(SQUARED)}")
-            found[name] = [str(HERE / "models" / "reactions.yaml"), "--goal", "latency=2x"]
+            found[name] = [str(HERE / "models" / "reactions.yaml"), "--goal", options.goal or "latency=2x"]
             if kind == "buchwald":
                 found[name] += ["--data", str(HERE / "models" / "reactions.py:buchwald")]
                 found[name] += [] if part.endswith(SQUARED) else ["--loss", "gaussian-nll", "--set", "model.args.outputs=2"]
@@ -263,6 +264,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100, help="draws for each test input")
     parser.add_argument("--count", type=int, help="so many test examples at most")
     parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
+    parser.add_argument("--goal", help="in place of the case's own, as in macs=2x, where rows of two machines are to compare")
     parser.add_argument("--minutes", type=float)
     parser.add_argument(
         "--dense",

@@ -27,7 +27,15 @@ def test_a_dense_network_of_other_data_is_not_begun_with(module, tmp_path, monke
     own.data.args["split"] = 1
     with pytest.raises(SystemExit, match="other has other data"):
         starts.epochs_of_start(own)
-    files = {"dense": tmp_path / "other", "rxnfp": Path("r"), "yields": Path("f"), "crepe": None, "speech": None, "dncnn": None}
+    files = {
+        "goal": None,
+        "dense": tmp_path / "other",
+        "rxnfp": Path("r"),
+        "yields": Path("f"),
+        "crepe": None,
+        "speech": None,
+        "dncnn": None,
+    }
     assert "weights.trained=true" in real_nets.cases(SimpleNamespace(**files), ["suzuki-0"])["suzuki-0"]
     with pytest.raises(SystemExit, match="suzuki-1: some may be test data"):
         real_nets.cases(SimpleNamespace(**files), ["suzuki-1"])

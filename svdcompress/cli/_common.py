@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from svdcompress.errors import ModelError, OutputError, SvdcError, UsageError, out_of_memory
 
@@ -56,8 +57,7 @@ def command(work: Function) -> Function:
     @functools.wraps(work)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="There is a performance drop")  # torch's, of vmap and attention
+            with _warnings_as_lines():
                 return work(*args, **kwargs)
         except SvdcError as error:
             if kwargs.get("debug"):
@@ -82,6 +82,27 @@ def command(work: Function) -> Function:
             raise typer.Exit(ModelError.exit_code if out_of_memory(error) else 1) from None
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Within it our own Python warnings are one line each, as all others of a command are; those of other packages stay."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch's, of vmap and attention
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_globals.get("__name__") == "warnings":
+                frame = frame.f_back
+            if str(frame.f_globals.get("__name__")).startswith("svdcompress."):
+                text = Text.assemble(("warning:", "yellow"), f" {message}")
+                err_console().print(text, highlight=False, soft_wrap=True)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _say(text: str) -> None:

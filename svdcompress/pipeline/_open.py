@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ from svdcompress.sources import (
     make_model,
     open_data,
 )
+from svdcompress.sources.given import given, named
+
+OF_THE_FOLDER: dict[str, dict[str, Any]] = {
+    "model": {"args": {}},
+    "data": {"args": {}, **dict.fromkeys(("root", "target", "features", "test", "image_size"))},
+}
+"""What the folder's recipe says of its own model and data, and not of those that the caller hands over."""
 
 
 @dataclass
@@ -45,6 +53,7 @@ class OpenRun:
     recipe: Recipe
     trust_code: bool = False
     model_given: bool = False  # the caller named the model, not the folder
+    handed: Mapping[str, Any] = field(default_factory=dict)  # "model", "data": the caller's objects
 
     @cached_property
     def model(self) -> nn.Module:
@@ -60,7 +69,12 @@ class OpenRun:
     def _fresh(self) -> nn.Module:
         if not self.model_given:
             self._allow(code_of_model(self.recipe.model))
-        return make_model(self.recipe.model)
+        with self._given():
+            return make_model(self.recipe.model)
+
+    def _given(self) -> AbstractContextManager[Any]:
+        """Within it the recipe's names of what the caller handed over stand for it."""
+        return given(**self.handed) if self.handed else nullcontext()
 
     def _allow(self, code: Mapping[str, str]) -> None:
         """Raises TrustError for code that only a file names."""
@@ -75,7 +89,8 @@ class OpenRun:
         section = self.recipe.data
         if "standardized" not in self.preprocessing:  # a run of a version that did nothing to tables by itself
             section = section.model_copy(update={"standardize": False})
-        data = open_data(section, self.recipe.task, strict=False)
+        with self._given():
+            data = open_data(section, self.recipe.task, strict=False)
         data.dim = self.dim
         return data
 
@@ -140,12 +155,13 @@ def untrusted(folder: Path, code: Mapping[str, str]) -> str:
     )
 
 
-def open_run(folder: str | Path, *, trust_code: bool = False, model: str | None = None) -> OpenRun:
+def open_run(folder: str | Path, *, trust_code: bool = False, model: Any = None, data: Any = None) -> OpenRun:
     """Open the folder of a finished run.
 
     trust_code: Python code that the folder names (a model's or data's factory, a transform) may run. Without it nothing of the
     folder runs any code but the package's own: TrustError says what would. See THREATS.md.
-    model: the model's name, as in a recipe, in place of the one that the folder names.
+    model: in place of the one that the folder names: a name, as in a recipe, a module like the dense one that the run began
+    with (its weights do not count), or a function that makes one. data: as for `sparsify`, in place of the folder's.
 
     Raises OutputError if it is no run, or if the run was stopped before its end; UsageError for an experiment's.
     """
@@ -159,17 +175,25 @@ def open_run(folder: str | Path, *, trust_code: bool = False, model: str | None 
         if os.path.isdir(folder / STATE):
             raise OutputError(f"{folder}: the run is not finished; go on with: {resume_command(folder, recipe)}")
         raise CheckpointError(f"{folder}: model.safetensors is missing")
-    if model is not None:
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})})
-    return OpenRun(folder, recipe, trust_code, model is not None)
+    handed = {} if data is None else {"data": data}
+    if model is not None and not isinstance(model, str):
+        handed["model"] = made = model if isinstance(model, nn.Module) or not callable(model) else model()
+        if not isinstance(made, nn.Module):
+            raise UsageError(f"model: {type(made).__name__} is no torch.nn.Module, no function that makes one, and no name")
+    changes: dict[str, dict[str, Any]] = {key: {"name": named(key), **OF_THE_FOLDER[key]} for key in handed}
+    if isinstance(model, str):
+        changes["model"] = {"name": model}
+    changed = {key: getattr(recipe, key).model_copy(update=fields) for key, fields in changes.items()}
+    return OpenRun(folder, recipe.model_copy(update=changed), trust_code, model is not None, handed)
 
 
-def load_run(folder: str | Path, *, trust_code: bool = False, model: str | None = None) -> OpenRun:
+def load_run(folder: str | Path, *, trust_code: bool = False, model: Any = None, data: Any = None) -> OpenRun:
     """Open a finished run: its small model, its dense model, its data and its figures.
 
     folder: what `svdc sparsify --out` or `svdc.sparsify(out=)` wrote. trust_code: allow Python code that the folder names, such
     as your model's factory; without it `.model` and `.data` raise TrustError if they need any. model: name the model yourself
-    instead, as on the command line.
+    instead, as on the command line, or give it: a module like the dense one that the run began with, or a function that makes
+    one. data: as for `sparsify`. A run of `svdc.sparsify` needs both again: models and data of yours are in no folder.
 
     Returns an `OpenRun`; everything is read when you ask for it: `.model` (sparse, variational, in `eval()`), `.dense`,
     `.data.test`, `.results` (the content of report.json), `.recipe`.
@@ -179,4 +203,4 @@ def load_run(folder: str | Path, *, trust_code: bool = False, model: str | None 
         >>> run = svdc.load_run("runs/digits")
         >>> run.results["compression"]["nonzero"], svdc.mc_predict(run.model, x).entropy
     """
-    return open_run(folder, trust_code=trust_code, model=model)
+    return open_run(folder, trust_code=trust_code, model=model, data=data)

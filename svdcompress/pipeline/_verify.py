@@ -108,7 +108,7 @@ def told(failed: list[Check]) -> str:
     return f"{len(failed)} of the checks failed: {named}"
 
 
-def verify_run(folder: str | Path, *, trust_code: bool = False, model: str | None = None) -> Verification:
+def verify_run(folder: str | Path, *, trust_code: bool = False, model: Any = None) -> Verification:
     """Compute each figure of a run's `report.json` again that its files alone tell, and compare; see docs/reliability.md.
 
     trust_code, model: see `open_run`. What needs code that is not trusted, or data that are not there, is among `skipped`.

@@ -72,7 +72,7 @@ def predict_run(
     coverage: float | None = None,
     told: dict[str, Any] | None = None,
     trust_code: bool = False,
-    model: str | None = None,
+    model: Any = None,
 ) -> tuple[Path, int]:
     """Predict a file of inputs with a finished run, and write predictions and uncertainties.
 

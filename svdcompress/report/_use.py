@@ -14,8 +14,11 @@ from svdcompress.errors import RecipeError
 from svdcompress.recipe import Recipe, parse_recipe, parse_yaml
 from svdcompress.report import _html as html
 from svdcompress.sources import made_by, run_argument
+from svdcompress.sources.given import is_given
 
 FILE, SAMPLED = "model.onnx", "model_mc.onnx"
+
+HANDED = "the data object that was passed in Python"
 
 TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 """ONNX's element types by number, under NumPy's names."""
@@ -52,10 +55,14 @@ def use(results: Mapping[str, Any], folder: Path | None) -> str:
     kept = f'<pre tabindex="0">{escape(snippet)}</pre>'
     recipe = _recipe(results)
     function = None if recipe is None else made_by(recipe.data)
-    command = f"svdc predict {run_argument(folder, recipe)} --input FILE"
+    function = HANDED if is_given(function) else function
+    how = ""
+    if recipe is not None and is_given(recipe.model.name):  # which no command has
+        how = " --onnx" if sampled is not None else " --model FILE.py:FACTORY"
+    command = f"svdc predict {run_argument(folder, recipe)}{how} --input FILE"
     taken = "npy, npz, csv, parquet, an image, or a folder"
     if function:  # which may do to images what nobody else knows of
-        taken = f"npy or npz, with inputs as {_code(function)} gives them"
+        taken = f"npy or npz, with inputs as {escape(function)} gives them"
     shell = f'<p class="quiet">From the command line: {_code(command)} (FILE: {taken}).</p>'
     return f"{table}{_prepared(metadata.get('preprocessing') or {}, function)}{kept}{shell}"
 

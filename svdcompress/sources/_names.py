@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.errors import SvdcError
+from svdcompress.sources.given import gone, is_given
 
 HOW = "if you know it and trust it, say so: --trust-code (in Python: trust_code=True)"
 """What to do about code that a file names."""
@@ -45,6 +46,8 @@ def import_name(name: str, error: type[SvdcError], field: str) -> Any:
     except Exception as cause:  # whatever the user's module raises on import
         raise error(f"{field}: {name}: importing {module_name} failed: {type(cause).__name__}: {cause}") from cause
     if not hasattr(module, attribute):
+        if is_given(name):
+            raise error(f"{field}: {gone(attribute)}")
         known = ", ".join(sorted(n for n in vars(module) if not n.startswith("_"))[:12])
         raise error(f"{field}: {name}: {module_name} has no {attribute!r}; it has {known}")
     return getattr(module, attribute)

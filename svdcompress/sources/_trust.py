@@ -17,6 +17,7 @@ from svdcompress.sources._nets import NETS
 from svdcompress.sources._readers import made_by
 from svdcompress.sources._text import ARGS
 from svdcompress.sources._transforms import PURE
+from svdcompress.sources.given import is_given
 
 TEXTS = {
     "hf": ("auto", "revision", "problem_type", "hidden_act", "activation_function"),
@@ -53,7 +54,7 @@ def code_of_model(section: ModelSection) -> dict[str, str]:
         found = {"model.name": name} if kind == "timm" and ":" in rest else {}
         unsafe = {key: value for key, value in section.args.items() if key not in TEXTS[kind] and _holds_text(value)}
         return {**found, **{f"model.args.{key}": f"{value!r:.80}" for key, value in unsafe.items()}}
-    return {"model.name": name} if name not in NETS and is_python_name(name) else {}
+    return {"model.name": name} if name not in NETS and is_python_name(name) and not is_given(name) else {}
 
 
 def code_of_data(section: DataSection) -> dict[str, str]:
@@ -65,7 +66,7 @@ def code_of_data(section: DataSection) -> dict[str, str]:
         if place in ("pandas", "torch") or place.endswith(".py"):
             found["data.name"] = name
         found |= {f"data.args.{key}": f"{value!r:.80}" for key, value in section.args.items() if key not in LOADING}
-    elif made_by(section):
+    elif made_by(section) and not is_given(name):
         found["data.name"] = name
     return {**found, **code_of_transforms(section.transform), **code_of_transforms(section.augment, "data.augment")}
 
@@ -78,7 +79,7 @@ def code_of_transforms(specs: Sequence[str | Mapping[str, Any]], field: str = "d
 
 def code_of_loss(section: LossSection) -> dict[str, str]:
     """The same of its loss."""
-    return {"loss.name": section.name} if ":" in section.name else {}
+    return {"loss.name": section.name} if ":" in section.name and not is_given(section.name) else {}
 
 
 def _holds_text(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Models, data and losses that were handed over in Python, under names that a recipe can hold.
 
 `svdcompress.sources.given:model` is looked up as any factory of the user's is; here it stands for the object of the call that
-is under way. A recipe in a finished run's folder names it still: hand the same objects over again to open it.
+is under way. A recipe in a finished run's folder names it still: `svdcompress.load_run` takes the same objects again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,37 @@ from torch import nn
 
 _GIVEN: dict[str, Any] = {}
 
+AGAIN = {
+    "model": "a finished run opens with svdcompress.load_run(folder, model=...), or on the command line with --model "
+    "FILE.py:FACTORY; ",
+    "data": "a finished run opens with svdcompress.load_run(folder, data=...); ",
+    "loss": "",
+}
+"""What can be handed over, and how to do so again for a finished run."""
+
+RESUME = "a stopped one goes on with svdcompress.sparsify(..., resume=True)"
+
+
+def is_given(name: str | None) -> bool:
+    """Whether a recipe's name is that of an object which was handed over in Python."""
+    module, _, key = (name or "").partition(":")
+    return module == __name__ and key in AGAIN
+
+
+def named(key: str) -> str:
+    """The name, as in a recipe, of what was handed over under a key of `AGAIN`."""
+    return f"{__name__}:{key}"
+
+
+def gone(key: str) -> str:
+    """What is said of one whose call is over."""
+    return f"handed over in Python, by a call that is over: {AGAIN.get(key, '')}{RESUME}"
+
 
 def __getattr__(name: str) -> Any:
     """A factory of what is under a name. Raises AttributeError for what was not given."""
     if name not in _GIVEN:
-        raise AttributeError(f"{name}: handed over in Python, by a call that is over; hand it over again (svdcompress.given)")
+        raise AttributeError(f"{name}: {gone(name)}")
     found = _GIVEN[name]
     if name == "loss":
         return found
@@ -38,6 +64,6 @@ def given(**objects: Any) -> Iterator[dict[str, str]]:
         raise RuntimeError("another call with objects of its own is under way in this process; wait until it is done")
     _GIVEN.update({key: value for key, value in objects.items() if value is not None})
     try:
-        yield {key: f"{__name__}:{key}" for key in _GIVEN}
+        yield {key: named(key) for key in _GIVEN}
     finally:
         _GIVEN.clear()
