@@ -163,21 +163,26 @@ SMALL = 2**20
 def kl_divergence(model: nn.Module) -> Tensor:
     """KL(posterior || prior) in nats, summed over all variational layers, each posterior once; a scalar with gradient.
 
-    Layers that share their parameters count once. Raises UsageError if the model has no variational layer.
+    Layers that share weight and variances count once, with the weights that any of them uses (a mask may hide some in one of
+    them). Raises UsageError if the model has no variational layer.
 
     Example:
         >>> svdc.kl_divergence(svdc.convert(model)).backward()
     """
-    layers: dict[Any, VariationalLayer] = {}
+    tied: dict[Any, list[VariationalLayer]] = defaultdict(list)
     for _, layer in variational_layers(model):
-        layers.setdefault(tuple(map(id, layer.variance_parameters().values())), layer)
-    if not layers:
+        tied[_posterior_of(layer)].append(layer)
+    if not tied:
         raise UsageError(NOT_CONVERTED)
     terms: list[Tensor] = []
     small: dict[Any, list[VariationalLayer]] = defaultdict(list)
     room = SMALL
-    for layer in layers.values():
-        if layer.apart and layer.weight.numel() <= room and type(layer).kl is VariationalLayer.kl:
+    for layer, *others in tied.values():
+        if others and layer.mask is not None:
+            masks = [each.mask for each in (layer, *others)]
+            left = None if any(mask is None for mask in masks) else torch.stack(masks).any(0)  # type: ignore[arg-type]
+            terms.append(layer.kl_of(left))
+        elif layer.apart and layer.weight.numel() <= room and type(layer).kl is VariationalLayer.kl:
             small[layer.weight.device, layer.weight.dtype].append(layer)
             room -= layer.weight.numel()
         else:
@@ -185,6 +190,14 @@ def kl_divergence(model: nn.Module) -> Tensor:
     for ones in small.values():
         terms.append(kl_apart([layer.weight for layer in ones], [layer.log_sigma2 for layer in ones]))
     return terms[0] if len(terms) == 1 else torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+
+def _posterior_of(layer: VariationalLayer) -> tuple[int, ...]:
+    """What layers of one posterior have in common: their weight and their variances. A weight that is computed anew at each
+    look, by a parametrization, tells nothing."""
+    variances = tuple(map(id, layer.variance_parameters().values()))
+    weight = layer._parameters.get("weight")
+    return (id(weight), *variances) if weight is not None else (variances or (id(layer),))
 
 
 class ELBO(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     """Load what `save` wrote onto a fresh model of the same factory, dense or converted, in place; returns the model.
 
     Exact to the bit, the tensors' dtypes included; each tensor stays on the model's device. Raises CheckpointError for a
-    file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was. A model within
+    file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was. Warns where a
+    parameter that two layers shared is one for each of them in the model. A model within
     the wrappers of torch.compile and of data-parallel training is loaded as the one within.
 
     Example:
@@ -67,7 +69,19 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     except Exception as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{path}: damaged, or made for another model than {type(within).__name__} ({reason})") from error
+    if apart := _untied(within, manifest["ties"]):
+        warnings.warn(
+            f"{path}: {apart} were one tensor, and are two in this model, with a KL for each: tie them before you train it on",
+            stacklevel=2,
+        )
     return model
+
+
+def _untied(model: nn.Module, ties: Mapping[str, str]) -> str:
+    """Two names that a file has for one parameter, and the model for two; "" if there are none."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    pairs = ((alias, name) for alias, name in ties.items() if alias in own and name in own)
+    return next((f"{alias} and {name}" for alias, name in pairs if own[alias] is not own[name]), "")
 
 
 def _fold(plain: Mapping[str, nn.Module], manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:

@@ -23,7 +23,8 @@ class SparsifyCallback(pl.Callback):
     """Convert a LightningModule and train it with the annealed ELBO.
 
     The module is converted in place before its optimizer is made, and `beta KL / N` is added to what its `training_step`
-    returns, once for each optimizer step however many batches are accumulated. Beta follows the schedule within epochs too.
+    returns, once for each optimizer step however many batches are accumulated (of fewer at an epoch's end their share, as
+    Lightning weighs the data there, too). Beta follows the schedule within epochs too.
     `svdc_beta` and `svdc_sparsity` are logged once an epoch.
 
     num_examples: N; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler. schedule: of beta

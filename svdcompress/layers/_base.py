@@ -195,13 +195,14 @@ class VariationalLayer(Weighted):
 
     def kl(self) -> Tensor:
         """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
-        if self.apart:
-            return kl_apart([self.weight], [self.log_sigma2])
-        short = self.posterior.kl(self, self.prior, self.share) if self.mask is None else None
+        return kl_apart([self.weight], [self.log_sigma2]) if self.apart else self.kl_of(self.mask)
+
+    def kl_of(self, mask: Tensor | None) -> Tensor:
+        """The same of the weights that a mask of the weight's shape leaves; None: of all."""
+        short = self.posterior.kl(self, self.prior, self.share) if mask is None else None
         if short is not None:
             return short
-        layout = (self._groups, self.transposed)
-        return self.prior.kl(self.weight, self.log_sigma2, self.mask, self.share, layout)
+        return self.prior.kl(self.weight, self.log_sigma2, mask, self.share, (self._groups, self.transposed))
 
     # Forward
 
@@ -231,6 +232,8 @@ class VariationalLayer(Weighted):
             raise NotRows("one input without a batch")
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
         if torch.is_grad_enabled():
+            if sampler is not None:
+                sampler.caches.pop(self, None)  # a step may follow, and fused optimizers write without counting it
             y = self._train(batch, map, dtype, None if sampler is None else sampler.normal)
         else:
             y = self._sample(batch, map, dtype, sampler)

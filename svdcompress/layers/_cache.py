@@ -22,7 +22,10 @@ class Cache:
 
     def get(self, sources: Sequence[Tensor | None], key: Any, make: Callable[[], Any]) -> Any:
         """`make()`, or what it gave before from the same sources and key."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(map(_traceable, sources)):
+        if torch.compiler.is_compiling() or not all(map(_traceable, sources)):
+            return make()
+        if torch.is_grad_enabled():
+            self._entry = None  # a step may follow, as in `VariationalLayer.forward`
             return make()
         stamp = [None if source is None else (source.data_ptr(), source._version) for source in sources] + [key]
         entry = self._entry

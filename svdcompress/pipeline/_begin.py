@@ -23,6 +23,7 @@ from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_o
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._resume import FILES
 from svdcompress.pipeline._same_data import check_same, seen
+from svdcompress.pipeline._same_start import check_start
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
 from svdcompress.sources import Data, example_inputs, open_data, save_weights
@@ -80,6 +81,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     """The dense model, loaded or trained, tried on the data before and judged after."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe, data.notes)
+    check_start(context, model, trained)
     if recipe.data.unlabelled:
         with context.bars.working("labelling", stays=False):
             label(data, model, trained, context.place.device)

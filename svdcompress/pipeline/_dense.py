@@ -27,6 +27,7 @@ from svdcompress.sources import (
     outputs_hint,
     start_from,
 )
+from svdcompress.sources.given import is_given
 from svdcompress.train import seed_everything
 
 
@@ -38,11 +39,14 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
     """
     seed_everything(recipe.seed, "model")
     model = make_model(recipe.model).cpu()  # one that is handed over may lie where it was trained
-    if notes is not None and (narrow := came_in(model)):
-        notes.append(
-            f"{recipe.model.name} came in {narrow} and is trained in float32: log variances would hardly move in {narrow}. "
-            "--set train.precision=auto (or bf16) computes in bfloat16"
+    if notes is not None and (other := came_in(model)):
+        half = (
+            f": log variances would hardly move in {other}. --set train.precision=auto (or bf16) computes in bfloat16"
+            if other != "float64"
+            else ", as its data are"
         )
+        name = "the model" if is_given(recipe.model.name) else recipe.model.name
+        notes.append(f"{name} came in {other} and is trained in float32{half}")
     weights = recipe.weights
     if weights.file and weights.trained is False:
         found = start_from(model, weights.file, weights.strip_prefix)

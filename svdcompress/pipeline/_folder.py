@@ -13,11 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from svdcompress.errors import OutputError, explained, shortened
+from svdcompress.errors import OutputError, SvdcError, explained, shortened
 from svdcompress.files import is_temporary, parse_json, sweep, write_atomically
 from svdcompress.pipeline._extra import Facts
 from svdcompress.recipe import Recipe, dump_recipe, load_recipe
 from svdcompress.sources import code_of_run
+from svdcompress.sources.given import is_given
 
 try:
     import fcntl
@@ -151,14 +152,22 @@ def _occupied(out: Path) -> str:
     if not out.is_dir():
         return f"--out: {out} is a file; name a folder"
     if (out / STATE / "run.json").is_file():
-        how = f"go on with `{resume_command(out)}`"
+        recipe = None
+        with suppress(SvdcError):
+            recipe = stored_recipe(out)
+        how = f"go on with `{resume_command(out, recipe)}`"
         return f"--out: {out} holds a run that is not finished: {how}, or choose another --out"
     kind = "another run" if (out / "recipe.yaml").is_file() else "other files"
     return f"--out: {out} holds {kind}; choose another --out (or --overwrite, which moves the old folder aside)"
 
 
 def resume_command(out: Path, recipe: Recipe | None = None, *more: str) -> str:
-    """What to type to go on with a run; with the word that its code needs, where its recipe names some."""
+    """What to type to go on with a run; with the word that its code needs, where its recipe names some. In Python where its
+    model or data were handed over there."""
+    if recipe is not None and any(map(is_given, (recipe.model.name, recipe.data.name, recipe.loss.name))):
+        changed = [each.removeprefix("--set ").partition("=") for each in more if each.startswith("--set ")]
+        settings = f"settings={{{', '.join(f'{name!r}: {value}' for name, _, value in changed)}}}, " if changed else ""
+        return f"svdcompress.sparsify(..., {settings}out={str(out)!r}, resume=True)"
     trust = ("--trust-code",) if recipe is not None and code_of_run(recipe) else ()
     return " ".join(("svdc sparsify --resume --out", str(out), *more, *trust))
 

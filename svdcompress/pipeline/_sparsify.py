@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ from svdcompress import report
 from svdcompress.errors import UsageError
 from svdcompress.pipeline._open import open_run
 from svdcompress.pipeline._run import run
-from svdcompress.recipe import WITHOUT_RECIPE, Recipe, dump_recipe, load_recipe, parse_recipe, parse_yaml
+from svdcompress.recipe import WITHOUT_RECIPE, Recipe, changed, load_recipe
 from svdcompress.sources.given import given
+from svdcompress.train import generators_kept
 
 NOT_THEIRS: dict[str, Any] = {
     "model.args": {},
@@ -53,7 +55,10 @@ class Sparsified:
         name = "error" if "error" in sparse else "rmse"
         found = self.results.get("compression") or {}
         ratios = ", ".join(f"{found[key]:.3g}x fewer {key}" for key in ("nonzero", "parameters", "macs") if found.get(key))
-        return f"Sparsified({name} {sparse.get(name, 0):.4g} (dense {dense.get(name, 0):.4g}), {ratios}, in {self.folder})"
+        told = len(self.results.get("warnings") or ())
+        doubts = f", {told} warning{'s' * (told != 1)} (.report.warnings)" if told else ""
+        errors = f"{name} {sparse.get(name, 0):.4g} (dense {dense.get(name, 0):.4g})"
+        return f"Sparsified({errors}, {ratios}, in {self.folder}{doubts})"
 
 
 def sparsify(
@@ -64,7 +69,7 @@ def sparsify(
     max_error: float | None = None,
     goal: str | None = None,
     objective: str = "auto",
-    loss: Any = "cross-entropy",
+    loss: Any = None,
     trained: bool = True,
     recipe: str | Path | Recipe | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -82,10 +87,11 @@ def sparsify(
     "parameters=10x", "nonzero=50x" or "bytes=200kB". objective: what `max_drop` makes small. Without any of them one model is
     made, by the settings.
     loss: a name as in a recipe (cross-entropy, binary, mse, gaussian-nll), or a function of (output, targets) that gives a
-    mean; then `settings={"loss.task": ...}` says what it is of.
+    mean; then `settings={"loss.task": ...}` says what it is of. None: the recipe's, without one cross-entropy.
     trained: whether the model is; False trains it first. recipe: a file, a shipped recipe's name, or a `Recipe`: its settings,
     but for model and data. settings: {field: value} over these, such as {"train.epochs": 5}.
-    out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command.
+    out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command; a quiet run's warnings are
+    given as Python warnings. The generators of torch, numpy and random are afterwards where they were.
 
     Raises what a run raises: an SvdcError that names the field.
 
@@ -99,7 +105,9 @@ def sparsify(
     own_loss = loss if callable(loss) else None
     with given(model=model, data=data, loss=own_loss) as names:
         fields: dict[str, Any] = {} if recipe is None else dict(NOT_THEIRS)
-        fields |= {"model": names["model"], "data": names["data"], "loss": names.get("loss", loss)}
+        fields |= {"model.name": names["model"], "data.name": names["data"]}
+        if loss is not None:
+            fields["loss.name"] = names.get("loss", loss)
         fields |= {"weights.trained": trained, **(WITHOUT_RECIPE if recipe is None else {})}
         asked = {"max_drop": max_drop, "max_error": max_error, "goal": goal}
         fields |= {f"search.{name}": value for name, value in asked.items() if value is not None}
@@ -107,19 +115,13 @@ def sparsify(
             fields["search.objective"] = objective
         fields |= dict(settings or {})
         made = _recipe(recipe, fields)
-        results = run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet)
-        small = open_run(folder, trust_code=True).model  # the code is the caller's own objects
+        with generators_kept():
+            results = run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet)
+            small = open_run(folder, trust_code=True).model  # the code is the caller's own objects
+    for line in results.get("warnings") or () if quiet else ():  # else they were printed
+        warnings.warn(line, stacklevel=2)
     return Sparsified(small, report.Results.model_validate(results), folder, results)
 
 
 def _recipe(base: str | Path | Recipe | None, fields: Mapping[str, Any]) -> Recipe:
-    if not isinstance(base, Recipe):
-        return load_recipe(base, fields=fields)
-    content: Any = parse_yaml(dump_recipe(base))
-    for name, value in fields.items():
-        *sections, last = name.split(".")
-        place = content
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = {**place[last], "name": value} if isinstance(place.get(last), dict) and isinstance(value, str) else value
-    return parse_recipe(content)
+    return changed(base, fields) if isinstance(base, Recipe) else load_recipe(base, fields=fields)

@@ -108,23 +108,24 @@ def told(failed: list[Check]) -> str:
     return f"{len(failed)} of the checks failed: {named}"
 
 
-def verify_run(folder: str | Path, *, trust_code: bool = False, model: Any = None) -> Verification:
+def verify_run(folder: str | Path, *, trust_code: bool = False, model: Any = None, data: Any = None) -> Verification:
     """Compute each figure of a run's `report.json` again that its files alone tell, and compare; see docs/reliability.md.
 
-    trust_code, model: see `open_run`. What needs code that is not trusted, or data that are not there, is among `skipped`.
-    Raises OutputError where there is no report to read, or one of a newer layout; a folder that fails is told by the result.
+    trust_code, model, data: see `open_run`. What needs code that is not trusted, or data that are not there, is among
+    `skipped`. Raises OutputError where there is no report to read, or one of a newer layout; a folder that fails is told by
+    the result.
     """
     folder = Path(folder)
     results = report.load(folder)
     found = Verification(folder)
-    asked: dict[str, Any] = {"trust_code": trust_code, "model": model}
+    asked: dict[str, Any] = {"trust_code": trust_code, "model": model, "data": data}
     experiment = "experiment" in results
     bare = Material(OpenRun(folder, _NO_RECIPE), results)
     _make(found, bare, FILES[:1] if experiment else FILES, strict=True)
     if experiment:
         return found
     try:
-        opened = open_run(folder, **{name: value for name, value in asked.items() if value})
+        opened = open_run(folder, **{name: value for name, value in asked.items() if value is not None})
     except (CheckpointError, OutputError, RecipeError) as error:
         found.checks.append(Check("can be opened", str(folder), None, None, False, shortened(str(error), 300)))
         return found

@@ -49,7 +49,22 @@ def _follows(layer: VariationalLayer) -> bool:
             return False
         if own.shape[0] != whole[0] and math.prod(own.shape[1:3]) > 1:  # groups may lose different units
             return False
+        if not all(_only_there(layer, own, axis) for axis in (1, 2) if own.shape[axis] > 1):
+            return False
     return True
+
+
+@torch.no_grad()
+def _only_there(layer: VariationalLayer, own: Tensor, axis: int) -> bool:
+    """Whether the first index of an axis of a parameter is about the first index of that axis of the canonical view alone: in
+    the layout of a square convolution's weight a term for each input has the shape of one for each output."""
+    before, kept = layer.canonical(layer.log_sigma2).clone(), own.detach().clone()
+    try:
+        own.data.select(axis, 0).add_(1.0)
+        moved = layer.canonical(layer.log_sigma2) != before
+    finally:
+        own.data.copy_(kept)
+    return not moved.narrow(axis, 1, moved.shape[axis] - 1).any()
 
 
 def cut_view(layer: Any, parameter: Parameter, view: Tensor, keep: Sequence[np.ndarray]) -> Tensor:

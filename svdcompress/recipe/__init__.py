@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
     from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
     from svdcompress.recipe._goal import MEASURES, MOST_LEVELS, Goal, parse_goal
-    from svdcompress.recipe._load import WITHOUT_RECIPE, dump_recipe, load_recipe, parse_recipe
+    from svdcompress.recipe._load import WITHOUT_RECIPE, changed, dump_recipe, load_recipe, parse_recipe
     from svdcompress.recipe._schema import (
         BetaSchedule,
         CalibrateSection,
@@ -35,7 +35,7 @@ _HOMES = {
     "_checks": ("LAST_RANDOM_OPSET", "SHARES", "TASKS"),
     "_find": ("describe_recipe", "find_recipe", "recipes_folder", "shipped_recipes"),
     "_goal": ("MEASURES", "MOST_LEVELS", "Goal", "parse_goal"),
-    "_load": ("WITHOUT_RECIPE", "dump_recipe", "load_recipe", "parse_recipe"),
+    "_load": ("WITHOUT_RECIPE", "changed", "dump_recipe", "load_recipe", "parse_recipe"),
     "_schema": (
         "BetaSchedule",
         "CalibrateSection",
@@ -84,6 +84,7 @@ __all__ = [
     "SearchSection",
     "TrainSection",
     "Training",
+    "changed",
     "describe_recipe",
     "dump_recipe",
     "find_recipe",

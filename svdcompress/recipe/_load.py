@@ -44,6 +44,14 @@ def load_recipe(
     return parse_recipe(content, origin, origins)
 
 
+def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
+    """A recipe with other values, as `load_recipe` sets them over those of a file. Raises RecipeError."""
+    content: Any = parse_yaml(dump_recipe(recipe))
+    for field, value in fields.items():
+        _put(content, field, value, "settings")
+    return parse_recipe(content)
+
+
 def parse_recipe(content: Mapping[str, Any], origin: str = "recipe", origins: Mapping[str, str] | None = None) -> Recipe:
     """A recipe from a mapping. Raises RecipeError; `origin` and `origins` ({field: origin}) are what its message names."""
     try:
@@ -91,6 +99,8 @@ def _parse(override: str) -> tuple[str, Any]:
 
 
 def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
+    if not isinstance(field, str):
+        raise RecipeError(f"{origin}: {shortened(repr(field))} is no field; write section.field, such as train.epochs")
     *sections, last = field.split(".")
     place: Any = content
     model: Any = Recipe
@@ -106,6 +116,10 @@ def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
         place = inner
     if isinstance(value, str) and isinstance(place.get(last), dict) and (inner := section_of(model, last)) is not None:
         place[last][next(iter(inner.model_fields))] = value  # `--set data=mnist:DIR` leaves the section's other fields
+        return
+    if not sections and isinstance(value, Mapping) and section_of(Recipe, last) is not None:
+        for name, inner in value.items():  # what is not named stays
+            _put(content, f"{last}.{name}", inner, origin)
         return
     place[last] = value
 

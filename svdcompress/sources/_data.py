@@ -19,7 +19,7 @@ from svdcompress.sources._factory import read_factory
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._positions import IGNORED
 from svdcompress.sources._raw import Raw, Table
-from svdcompress.sources._readers import READERS, check_fields
+from svdcompress.sources._readers import READERS, check_fields, made_by
 from svdcompress.sources._split import in_three, part
 from svdcompress.sources._tables import read_table
 
@@ -81,7 +81,8 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     preprocessing["standardized"] = standardized
     if isinstance(train.inputs, Tensor):
         preprocessing["input_shape"] = list(train.inputs.shape[1:])
-    warnings = _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
+    warnings = _bytes(section, train)
+    warnings += _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
     if task == "classification":
         warnings += _standard.not_classes(train.targets, raw.classes) or _standard.absent_classes(train.targets, raw.classes)
     unasked = standardized and section.standardize == "auto"
@@ -96,6 +97,19 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
         warnings=raw.warnings + warnings,
         notes=notes,
     )
+
+
+def _bytes(section: DataSection, train: Table) -> list[str]:
+    """A warning of bytes that are no images by their shape, and go in as these do."""
+    found: list[bool] = []
+    if train.dataset is None and (made_by(section) or str(section.name).startswith("npz:")):
+        map_tensors(train.inputs, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
+    if not any(found):
+        return []
+    return [
+        f"{train.origin}: inputs of bytes (uint8) go in divided by 255, as images do; give what is none (token ids, counts) in "
+        "another type (int64, float32)"
+    ]
 
 
 def _try(splits: dict[str, Examples]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from svdcompress.batch import map_tensors
@@ -17,6 +17,7 @@ from svdcompress.recipe import DataSection
 from svdcompress.sources._images import sensible_workers
 from svdcompress.sources._names import import_name
 from svdcompress.sources._raw import Raw, Table, no_targets
+from svdcompress.sources.given import is_given
 
 FEW = 256
 """Examples up to which a dataset is read in this process: starting others would take longer."""
@@ -29,6 +30,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
     batches are ours, so a sampler of its own is warned of), or an (inputs, targets) pair.
     """
     factory = import_name(name, DataError, "data.name")
+    name = "the data object" if is_given(name) else name
     if section.args and not callable(factory):
         raise DataError(f"data.args: {name} is a {type(factory).__name__}, no function: it takes no arguments")
     try:
@@ -37,6 +39,8 @@ def read_factory(name: str, section: DataSection) -> Raw:
         raise DataError(f"data.name: {name} failed: {type(error).__name__}: {error}") from error
     if isinstance(made, dict):
         parts = {"validation" if key in ("val", "valid") else key: value for key, value in made.items()}
+        if len(parts) < len(made):
+            raise DataError(f"data.name: {name} returned {', '.join(map(str, made))}: validation, val and valid are the same")
     elif isinstance(made, tuple | list) and not _is_pair(made):
         names = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}.get(len(made), ())
         parts = dict(zip(names, made, strict=True)) if names else {}
@@ -65,9 +69,8 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
         workers = part.num_workers if section.workers is None else section.workers
         return _dataset(part.dataset, name, part.collate_fn, workers)
     if isinstance(part, Dataset):
-        tensors = getattr(part, "tensors", ())
-        if len(tensors) == 2:  # a TensorDataset: index it whole
-            return _pair(tensors[0], tensors[1], name)
+        if type(part) is TensorDataset and len(part.tensors) == 2:  # what a class of its own does with them is not known
+            return _pair(*part.tensors, name)
         return _dataset(part, name, None, section.workers)
     if isinstance(part, tuple | list) and len(part) == 2:
         return _pair(part[0], part[1], name)

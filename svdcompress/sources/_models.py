@@ -22,30 +22,30 @@ from svdcompress.sources._nets import NETS
 _FRESH: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 """Of models that came with weights: names of what their checkpoint did not hold, such as a new head."""
 
-_NARROW: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Of models that were made in half precision: in which."""
+_OTHERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""Of models that were made in half or in double precision: in which."""
 
 
 def make_model(section: ModelSection) -> nn.Module:
     """A fresh model of the recipe's name, with weights drawn from torch's generator.
 
     One that is made in half precision, as `hf:` folders store them, is brought to float32 (see `came_in`): log variances near
-    -10 are finer there than a step of training, and would never move otherwise.
+    -10 are finer there than a step of training, and would never move otherwise. So is one in double precision, as the data are.
 
     Raises ModelError for an unknown name, arguments that do not fit, or a factory that fails or returns something else;
     DependencyError where a package is missing.
     """
     model = _named(section)
-    narrow = [p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
-    if narrow:
+    others = [p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16, torch.float64)]
+    if others:
         model = model.float()
-        _NARROW[model] = str(narrow[0]).removeprefix("torch.")
+        _OTHERS[model] = str(others[0]).removeprefix("torch.")
     return model
 
 
 def came_in(model: nn.Module) -> str | None:
-    """The half precision, "bfloat16" or "float16", that `make_model` found a model in; None: another one."""
-    return _NARROW.get(model)
+    """The precision, "bfloat16", "float16" or "float64", that `make_model` found a model in; None: float32."""
+    return _OTHERS.get(model)
 
 
 def _named(section: ModelSection) -> nn.Module:

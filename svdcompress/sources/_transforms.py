@@ -88,10 +88,10 @@ def fit(specs: Sequence[Spec], inputs: Any) -> list[Spec]:
 
 
 def as_float(tensor: Tensor) -> Tensor:
-    """Bytes as float32 in [0, 1]; float64 as float32; others as they are."""
+    """Bytes as float32 in [0, 1]; other floating point as float32; others as they are."""
     if tensor.dtype == torch.uint8:
         return tensor.float().div_(255)
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _statistics(before: Callable | None, inputs: Any) -> dict[str, list[float]]:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from torch import nn
 
+from svdcompress.errors import UsageError
+
 _GIVEN: dict[str, Any] = {}
+_LOCK = Lock()
 
 AGAIN = {
     "model": "a finished run opens with svdcompress.load_run(folder, model=...), or on the command line with --model "
@@ -58,11 +62,12 @@ def __getattr__(name: str) -> Any:
 def given(**objects: Any) -> Iterator[dict[str, str]]:
     """Within it, objects can be named; gives {key: name}. None is left out.
 
-    Raises RuntimeError inside another one: two calls cannot share a process at once.
+    Raises UsageError inside another one: two calls cannot share a process at once.
     """
-    if _GIVEN:
-        raise RuntimeError("another call with objects of its own is under way in this process; wait until it is done")
-    _GIVEN.update({key: value for key, value in objects.items() if value is not None})
+    with _LOCK:
+        if _GIVEN:
+            raise UsageError("another call with objects of its own is under way in this process; wait until it is done")
+        _GIVEN.update({key: value for key, value in objects.items() if value is not None})
     try:
         yield {key: named(key) for key in _GIVEN}
     finally:

@@ -88,5 +88,5 @@ def test_only_the_names_of_objects_are_no_code(made):
 def test_two_calls_with_objects_are_told_apart(made):
     model, data, found = made
     run = svdc.load_run(found.folder, model=model, data=data)
-    with given(model=net()), pytest.raises(RuntimeError, match="another call"):
+    with given(model=net()), pytest.raises(UsageError, match="another call"):
         _ = run.model
