@@ -12,6 +12,7 @@ from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
 from svdcompress.recipe import LossSection, Recipe
 from svdcompress.sources import IGNORED, Data, batch_length
+from svdcompress.sources.given import is_given
 from svdcompress.train import evaluate
 
 BATCH = 100
@@ -80,9 +81,13 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
         several = named and data.task != "gaussian" and other_outputs(output)
         main = "logits" if likelihood.probabilities else "prediction"
         first = f"; of several outputs the first counts: return the {main} first, or a dict with '{main}'" if several else ""
+        hot = (
+            "; the targets look one-hot: give the number of each class, targets.argmax(1)" if _one_hot(targets, classes) else ""
+        )
+        name = "the model" if is_given(recipe.model.name) else recipe.model.name
         raise ModelError(
-            f"loss.name: {section.name} does not fit the output of {recipe.model.name}, of shape {_shape(output)}, and targets "
-            f"of shape {tuple(targets.shape)}{takes}{first} ({type(error).__name__}: {reason})"
+            f"loss.name: {section.name} does not fit the output of {name}, of shape {_shape(output)}, and targets "
+            f"of shape {tuple(targets.shape)}{takes}{first}{hot} ({type(error).__name__}: {reason})"
         ) from error
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -94,6 +99,13 @@ def first_targets(data: Data, inputs: Any) -> Tensor:
     count = batch_length(inputs)
     _, targets = next(iter(data.train.subset(torch.arange(count)).batches(count)))
     return targets
+
+
+def _one_hot(targets: Tensor, classes: int) -> bool:
+    """Whether targets have a number for each class, of which one is 1 and the others 0."""
+    if targets.dim() != 2 or targets.shape[1] != classes:
+        return False
+    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
 
 
 def _shape(output: Any) -> str:

@@ -194,3 +194,13 @@ def test_how_to_go_on_is_said_in_the_language_of_the_call(tmp_path):
     recipe.model.name = "svdcompress.sources.given:model"
     command = resume_command(tmp_path, recipe, "--set train.lr=...")
     assert command == f"svdcompress.sparsify(..., settings={{'train.lr': ...}}, out={str(tmp_path)!r}, resume=True)"
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
+def test_one_hot_targets_are_told_from_class_numbers(kind, tmp_path):
+    y = torch.arange(40) % 3
+    model = nn.Linear(4, 3)
+    data = (torch.randn(40, 4), nn.functional.one_hot(y).to(kind))
+    hint = r"of the model, of shape \(2, 3\).*look one-hot: give the number of each class, targets\.argmax\(1\)"
+    with pytest.raises(ModelError, match=hint):
+        svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run")
