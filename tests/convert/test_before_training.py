@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -43,6 +44,7 @@ def alone(tmp_path):
     distributed = torch.distributed
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
     yield
+    gc.collect()  # wrapped models in cycles; freed later, as the last to hold the group, they wait for its thread with the GIL
     distributed.destroy_process_group()
 
 
