@@ -81,12 +81,12 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     """The dense model, loaded or trained, tried on the data before and judged after."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe, data.notes)
-    check_start(context, model, trained)
     if recipe.data.unlabelled:
         with context.bars.working("labelling", stays=False):
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_model(model, recipe, data, inputs)
+    check_start(context, model, trained)  # after a call: lazy layers have their weights
     context.recipe, recovers = for_recovery(recipe, model)
     recipe = context.recipe
     beta = final_beta(recipe, model, len(data.train), inputs)

@@ -27,7 +27,7 @@ from svdcompress.sources import (
     outputs_hint,
     start_from,
 )
-from svdcompress.sources.given import is_given
+from svdcompress.sources.given import shown
 from svdcompress.train import seed_everything
 
 
@@ -45,8 +45,7 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
             if other != "float64"
             else ", as its data are"
         )
-        name = "the model" if is_given(recipe.model.name) else recipe.model.name
-        notes.append(f"{name} came in {other} and is trained in float32{half}")
+        notes.append(f"{shown(recipe.model.name)} came in {other} and is trained in float32{half}")
     weights = recipe.weights
     if weights.file and weights.trained is False:
         found = start_from(model, weights.file, weights.strip_prefix)
@@ -72,7 +71,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
             output = call(model, inputs)
         main = main_output(output)
     except Exception as error:  # whatever the user's model raises
-        name = recipe.model.name
+        name = shown(recipe.model.name)
         reason = cause(error)
         why = token_limits(model, inputs) or channels_last(inputs)
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error

@@ -63,5 +63,5 @@ class Facts(_Part):
     torch_threads: Length | None = None
     torch_threads_first: Length | None = None
     data: dict[Literal["train", "validation", "test"], Seen] = {}
-    start: int | None = None
+    start: str | None = None
     finished: bool = False

@@ -12,7 +12,7 @@ from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
 from svdcompress.recipe import LossSection, Recipe
 from svdcompress.sources import IGNORED, Data, batch_length
-from svdcompress.sources.given import is_given
+from svdcompress.sources.given import shown
 from svdcompress.train import evaluate
 
 BATCH = 100
@@ -84,10 +84,9 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
         hot = (
             "; the targets look one-hot: give the number of each class, targets.argmax(1)" if _one_hot(targets, classes) else ""
         )
-        name = "the model" if is_given(recipe.model.name) else recipe.model.name
         raise ModelError(
-            f"loss.name: {section.name} does not fit the output of {name}, of shape {_shape(output)}, and targets "
-            f"of shape {tuple(targets.shape)}{takes}{first}{hot} ({type(error).__name__}: {reason})"
+            f"loss.name: {section.name} does not fit the output of {shown(recipe.model.name)}, of shape {_shape(output)}, and "
+            f"targets of shape {tuple(targets.shape)}{takes}{first}{hot} ({type(error).__name__}: {reason})"
         ) from error
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from svdcompress.errors import DataError
 from svdcompress.recipe import Recipe
 from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, made_by, open_frame
-from svdcompress.sources.given import is_given
+from svdcompress.sources.given import shown
 
 KEYS = ("x", "input", "inputs", "arr_0")
 """Names of the array that counts in an npz file of several, the first found, where the run has one input; else all go in by
@@ -73,11 +73,9 @@ def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping
     went, more = "and nothing else is done (the run has no data.transform)", "anything else, such as normalizing"
     if steps:
         went, more = f"and then through the run's data.transform ({', '.join(steps)})", "more than that"
-    if is_given(function):
-        function = "a call in Python"
     return (
-        f"{path}: images, but the run's data come from {function}, and what this does to an image itself is not known here. "
-        f"They go in as values in [0, 1], {went}. Where the function does {more}, the predictions are wrong: "
+        f"{path}: images, but the run's data come from {shown(function)}, and what this does to an image itself is not known "
+        f"here. They go in as values in [0, 1], {went}. Where the function does {more}, the predictions are wrong: "
         "give an array of inputs as it makes them instead (.npy)"
     )
 

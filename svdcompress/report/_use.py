@@ -14,11 +14,9 @@ from svdcompress.errors import RecipeError
 from svdcompress.recipe import Recipe, parse_recipe, parse_yaml
 from svdcompress.report import _html as html
 from svdcompress.sources import made_by, run_argument
-from svdcompress.sources.given import is_given
+from svdcompress.sources.given import is_given, shown
 
 FILE, SAMPLED = "model.onnx", "model_mc.onnx"
-
-HANDED = "the data object that was passed in Python"
 
 TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 """ONNX's element types by number, under NumPy's names."""
@@ -55,7 +53,7 @@ def use(results: Mapping[str, Any], folder: Path | None) -> str:
     kept = f'<pre tabindex="0">{escape(snippet)}</pre>'
     recipe = _recipe(results)
     function = None if recipe is None else made_by(recipe.data)
-    function = HANDED if is_given(function) else function
+    function = None if function is None else shown(function)
     how = ""
     if recipe is not None and is_given(recipe.model.name):  # which no command has
         how = " --onnx" if sampled is not None else " --model FILE.py:FACTORY"

@@ -17,7 +17,7 @@ from svdcompress.recipe import DataSection
 from svdcompress.sources._images import sensible_workers
 from svdcompress.sources._names import import_name
 from svdcompress.sources._raw import Raw, Table, no_targets
-from svdcompress.sources.given import is_given
+from svdcompress.sources.given import shown
 
 FEW = 256
 """Examples up to which a dataset is read in this process: starting others would take longer."""
@@ -30,7 +30,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
     batches are ours, so a sampler of its own is warned of), or an (inputs, targets) pair.
     """
     factory = import_name(name, DataError, "data.name")
-    name = "the data object" if is_given(name) else name
+    name = shown(name)
     if section.args and not callable(factory):
         raise DataError(f"data.args: {name} is a {type(factory).__name__}, no function: it takes no arguments")
     try:

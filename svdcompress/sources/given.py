@@ -41,6 +41,11 @@ def named(key: str) -> str:
     return f"{__name__}:{key}"
 
 
+def shown(name: str | None) -> str:
+    """A recipe's name as a reader knows it: the object, where it was handed over in Python."""
+    return f"the {str(name).partition(':')[2]} object" if is_given(name) else str(name)
+
+
 def gone(key: str) -> str:
     """What is said of one whose call is over."""
     return f"handed over in Python, by a call that is over: {AGAIN.get(key, '')}{RESUME}"

@@ -157,7 +157,7 @@ def test_the_generators_are_where_they_were(run):
 def test_a_model_in_double_precision_is_trained_in_single(run):
     model, data, found, *_ = run
     assert model[0].weight.dtype == torch.float64 and found.model(data[0].float()).dtype == torch.float32
-    assert "the model came in float64 and is trained in float32, as its data are" in found.results["notes"]
+    assert "the model object came in float64 and is trained in float32, as its data are" in found.results["notes"]
 
 
 def test_the_data_are_checked_where_they_are_handed_over_again(run):
@@ -201,6 +201,6 @@ def test_one_hot_targets_are_told_from_class_numbers(kind, tmp_path):
     y = torch.arange(40) % 3
     model = nn.Linear(4, 3)
     data = (torch.randn(40, 4), nn.functional.one_hot(y).to(kind))
-    hint = r"of the model, of shape \(2, 3\).*look one-hot: give the number of each class, targets\.argmax\(1\)"
+    hint = r"of the model object, of shape \(2, 3\).*look one-hot: give the number of each class, targets\.argmax\(1\)"
     with pytest.raises(ModelError, match=hint):
         svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run")
