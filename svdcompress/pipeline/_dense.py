@@ -38,7 +38,7 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
     model in half precision.
     """
     seed_everything(recipe.seed, "model")
-    model = make_model(recipe.model).cpu()  # one that is handed over may lie where it was trained
+    model = make_model(recipe.model)
     if notes is not None and (other := came_in(model)):
         half = (
             f": log variances would hardly move in {other}. --set train.precision=auto (or bf16) computes in bfloat16"

@@ -18,6 +18,7 @@ from svdcompress.errors import DependencyError, ModelError
 from svdcompress.recipe import ModelSection
 from svdcompress.sources._names import check_folder, import_name, is_python_name
 from svdcompress.sources._nets import NETS
+from svdcompress.sources.given import shown
 
 _FRESH: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 """Of models that came with weights: names of what their checkpoint did not hold, such as a new head."""
@@ -27,7 +28,7 @@ _OTHERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def make_model(section: ModelSection) -> nn.Module:
-    """A fresh model of the recipe's name, with weights drawn from torch's generator.
+    """A fresh model of the recipe's name on the CPU, with weights drawn from torch's generator.
 
     One that is made in half precision, as `hf:` folders store them, is brought to float32 (see `came_in`): log variances near
     -10 are finer there than a step of training, and would never move otherwise. So is one in double precision, as the data are.
@@ -36,6 +37,9 @@ def make_model(section: ModelSection) -> nn.Module:
     DependencyError where a package is missing.
     """
     model = _named(section)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ModelError(f"model: {shown(section.name)} has weights on the meta device, which holds no values; make it on the CPU")
+    model = model.cpu()  # one that is handed over may lie where it was trained, and what is read into it would too
     others = [p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16, torch.float64)]
     if others:
         model = model.float()

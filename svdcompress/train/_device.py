@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,33 @@ DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
 SHARDED = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED", "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM"}
 """What divides weights among processes, and the variable by which `accelerate launch` asks for it."""
+
+
+@contextmanager
+def accelerate_kept() -> Iterator[None]:
+    """Within it accelerate is ours; afterwards its state, of which a process has one, is as the caller's own code left it.
+
+    Else a caller's Accelerator would go on in our precision and accumulation, and their next one on our device. The processes
+    of a launch stay joined.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    states = [kind._shared_state for kind in (AcceleratorState, GradientState, PartialState)][: 2 if _launched() else 3]
+    before, device = [dict(state) for state in states], os.environ.get(DEVICE_VARIABLE)
+    try:
+        yield
+    finally:
+        for state, values in zip(states, before, strict=True):
+            state.clear()
+            state.update(values)
+        os.environ.pop(DEVICE_VARIABLE, None)
+        if device is not None:
+            os.environ[DEVICE_VARIABLE] = device
+
+
+def _launched() -> bool:
+    """Whether this process is one of a launch, by `accelerate launch` or torchrun."""
+    return "RANK" in os.environ
 
 
 def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
@@ -33,7 +62,7 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     # accelerate's state is one per process: forget the precision and (alone) the device of a fit before.
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    if "RANK" not in os.environ:
+    if not _launched():
         PartialState._reset_state()
     if device == "auto":
         os.environ.pop(DEVICE_VARIABLE, None)
@@ -98,6 +127,7 @@ class Place:
         return self.rank == 0
 
 
+@accelerate_kept()
 def find_place(device: str = "auto") -> Place:
     """The place of this process, joining the others of a launch if there are any."""
     accelerator = make_accelerator(device)
@@ -106,6 +136,8 @@ def find_place(device: str = "auto") -> Place:
 
 def broadcast_weights(model: torch.nn.Module) -> None:
     """Give all processes of a launch the first one's weights and buffers, to the bit."""
+    if not _launched():
+        return
     from accelerate import utils
 
     utils.broadcast(list(model.state_dict().values()))  # in place
@@ -113,13 +145,16 @@ def broadcast_weights(model: torch.nn.Module) -> None:
 
 def wait() -> None:
     """Let all processes of a launch arrive here; nothing in a run of one process."""
-    from accelerate.utils import wait_for_everyone
+    if _launched():
+        from accelerate.utils import wait_for_everyone
 
-    wait_for_everyone()
+        wait_for_everyone()
 
 
 def broadcast(value: str) -> str:
     """The first process's value, in all processes of a launch."""
+    if not _launched():
+        return value
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([value])[0]
@@ -127,7 +162,8 @@ def broadcast(value: str) -> str:
 
 def leave() -> None:
     """Part from the other processes of a launch, at the very end; without it one that ends first may abort."""
-    from accelerate import PartialState
+    if _launched():
+        from accelerate import PartialState
 
-    wait()
-    PartialState().destroy_process_group()
+        wait()
+        PartialState().destroy_process_group()

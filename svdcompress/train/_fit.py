@@ -16,7 +16,7 @@ from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
 from svdcompress.relevance import Masks
 from svdcompress.sources import Examples, InMemory
-from svdcompress.train._device import make_accelerator
+from svdcompress.train._device import accelerate_kept, make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._gradients import means_alone
 from svdcompress.train._layerwise import Layerwise
@@ -27,6 +27,7 @@ from svdcompress.train._state import StateFile
 from svdcompress.train._work import Work
 
 
+@accelerate_kept()
 def fit(
     model: nn.Module,
     examples: Examples,

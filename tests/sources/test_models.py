@@ -62,6 +62,22 @@ def test_a_factory_is_not_taken_for_trained():
     assert not arrives_trained(section, model)
 
 
+class Elsewhere(nn.Linear):
+    """A layer that lies on another device until it is moved."""
+
+    def cpu(self):
+        self.moved = True
+        return super().cpu()
+
+
+def test_a_model_is_made_on_the_cpu_wherever_its_factory_makes_it(monkeypatch):
+    """What is read into it later, as a search does, would lie there too, and the examples would not."""
+    fake(monkeypatch, "somewhere", make=lambda: Elsewhere(2, 2), nowhere=lambda: nn.Linear(2, 2, device="meta"))
+    assert make("somewhere:make")[0].moved
+    with pytest.raises(ModelError, match="somewhere:nowhere has weights on the meta device, which holds no values"):
+        make("somewhere:nowhere")
+
+
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
     """(folder, model) of a small ViT, as a user saves one."""

@@ -1,5 +1,7 @@
 """Where a run takes place: devices that are not there, and launches that divide the weights."""
 
+import os
+
 import pytest
 import torch
 
@@ -52,3 +54,25 @@ def test_names_of_before_warn_and_work():
         assert train.agree is train.broadcast_weights
     with pytest.raises(AttributeError, match="no attribute 'nobody'"):
         train.nobody  # noqa: B018
+
+
+def test_an_accelerator_of_the_callers_is_as_it_was_after_a_fit(monkeypatch):
+    """accelerate keeps its state once per process: ours would stay in the caller's loop, and on their next device."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    from svdcompress.recipe import TrainSection
+    from svdcompress.sources import InMemory
+    from svdcompress.train import fit
+
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    own = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    examples, model = InMemory(torch.rand(8, 4), torch.zeros(8, dtype=torch.long)), torch.nn.Linear(4, 2)
+    fit(model, examples, torch.nn.functional.cross_entropy, TrainSection(epochs=1), stage="train", device="cpu")
+    assert (own.mixed_precision, own.gradient_accumulation_steps, own.device.type) == ("bf16", 2, "cpu")
+    with own.accumulate(model):
+        assert not own.sync_gradients  # the first of two
+    AcceleratorState._reset_state(reset_partial_state=True)
+    find_place("cpu")
+    assert "ACCELERATE_TORCH_DEVICE" not in os.environ and not AcceleratorState._shared_state
