@@ -6,8 +6,9 @@
 
 Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda` (beside them what
 is timed next is compiled, which takes no GPU), the rows of benchmarks/speed.py that need a GPU, ResNet-56 cut at once with
---epochs of recovery and then its peers (side by side, as one of them alone leaves the GPU idle), then the long rows of
-benchmarks/real.py and real_nets.py (the folders are their options), resumed in each slice. --only: steps whose names begin so.
+--epochs of recovery and then its peers (side by side, as one of them alone leaves the GPU idle), the same of VGG-16, which is
+trained for 40 epochs before, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options), resumed in each slice.
+--only: steps whose names begin so.
 A step that was done is not repeated; one that fails is told with its last lines, the next begins, and another slice tries it
 after all others. The machine's own Python needs what is in NEEDED, and torch-pruning for its peers.
 """
@@ -50,6 +51,13 @@ COMPILED = (("ResNet-50", ["ours"]), ("ResNet-50", ["dense"]), ("VGG-16", ["ours
 AT_ONCE = ("search.trials=1", "recover.batch_size=512", "recover.lr=0.1", "recover.norms=batch", "uncertainty.samples=0")
 """Settings of the networks that are cut at once: large batches, as small ones leave most of a GPU idle."""
 
+OF_VGG = (
+    *(setting for setting in AT_ONCE if not setting.startswith(("recover.batch", "recover.lr"))),
+    *(f"dense.{setting}" for setting in ("epochs=40", "batch_size=256", "lr=0.1")),
+    *(f"recover.{setting}" for setting in ("batch_size=256", "lr=0.05", "distill.weight=0.9", "distill.temperature=3")),
+)
+"""The same of VGG-16, which the run trains: 40 epochs for the dense network, and as many of recovery."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -86,8 +94,15 @@ def steps(options: argparse.Namespace) -> list[Step]:
         command = [python, "benchmarks/real.py", *folders, "--epochs", "0", str(options.epochs), *settings, "--label", "gpu"]
         pair = [[*command, "--only", name, "--peer"] for name in ("resnet56-macs4x", "resnet56-macs2.6x")]
         found.append(Step("at once: ours", pair, 120))
+        command = [python, "benchmarks/real.py", *folders, "--epochs", "0", "40", "--label", "gpu"]
+        command += [part for setting in OF_VGG for part in ("--set", setting)]
+        vgg = {goal: [*command, "--only", f"vgg16-{goal}", "--peer"] for goal in ("macs5x", "parameters25x")}
         for goal, own in zip(("4x", "2.6x"), pair, strict=True):
             found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in PEERS], 120))
+        found.append(Step("at once: VGG-16, macs5x", [vgg["macs5x"]], 120))
+        found.append(Step("at once: VGG-16, parameters25x", [vgg["parameters25x"]], 120))  # with the dense network of macs5x
+        for goal, own in vgg.items():
+            found.append(Step(f"at once: VGG-16, {goal}, peers", [[*own, peer] for peer in PEERS], 120))
     long: list[tuple[str, list[str]]] = []
     if options.cifar and options.resnet:
         folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]

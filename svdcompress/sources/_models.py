@@ -38,7 +38,7 @@ def make_model(section: ModelSection) -> nn.Module:
     """
     model = _named(section)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ModelError(f"model: {shown(section.name)} has weights on the meta device, which holds no values; make it on the CPU")
+        raise ModelError(f"model: {shown(section.name)} has weights on the meta device, without values; make it on the CPU")
     model = model.cpu()  # one that is handed over may lie where it was trained, and what is read into it would too
     others = [p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16, torch.float64)]
     if others:

@@ -74,7 +74,7 @@ def test_a_model_is_made_on_the_cpu_wherever_its_factory_makes_it(monkeypatch):
     """What is read into it later, as a search does, would lie there too, and the examples would not."""
     fake(monkeypatch, "somewhere", make=lambda: Elsewhere(2, 2), nowhere=lambda: nn.Linear(2, 2, device="meta"))
     assert make("somewhere:make")[0].moved
-    with pytest.raises(ModelError, match="somewhere:nowhere has weights on the meta device, which holds no values"):
+    with pytest.raises(ModelError, match="somewhere:nowhere has weights on the meta device, without values"):
         make("somewhere:nowhere")
 
 
