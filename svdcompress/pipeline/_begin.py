@@ -86,7 +86,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_model(model, recipe, data, inputs)
-    check_start(context, model, trained)  # after a call: lazy layers have their weights
+    check_start(context, model, trained)
     context.recipe, recovers = for_recovery(recipe, model)
     recipe = context.recipe
     beta = final_beta(recipe, model, len(data.train), inputs)

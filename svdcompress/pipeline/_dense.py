@@ -81,7 +81,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
     data.notes += check_dropout(model, recipe, inputs)
-    check_patterns(model, recipe, inputs)  # after a call: lazy layers have their shapes
+    check_patterns(model, recipe, inputs)
     check_loss(model, recipe, data, targets, output)
     data.warnings += _left_alone(model, recipe, data, inputs, output)
 

@@ -91,7 +91,9 @@ def sparsify(
     trained: whether the model is; False trains it first. recipe: a file, a shipped recipe's name, or a `Recipe`: its settings,
     but for model and data. settings: {field: value} over these, such as {"train.epochs": 5}.
     out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command; a quiet run's warnings are
-    given as Python warnings. The generators of torch, numpy and random are afterwards where they were.
+    given as Python warnings. They advise in the words of the command: `--set FIELD=VALUE` is `settings={"FIELD": VALUE}` here,
+    and `--epochs 9` is `settings={"train.epochs": 9}`.
+    The generators of torch, numpy and random, and accelerate's state, are afterwards where they were.
 
     Raises what a run raises: an SvdcError that names the field.
 

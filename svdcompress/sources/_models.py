@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from svdcompress.errors import DependencyError, ModelError
 from svdcompress.recipe import ModelSection
@@ -37,6 +38,12 @@ def make_model(section: ModelSection) -> nn.Module:
     DependencyError where a package is missing.
     """
     model = _named(section)
+    lazy = [name for name, module in model.named_modules() if isinstance(module, LazyModuleMixin)]
+    if lazy:  # a run makes the model again for each file that it reads, without examples at hand
+        raise ModelError(
+            f"model: {shown(section.name)} has layers without shapes ({', '.join(lazy[:3])}), which get them in a first call: "
+            "call it on a batch, in its factory or before it is handed over"
+        )
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ModelError(f"model: {shown(section.name)} has weights on the meta device, without values; make it on the CPU")
     model = model.cpu()  # one that is handed over may lie where it was trained, and what is read into it would too

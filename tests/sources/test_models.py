@@ -78,6 +78,20 @@ def test_a_model_is_made_on_the_cpu_wherever_its_factory_makes_it(monkeypatch):
         make("somewhere:nowhere")
 
 
+def test_lazy_layers_are_called_once_before(monkeypatch):
+    """A run would train them, and then could not open its own files."""
+
+    def called():
+        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+        model(torch.zeros(1, 2, 4))
+        return model
+
+    fake(monkeypatch, "lazily", make=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), called=called)
+    with pytest.raises(ModelError, match=r"lazily:make has layers without shapes \(1\), .* call it on a batch"):
+        make("lazily:make")
+    assert make("lazily:called")[0][1].in_features == 8
+
+
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
     """(folder, model) of a small ViT, as a user saves one."""
