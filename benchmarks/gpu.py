@@ -7,7 +7,8 @@
 Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda` (beside them what
 is timed next is compiled, which takes no GPU), the rows of benchmarks/speed.py that need a GPU, ResNet-56 cut at once with
 --epochs of recovery and then its peers (side by side, as one of them alone leaves the GPU idle), the same of VGG-16, which is
-trained for 40 epochs before, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options), resumed in each slice.
+trained for 40 epochs before, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options),
+resumed in each slice.
 --only: steps whose names begin so.
 A step that was done is not repeated; one that fails is told with its last lines, the next begins, and another slice tries it
 after all others. The machine's own Python needs what is in NEEDED, and torch-pruning for its peers.
