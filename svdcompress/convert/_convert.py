@@ -126,7 +126,9 @@ def convert(
             layer = kind.from_dense(module, log_sigma2=tied.variance_parameters(), **own)
         shared[id(layer.weight)] = layer
     leave_fused_paths(model)
-    warn_of_half_precision([(entry.name, module) for entry, module in found if entry.converted], stacklevel=3)
+    made = [(entry.name, module) for entry, module in found if entry.converted]
+    warn_of_half_precision(made, stacklevel=3)
+    _warn_of_small_weights(made, stacklevel=3)
     return model
 
 
@@ -156,6 +158,23 @@ def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> No
             f"log variances cannot be trained in {dtype}, in which steps of an optimizer round away ({names}"
             f"{' ...' if len(trained) > 4 else ''}): keep them in float32, as svdcompress.convert(model.float()) does, and "
             "train under torch.autocast",
+            stacklevel=stacklevel,
+        )
+
+
+SMALL = 3e-4
+"""Below this root mean square of a layer's weights log alpha's constant (`EPS`, 1e-8) is more than a tenth of their squares."""
+
+
+def _warn_of_small_weights(layers: list[tuple[str, Any]], stacklevel: int) -> None:
+    with torch.no_grad():
+        sizes = {name: float(layer.weight.float().square().mean().sqrt()) for name, layer in layers if not layer.weight.is_meta}
+    small = {name: size for name, size in sizes.items() if 0 < size < SMALL}
+    if small:
+        names = ", ".join(f"{name or 'the model itself'} {size:.1g}" for name, size in list(small.items())[:4])
+        warnings.warn(
+            f"weights this small are taken for noise: relevance and KL add 1e-8 to their squares (root mean squares: {names}"
+            f"{' ...' if len(small) > 4 else ''}). Inputs far above 1 are the usual reason: divide them, and multiply these",
             stacklevel=stacklevel,
         )
 
@@ -209,13 +228,26 @@ def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), excl
 def to_dense(model: nn.Module) -> nn.Module:
     """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0.
 
+    Layers that share a weight and keep different parts of it get a weight each. Raises ModelError for a layer whose weight has
+    been computed from other tensors since it was converted.
+
     Example:
         >>> type(svdc.to_dense(svdc.convert(model))[0])
         <class 'torch.nn.modules.linear.Linear'>
     """
-    layers = [layer for _, layer in variational_layers(model)]
-    for layer, keep in [(layer, layer.relevant()) for layer in layers]:
+    layers = dict(variational_layers(model))
+    for name, layer in layers.items():
+        if "weight" not in layer._parameters:
+            raise ModelError(
+                f"{name or type(layer).__name__}: its weight has been computed from other tensors since it was converted (a "
+                "parametrization): remove that first, as torch.nn.utils.parametrize.remove_parametrizations does"
+            )
+    first: dict[nn.Parameter, Any] = {}  # by a weight, what the first of its layers keeps
+    for layer, keep in [(layer, layer.relevant()) for layer in layers.values()]:
         layer.mask = keep  # decided for all before any weight changes: tied layers would see each other's zeros
+        if not torch.equal(first.setdefault(layer.weight, keep), keep):
+            layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+    for layer in layers.values():
         layer.to_dense()
     return model
 

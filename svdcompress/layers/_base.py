@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -348,6 +349,8 @@ class VariationalLayer(Weighted):
             if stored is None:
                 if getattr(self, name) is not None and loads_strictly():
                     setattr(self, name, None)
+                    told = f"the state has no {name}, and the one that layers had is gone; strict=False keeps it"
+                    warnings.warn(told, stacklevel=2)
             elif getattr(self, name) is None and like is not None:
                 setattr(self, name, torch.empty_like(like, dtype=stored.dtype, requires_grad=False))
         super()._load_from_state_dict(state_dict, prefix, *args)

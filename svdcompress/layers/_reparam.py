@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from svdcompress.layers import _maps
 from svdcompress.layers._maps import Map
 from svdcompress.layers._moments import Moments, Weights, moments, square
+from svdcompress.layers._once import once_differentiable
 from svdcompress.layers.posteriors import TINY
 
 Noise = Callable[[Tensor], Tensor]

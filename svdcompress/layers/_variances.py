@@ -83,6 +83,12 @@ class Weighted(StochasticLayer):
         """The parameters that the variances of the weights are made of, by name: `log_sigma2`, unless the posterior has
         others."""
         own: Any = self._parameters
+        for name in self.posterior.parameters:
+            if name not in own:
+                raise ModelError(
+                    f"{type(self).__name__}: its {name} is no parameter any more (a parametrization?), and the KL, pruning and "
+                    "files need one: leave it as it is, and bound its values after each step, say"
+                )
         return {name: own[name] for name in self.posterior.parameters}
 
     @property

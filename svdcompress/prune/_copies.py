@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from svdcompress.convert import to_dense
 from svdcompress.errors import PruneError
-from svdcompress.layers import VariationalLayer, variance_parameters, variational_layers
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.relevance import hold
 
@@ -35,7 +35,6 @@ def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
         raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
     if masks:
         hold(plain, masks)
-        _untie(plain)
     return to_dense(plain).eval()
 
 
@@ -95,16 +94,6 @@ def own_memory(small: nn.Module, model: nn.Module) -> None:
     for parameter in small.parameters():
         if parameter.untyped_storage()._cdata in taken:
             parameter.data = parameter.data.clone()
-
-
-def _untie(plain: nn.Module) -> None:
-    """Layers that share a weight under different masks compute with different weights: here each gets its own."""
-    first: dict[int, VariationalLayer] = {}
-    for _, layer in variational_layers(plain):
-        other = first.setdefault(id(layer.weight), layer)
-        masks: Any = other.mask, layer.mask
-        if other is not layer and not torch.equal(*masks):
-            layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
 
 
 def torn(model: nn.Module, plain: nn.Module) -> dict[str, str]:

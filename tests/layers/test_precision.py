@@ -252,8 +252,35 @@ def test_two_backward_passes_through_one_graph():
 def test_second_derivatives_are_refused_not_wrong():
     model, x = network()
     (grad,) = torch.autograd.grad(model(x).square().sum(), [model[0].weight], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="second derivatives do not go through"):
         grad.sum().backward()
+    converted = svdc.convert(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), include=["2"], log_sigma2=-30.0)
+    x = torch.rand(8, 4, requires_grad=True)  # a penalty on the gradient by the inputs, behind a constant
+    (slope,) = torch.autograd.grad(converted(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"go through the layers \(docs/guides"):
+        torch.autograd.grad(slope.square().sum(), converted[2].weight)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"share": "input"}, {"share": {"weight": 0.5, "output": 0.5}}, {"posterior": "rank-one"}, {"prior": "log-uniform"}],
+    ids=str,
+)
+def test_second_derivatives_of_the_kl_are_refused_beside_right_ones_of_the_layers(how, masked):
+    """A Hessian by the loss's graph would lack all of the KL's, which torch says nothing of behind a constant gradient."""
+    torch.manual_seed(0)
+    model = svdc.convert(nn.Sequential(nn.Linear(30, 2), nn.Tanh(), nn.Linear(2, 2)), **how).eval()
+    if masked:
+        svdc.hold(model, {"0": torch.rand(2, 30) < 0.1, "2": torch.ones(2, 2, dtype=torch.bool)})
+    x, y = torch.rand(4, 30), torch.rand(4, 2)
+    nll, weight = nn.MSELoss(), model[0].weight
+    (grad,) = torch.autograd.grad(nll(model(x), y), weight, create_graph=True)
+    assert torch.autograd.grad(grad.sum(), weight)[0].abs().max() > 0
+    for own in (weight, next(iter(model[0].variance_parameters().values()))):
+        (grad,) = torch.autograd.grad(svdc.ELBO(model, nll, 10)(model(x), y), own, create_graph=True)
+        with pytest.raises(RuntimeError, match="second derivatives do not go through the KL"):
+            torch.autograd.grad(grad.sum(), own)
 
 
 def test_what_is_kept_for_the_backward():

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from svdcompress.layers._alpha import EPS
+from svdcompress.layers._once import once_differentiable
 
 _torch: Any = torch  # which does not declare its functions on lists of tensors
 
@@ -38,13 +38,13 @@ class _Apart(torch.autograd.Function):
         terms = _torch._foreach_log(moments)
         _torch._foreach_sub_(terms, log_sigma2s)
         ctx.count = count
-        ctx.save_for_backward(*weights, *moments)
+        ctx.save_for_backward(*weights, *moments, *log_sigma2s)  # the last ones: see once_differentiable
         return torch.stack([term.sum() for term in terms]).sum().mul_(0.5)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, moments = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        weights, moments = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count : 2 * ctx.count]
         # With m = mu^2 + sigma2 + EPS: mu / m, and 0.5 (sigma2 / m - 1) = -0.5 (mu^2 + EPS) / m, without another exp.
         precisions = [grad / moment for moment in moments]
         of_weights = _torch._foreach_mul(weights, precisions)

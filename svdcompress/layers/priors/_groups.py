@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from svdcompress.layers._alpha import wide
+from svdcompress.layers._once import once_differentiable
 from svdcompress.layers._share import REDUCED, canonical
 from svdcompress.layers.priors._base import Layout, Prior
 from svdcompress.renamed import renamed_arguments
@@ -87,14 +87,14 @@ def _function_of(prior: type[GroupedPrior]) -> Any:
                 where = None
             total, saved = prior.value(mean, spread, where, parts)
             seen = (weight, log_sigma2, mask) if few is None else (mean, spread, None)  # few numbers are not looked up again
-            ctx.save_for_backward(*seen, few, *saved)
+            ctx.save_for_backward(weight, log_sigma2, *seen, few, *saved)  # the first two: see once_differentiable
             ctx.parts, ctx.layout, ctx.shape = parts, layout, weight.shape
             return total
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            mean, spread, where, few, *saved = ctx.saved_tensors
+            _, _, mean, spread, where, few, *saved = ctx.saved_tensors
             if few is None:
                 mean, spread, where = _canonical(mean, spread, where, ctx.layout)
             found = prior.gradients(mean, spread, where, ctx.parts, saved, grad, ctx.needs_input_grad[:2])

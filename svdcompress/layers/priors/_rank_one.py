@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from svdcompress.layers._alpha import EPS
+from svdcompress.layers._once import once_differentiable
 from svdcompress.layers._share import canonical
 
 BLOCK = 2**18
@@ -52,11 +52,11 @@ class _RankOne(torch.autograd.Function):
                 torch.sum(term, 1, out=down[first : first + step])
                 along += term.sum(0)
             of_column[group] = along.view_as(of_column[group])
-        ctx.save_for_backward(of_weight, of_row.mul_(-0.5), of_column.mul_(-0.5))
+        ctx.save_for_backward(of_weight, of_row.mul_(-0.5), of_column.mul_(-0.5), weight, row, column)
         return total.mul_(0.5)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        wanted = zip(ctx.saved_tensors[:3], ctx.needs_input_grad, strict=False)
         return *(grad * one if needed else None for one, needed in wanted), None

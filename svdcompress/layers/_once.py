@@ -1,0 +1,37 @@
+"""Derivatives that are computed by hand, and cannot be differentiated again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ERROR = (
+    b"svdcompress: second derivatives do not go through the KL, nor through what variational layers draw in train(); "
+    b"in eval() they go through the layers (docs/guides.md, training loops out of the ordinary)"
+)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A `backward` whose gradients raise RuntimeError where they are differentiated, by the inputs that it has saved too.
+
+    torch's own raises only where the incoming gradient needs one, and only by that: behind a constant, as at the end of a
+    loss, second derivatives were 0 without a word.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return found
+        several = found if isinstance(found, tuple) else (found,)
+        given = [one for one in (*grads, *ctx.saved_tensors) if isinstance(one, Tensor) and one.requires_grad]
+        fresh = [one.detach() if isinstance(one, Tensor) else one for one in several]
+        refused = torch._C._functions.DelayedError(_ERROR, len(fresh) + len(given))(*fresh, *given)
+        return refused[: len(fresh)] if isinstance(found, tuple) else refused[0]
+
+    return wrapper
