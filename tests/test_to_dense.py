@@ -27,7 +27,9 @@ def by_hand(x, weight, masks, biases):
 
 
 @pytest.mark.parametrize("how", ["held", "thresholds"])
-@pytest.mark.parametrize("make", [svdc.to_dense, lambda model: svdc.to_sparse(model, torch.rand(3, 4))], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    "make", [svdc.to_dense, lambda model: svdc.to_sparse(model, torch.rand(3, 4))], ids=["dense", "sparse"]
+)
 @pytest.mark.filterwarnings("ignore:to_sparse")
 def test_tied_layers_that_keep_different_weights_are_untied(make, how):
     """The weight that they share was cut by both masks."""

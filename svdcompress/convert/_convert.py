@@ -242,7 +242,7 @@ def to_dense(model: nn.Module) -> nn.Module:
                 f"{name or type(layer).__name__}: its weight has been computed from other tensors since it was converted (a "
                 "parametrization): remove that first, as torch.nn.utils.parametrize.remove_parametrizations does"
             )
-    first: dict[nn.Parameter, Any] = {}  # by a weight, what the first of its layers keeps
+    first: dict[torch.Tensor, torch.Tensor] = {}  # by a weight, what the first of its layers keeps
     for layer, keep in [(layer, layer.relevant()) for layer in layers.values()]:
         layer.mask = keep  # decided for all before any weight changes: tied layers would see each other's zeros
         if not torch.equal(first.setdefault(layer.weight, keep), keep):

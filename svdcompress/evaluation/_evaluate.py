@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from svdcompress.errors import DependencyError, ModelError, OutputError, UsageError
+from svdcompress.errors import DependencyError, ModelError, OutputError, RecipeError, UsageError
 from svdcompress.evaluation import _magnitude
 from svdcompress.evaluation._laplace import last_layer_laplace
 from svdcompress.evaluation._members import ensemble_members
@@ -133,7 +133,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
     try:
         took = _took(opened.results)
         ready = _magnitude.is_made(opened)
-    except (ModelError, OutputError) as error:
+    except (ModelError, OutputError, RecipeError) as error:
         if wanted.magnitude:
             raise
         note(f"left out: magnitude pruning: {error}")
@@ -145,7 +145,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
         say(f"magnitude pruning: training {opened.recipe.train.epochs} + {_magnitude.recovery(opened).epochs} epochs")
     try:
         model = _magnitude.magnitude_pruned(opened, device=wanted.device, bars=bars)
-    except ModelError as error:
+    except (ModelError, RecipeError) as error:  # a loss that was handed over in Python, say
         if wanted.magnitude:
             raise
         note(f"left out: magnitude pruning: {error}")

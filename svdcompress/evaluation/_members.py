@@ -12,7 +12,7 @@ from svdcompress.evaluation._cache import is_kept, kept
 from svdcompress.likelihoods import make_loss
 from svdcompress.pipeline import OpenRun, class_weights
 from svdcompress.recipe import Training
-from svdcompress.sources import arrives_trained, example_inputs, make_model
+from svdcompress.sources import arrives_trained, example_inputs
 from svdcompress.train import Bars, evaluate, fit, seed_everything
 
 STEP = 1000
@@ -53,8 +53,8 @@ def ensemble_members(
         if not is_kept(opened.folder, name, settings):
             say(f"deep ensemble: training member {number + 1} of {members}, {recipe.dense.epochs} epochs")
         make = lambda seed=seed: _trained(opened, seed, device, bars)  # noqa: E731
-        found.append(kept(opened.folder, name, settings, lambda: make_model(recipe.model), make))
-    if _same_start(recipe, found[-1]):
+        found.append(kept(opened.folder, name, settings, opened.fresh, make))
+    if _same_start(opened, found[-1]):
         note(
             "deep ensemble: the model's factory gives the same weights whatever the seed (does it call torch.manual_seed?); "
             "the members differ by the order of the data alone, and will agree more than those of a deep ensemble should"
@@ -64,7 +64,7 @@ def ensemble_members(
 
 def _trained(opened: OpenRun, seed: int, device: str, bars: Bars | None) -> nn.Module:
     seed_everything(seed, "model")
-    model = make_model(opened.recipe.model)
+    model = opened.fresh()
     return dense_fit(opened, model, opened.recipe.dense, "dense", seed, device, bars)
 
 
@@ -101,12 +101,12 @@ def _settings(opened: OpenRun, stage: str, seed: int) -> dict[str, Any]:
     return {**parts, "stage": stage, "seed": seed}
 
 
-def _same_start(recipe: Any, model: nn.Module) -> bool:
+def _same_start(opened: OpenRun, model: nn.Module) -> bool:
     """Whether two seeds give one and the same initial model."""
     starts = []
     for seed in (1, 2):
         seed_everything(seed, "model")
-        starts.append(make_model(recipe.model).state_dict())
+        starts.append(opened.fresh().state_dict())
     return any(True for _ in model.parameters()) and all(
         bool((starts[0][name] == value).all()) for name, value in starts[1].items()
     )

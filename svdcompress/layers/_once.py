@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_C: Any = torch._C  # which does not declare this
+
 _ERROR = (
     b"svdcompress: second derivatives do not go through the KL, nor through what variational layers draw in train(); "
     b"in eval() they go through the layers (docs/guides.md, training loops out of the ordinary)"
@@ -31,7 +33,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         several = found if isinstance(found, tuple) else (found,)
         given = [one for one in (*grads, *ctx.saved_tensors) if isinstance(one, Tensor) and one.requires_grad]
         fresh = [one.detach() if isinstance(one, Tensor) else one for one in several]
-        refused = torch._C._functions.DelayedError(_ERROR, len(fresh) + len(given))(*fresh, *given)
+        refused = _C._functions.DelayedError(_ERROR, len(fresh) + len(given))(*fresh, *given)
         return refused[: len(fresh)] if isinstance(found, tuple) else refused[0]
 
     return wrapper

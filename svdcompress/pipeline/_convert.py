@@ -12,7 +12,14 @@ from torch import nn
 from svdcompress.batch import call
 from svdcompress.convert import PlanEntry, convert, convert_dropout, leave_fused_paths, plan
 from svdcompress.errors import RecipeError
-from svdcompress.layers import DROPOUT_CLASSES, Threshold, VariationalLayer, parse_threshold
+from svdcompress.layers import (
+    DROPOUT_CLASSES,
+    Threshold,
+    VariationalLayer,
+    parse_threshold,
+    variance_parameters,
+    variational_layers,
+)
 from svdcompress.objective import SCHEDULES, Schedule
 from svdcompress.recipe import BetaSchedule, ConvertSection, LayerRule, Recipe, in_epochs
 from svdcompress.relevance import Masks
@@ -109,7 +116,9 @@ def final_beta(recipe: Recipe, model: nn.Module, examples: int, inputs: Any = No
 def sizes(recipe: Recipe, model: nn.Module, inputs: Any = None) -> tuple[int, int]:
     """Weights to be converted, and parameters of the dense model; inputs: as for `converted`."""
     entries = planned(model, recipe, inputs)
-    return sum(e.parameters for e in entries if e.converted), sum(p.numel() for p in model.parameters())
+    already = sum(layer.weight.numel() for _, layer in variational_layers(model))  # by the model's own author
+    variances = sum(own.numel() for own in variance_parameters(model))
+    return sum(e.parameters for e in entries if e.converted) + already, sum(p.numel() for p in model.parameters()) - variances
 
 
 def make_schedule(beta: BetaSchedule, epochs: int, final: float) -> Schedule:

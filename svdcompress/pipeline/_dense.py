@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from svdcompress.batch import call, main_output, other_outputs
 from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
+from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import check_dropout, planned
 from svdcompress.pipeline._loss import check_loss, first_targets
+from svdcompress.pipeline._tokens import among_positions, copied
 from svdcompress.recipe import Recipe
 from svdcompress.sources import (
     Data,
     arrives_trained,
+    both_fit,
     came_in,
     channels_last,
     check_labels,
@@ -78,6 +81,15 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
     targets = first_targets(data, inputs)
     by_name = not isinstance(output, Tensor | tuple | list)  # as transformers has them
     data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
+    if not by_name and both_fit(main.shape, targets.shape, data.task):
+        data.dim, told = among_positions(model, inputs, main)
+        data.warnings += told
+    data.warnings += copied(inputs, targets, data.task)
+    if already := sum(1 for _ in variational_layers(model)):
+        data.notes.append(
+            f"{already} layers are variational already: prior, shares, thresholds and variances are theirs, not those of "
+            "convert (svdcompress.to_dense makes them plain)"
+        )
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
     data.notes += check_dropout(model, recipe, inputs)

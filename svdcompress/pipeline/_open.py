@@ -58,15 +58,16 @@ class OpenRun:
     @cached_property
     def model(self) -> nn.Module:
         """The sparse variational model, in `eval()`."""
-        loaded = checkpoint.load(self.folder / "model.safetensors", self._fresh())
+        loaded = checkpoint.load(self.folder / "model.safetensors", self.fresh())
         return whole(loaded, self._extra.get("inputs") or {}).eval()
 
     @cached_property
     def dense(self) -> nn.Module:
         """The dense model that the run began with, in `eval()`."""
-        return load_weights(self._fresh(), self.folder / "dense.safetensors").eval()
+        return load_weights(self.fresh(), self.folder / "dense.safetensors").eval()
 
-    def _fresh(self) -> nn.Module:
+    def fresh(self) -> nn.Module:
+        """A model as the run began with, but for its weights."""
         if not self.model_given:
             self._allow(code_of_model(self.recipe.model))
         with self._given():

@@ -123,7 +123,7 @@ def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, An
     if trained and results.reach is not None and results.reach.within < SPARSE:
         cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
-    if beta is not None:
+    if beta:  # three times nothing is no advice
         cures.append(f"increase the pressure: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
     cures.append(f"more epochs: --epochs {2 * recipe.train.epochs}" if trained else "epochs of fine-tuning: --epochs 10")
     if not _asks_units(recipe.convert.share):

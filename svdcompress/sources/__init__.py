@@ -13,7 +13,7 @@ from svdcompress.sources._models import arrives_trained, came_in, fresh_weights,
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
 from svdcompress.sources._npy import load_npy, load_npz
-from svdcompress.sources._positions import IGNORED, class_dim, classes_second, like
+from svdcompress.sources._positions import IGNORED, both_fit, class_dim, classes_second, like
 from svdcompress.sources._readers import made_by
 from svdcompress.sources._tables import frame_inputs, open_frame
 from svdcompress.sources._trust import (
@@ -38,6 +38,7 @@ __all__ = [
     "InMemory",
     "arrives_trained",
     "batch_length",
+    "both_fit",
     "came_in",
     "channels_last",
     "check_finite",

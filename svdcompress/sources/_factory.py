@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from svdcompress.batch import map_tensors
@@ -67,7 +77,7 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
         return _pair(part, no_targets(len(part)), name)
     if isinstance(part, DataLoader):
         workers = part.num_workers if section.workers is None else section.workers
-        return _dataset(part.dataset, name, part.collate_fn, workers)
+        return _dataset(_chosen(part), name, part.collate_fn, workers)
     if isinstance(part, Dataset):
         if type(part) is TensorDataset and len(part.tensors) == 2:  # what a class of its own does with them is not known
             return _pair(*part.tensors, name)
@@ -114,14 +124,24 @@ def _dataset(dataset: Any, name: str, collate: Any, workers: int | None) -> Tabl
     return Table(name, dataset=dataset, collate=collate, workers=workers)
 
 
+def _sampler(loader: DataLoader[Any]) -> Any:
+    return loader.sampler if isinstance(loader.batch_sampler, BatchSampler) else loader.batch_sampler
+
+
+def _chosen(loader: DataLoader[Any]) -> Any:
+    """A DataLoader's examples: those that its sampler draws from, where that is how one dataset is split."""
+    sampler = _sampler(loader)
+    return Subset(loader.dataset, list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else loader.dataset
+
+
 def _dropped(part: Any, name: str, split: str) -> str | None:
     """A warning of a DataLoader's own order of examples, which is not taken."""
     if not isinstance(part, DataLoader):
         return None
     dataset: Any = part.dataset
-    sampler: Any = part.sampler if isinstance(part.batch_sampler, BatchSampler) else part.batch_sampler
+    sampler = _sampler(part)
     plain = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
-    if sampler is None or plain or isinstance(sampler, SequentialSampler | DistributedSampler):
+    if sampler is None or plain or isinstance(sampler, SequentialSampler | SubsetRandomSampler | DistributedSampler):
         return None
     return (
         f"{name}: the {type(sampler).__name__} of the {split} DataLoader is not used: every example counts once in an epoch "

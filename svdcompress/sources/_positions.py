@@ -23,6 +23,11 @@ def class_dim(output: Sequence[int], targets: Sequence[int], task: str, last_if_
     return -1 if fits[-1] and (last_if_both or not fits[1]) else 1
 
 
+def both_fit(output: Sequence[int], targets: Sequence[int], task: str) -> bool:
+    """Whether the classes may stand at dimension 1 as well as at the last one, by the shapes: as many positions as classes."""
+    return len(output) > 2 and all(_fits(output, targets, task, dim) for dim in (1, -1))
+
+
 def _fits(output: Sequence[int], targets: Sequence[int], task: str, dim: int) -> bool:
     rest = [*output]
     size = rest.pop(dim)
