@@ -85,8 +85,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
         with context.bars.working("labelling", stays=False):
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
-    check_model(model, recipe, data, inputs)
-    check_start(context, model, trained)
+    check_start(context, model, trained, check_model(model, recipe, data, inputs))
     context.recipe, recovers = for_recovery(recipe, model)
     recipe = context.recipe
     beta = final_beta(recipe, model, len(data.train), inputs)

@@ -60,8 +60,8 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
     return model, weights.trained if weights.trained is not None else arrives_trained(recipe.model, model)
 
 
-def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> None:
-    """Try what a run will need of its dense model, before anything is trained; it is in `eval()` then.
+def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> float:
+    """Try what a run will need of its dense model, before anything is trained; it is in `eval()` then. Its loss of the inputs.
 
     inputs: the first few training examples. What it finds goes into `data`: the dimension of the classes, and warnings. Raises
     ModelError if the model does not run on them, if its output does not fit the loss, or if a pattern of the recipe matches
@@ -94,8 +94,9 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> No
         _check_classes(model, recipe, data, main, targets)
     data.notes += check_dropout(model, recipe, inputs)
     check_patterns(model, recipe, inputs)
-    check_loss(model, recipe, data, targets, output)
+    loss = check_loss(model, recipe, data, targets, output)
     data.warnings += _left_alone(model, recipe, data, inputs, output)
+    return loss
 
 
 def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> list[str]:
@@ -138,7 +139,8 @@ def _made_of(output: Tensor, main: Tensor) -> bool:
 def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, targets: Tensor) -> None:
     """As many outputs as classes: fewer are an error, more are told of."""
     outputs, classes = main.shape[data.dim], _classes(data)
-    fits = class_dim(main.shape, targets.shape, data.task) == data.dim and main.dim() == targets.dim() + 1
+    at = class_dim(main.shape, targets.shape, data.task, last_if_both=data.dim == -1)
+    fits = at == data.dim and main.dim() == targets.dim() + 1
     if not fits:  # what that means is said by the loss
         return
     hint = f"; {outputs_hint(recipe.model, outputs, classes)}" if classes else ""

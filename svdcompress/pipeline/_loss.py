@@ -55,8 +55,8 @@ def _targets(examples: Any) -> Tensor:
 
 
 @torch.no_grad()
-def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, output: Any) -> None:
-    """Compute the loss and the figures of a few examples once.
+def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, output: Any) -> float:
+    """Compute the loss and the figures of a few examples once; the loss.
 
     model: in `eval()`. targets: of the first training examples; output: the model's for them. Raises ModelError, naming the
     loss and the shapes, where they do not fit, and RecipeError for class weights of another number of classes.
@@ -99,6 +99,7 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
             f"loss.name: {shown(section.name)} sums over the batch ({float(value):.4g}, and {doubled:.4g} for it repeated); it "
             "must average, as with reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
         )
+    return float(value)
 
 
 def _of_a_sum(loss: Any, value: float, output: Any, targets: Tensor) -> float | None:

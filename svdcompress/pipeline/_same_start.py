@@ -1,6 +1,8 @@
-"""Whether the trained weights of a run that goes on are those that it began with: others would be compared with its masks."""
+"""Whether a run that goes on has the trained weights and the loss that it began with."""
 
 from __future__ import annotations
+
+import math
 
 from torch import nn
 
@@ -10,13 +12,26 @@ from svdcompress.pipeline._late import digest
 from svdcompress.pipeline._resume import FILES
 
 
-def check_start(context: Context, model: nn.Module, trained: bool) -> None:
-    """Raises ModelError where a run goes on with other trained weights, or with weights of another model."""
+def check_start(context: Context, model: nn.Module, trained: bool, loss: float) -> None:
+    """Raises ModelError where a run goes on with other trained weights, or with weights of another model; warns of another
+    loss.
+
+    loss: of the first examples, which tells one function that was handed over in Python from another.
+    """
     now, before = digest(model), context.state.facts.get("start")
     if before is None or not any((context.state.folder / name).exists() for name in FILES):
-        context.state.put(start=now)
+        context.state.put(start=now, loss=loss if math.isfinite(loss) else None)
     elif trained and before != now:
         raise ModelError(
             f"model: its weights are others than when the run in {context.out} began, and what was trained there is of those: "
             "go on with the weights that it began with, or start another run"
         )
+    elif before == now and (first := context.state.facts.get("loss")) is not None and not _alike(loss, first):
+        context.warn(
+            f"the loss of the first examples is {loss:.4g}, and was {first:.4g} when the run in {context.out} began: what was "
+            "trained there followed another loss function, or other data"
+        )
+
+
+def _alike(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=0.01, abs_tol=1e-6) or not math.isfinite(one)

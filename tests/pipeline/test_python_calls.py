@@ -1,6 +1,7 @@
 """`svdc.sparsify` from Python: what is asked for by two names, data and models of other forms, what a call leaves as it was."""
 
 import random
+import shutil
 import warnings
 
 import numpy as np
@@ -186,6 +187,28 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(run, tmp_path, monkey
         svdc.sparsify(other, data, settings=FEW, out=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "dense.safetensors").read_bytes() == kept
     assert svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run", resume=True).folder == tmp_path / "run"
+
+
+def test_another_loss_function_is_told_where_a_run_goes_on(run, tmp_path, monkeypatch):
+    model, data, _, *_ = run
+    stages = __import__("sys").modules["svdcompress.pipeline._stages"]
+    whole = stages.train_stage
+
+    def stop(*given):
+        whole(*given)
+        raise KeyboardInterrupt
+
+    own, settings = nn.CrossEntropyLoss(), FEW | {"loss.task": "classification"}
+    with monkeypatch.context() as patched:
+        patched.setattr(stages, "train_stage", stop)
+        with pytest.raises(svdc.errors.Interrupted):
+            svdc.sparsify(model, data, loss=own, settings=settings, out=tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    told = svdc.sparsify(model, data, loss=own, settings=settings, out=tmp_path / "run", resume=True).results["warnings"]
+    assert not any("the loss of the first examples" in line for line in told)
+    twice = lambda output, targets: 2 * own(output, targets)  # noqa: E731
+    told = svdc.sparsify(model, data, loss=twice, settings=settings, out=tmp_path / "other", resume=True).results["warnings"]
+    assert any("what was trained there followed another loss function, or other data" in line for line in told)
 
 
 def test_how_to_go_on_is_said_in_the_language_of_the_call(tmp_path):
