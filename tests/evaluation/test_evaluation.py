@@ -64,11 +64,12 @@ def test_another_recipe_or_a_damaged_file_is_trained_anew(opened, monkeypatch):
 
 
 def test_a_factory_with_a_seed_of_its_own_is_told_of(opened, monkeypatch):
-    def same(section):
+    def same(run):
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-    monkeypatch.setattr(members_module, "make_model", same)
+    assert opened.dense is not None  # read before its factory is another
+    monkeypatch.setattr(type(opened), "fresh", same)
     monkeypatch.setattr(members_module, "dense_fit", lambda opened, model, *args, **kwargs: model)
     notes = []
     ensemble_members(opened, 2, device="cpu", note=notes.append)
