@@ -200,6 +200,28 @@ def _posterior_of(layer: VariationalLayer) -> tuple[int, ...]:
     return (id(weight), *variances) if weight is not None else (variances or (id(layer),))
 
 
+@torch.no_grad()
+def sums(nll: Callable[..., Any], value: float, *args: Any, **kwargs: Any) -> str | None:
+    """What is wrong with a loss that sums over the batch, whose value doubles where the batch of its arguments is repeated.
+
+    The caller's random numbers, and running statistics of the loss, do not depend on this look.
+    """
+    twice: Any = lambda leaf: torch.cat([leaf.detach()] * 2)  # noqa: E731
+    repeat = partial(tree_map_only, Tensor, twice)
+    places = [leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_cuda]
+    with _buffers_kept([nll] if isinstance(nll, nn.Module) else []), torch.random.fork_rng(devices=places):
+        try:
+            doubled = float(nll(*repeat(args), **repeat(kwargs)))
+        except Exception:  # a loss that takes one batch size only says nothing
+            return None
+    if not value or not math.isclose(doubled, 2 * value, rel_tol=1e-3):
+        return None
+    return (
+        f"it sums over the batch ({value:.4g}, and {doubled:.4g} for the batch repeated); it must average, as with "
+        "reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
+    )
+
+
 class ELBO(nn.Module):
     """The negative evidence lower bound per example: `nll + beta * KL / N`, to be minimised.
 
@@ -296,20 +318,9 @@ class ELBO(nn.Module):
         if value == 0 or not math.isfinite(value):
             self._checked = False  # twice that tells nothing; the next batch may
             return
-        twice: Any = lambda leaf: torch.cat([leaf.detach()] * 2)  # noqa: E731
-        repeat = partial(tree_map_only, Tensor, twice)
-        modules = [one for one in (self.model, self.nll) if isinstance(one, nn.Module)]
-        # The caller's random numbers and running statistics are not to depend on this look.
-        with _buffers_kept(modules), torch.random.fork_rng(devices=[leaf.device for leaf in tensors if leaf.is_cuda]):
-            try:
-                doubled = float(self.nll(*repeat(args), **repeat(kwargs)))
-            except Exception:  # a loss that takes one batch size only says nothing
-                return
-        if math.isclose(doubled, 2 * value, rel_tol=1e-3):
-            raise UsageError(
-                f"nll: it sums over the batch ({value:.4g}, and {doubled:.4g} for the batch repeated); it must average, as "
-                "with reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
-            )
+        with _buffers_kept([self.model] if isinstance(self.model, nn.Module) else []):
+            if why := sums(self.nll, value, *args, **kwargs):
+                raise UsageError(f"nll: {why}")
 
     def _tell_waiting(self, batch: Any) -> None:
         """Warn once of a schedule that nobody follows: all examples were seen, and nobody called `set_epoch`."""

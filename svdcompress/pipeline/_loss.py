@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from svdcompress.batch import call, main_output, other_outputs
 from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
+from svdcompress.objective import sums
 from svdcompress.recipe import LossSection, Recipe
 from svdcompress.sources import IGNORED, Data, batch_length
 from svdcompress.sources.given import shown
@@ -94,23 +92,9 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ModelError(f"loss.name: {section.name} returns {what}; it must average over the batch and return one number")
-    if section.name not in TAKES and (doubled := _of_a_sum(loss, float(value), output, targets)) is not None:
-        raise ModelError(
-            f"loss.name: {shown(section.name)} sums over the batch ({float(value):.4g}, and {doubled:.4g} for it repeated); it "
-            "must average, as with reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
-        )
+    if section.name not in TAKES and (why := sums(loss, float(value), output, targets)):
+        raise ModelError(f"loss.name: {shown(section.name)}: {why}")
     return float(value)
-
-
-def _of_a_sum(loss: Any, value: float, output: Any, targets: Tensor) -> float | None:
-    """The loss of a batch that is repeated, where it is twice that of the batch."""
-    twice: Any = lambda leaf: torch.cat([leaf, leaf])  # noqa: E731
-    repeated = partial(tree_map_only, Tensor, twice)
-    try:
-        doubled = float(loss(repeated(output), repeated(targets)))
-    except Exception:  # a loss that takes one batch size only says nothing
-        return None
-    return doubled if value and math.isclose(doubled, 2 * value, rel_tol=1e-3) else None
 
 
 def first_targets(data: Data, inputs: Any) -> Tensor:

@@ -2,7 +2,9 @@
 
 import random
 import shutil
+import sys
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -167,20 +169,26 @@ def test_the_data_are_checked_where_they_are_handed_over_again(run):
     assert verify_run(found.folder, model=model).skipped
 
 
-def test_a_run_goes_on_with_the_weights_that_it_began_with(run, tmp_path, monkeypatch):
-    model, data, _, *_ = run
-    stages = __import__("sys").modules["svdcompress.pipeline._stages"]
+@contextmanager
+def stopped_once_trained(monkeypatch):
+    """Within it a run is stopped as by Ctrl-C where its training has ended."""
+    stages = sys.modules["svdcompress.pipeline._stages"]
     whole = stages.train_stage
 
     def stop(*given):
         whole(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "train_stage", stop)
+    with monkeypatch.context() as patched:
+        patched.setattr(stages, "train_stage", stop)
+        yield
+
+
+def test_a_run_goes_on_with_the_weights_that_it_began_with(run, tmp_path, monkeypatch):
+    model, data, _, *_ = run
     again = rf"stopped at once\. Go on with: svdcompress\.sparsify\(\.\.\., out='{tmp_path / 'run'}', resume=True\)"
-    with pytest.raises(svdc.errors.Interrupted, match=again):
+    with stopped_once_trained(monkeypatch), pytest.raises(svdc.errors.Interrupted, match=again):
         svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run")
-    monkeypatch.setattr(stages, "train_stage", whole)
     kept = (tmp_path / "run" / "dense.safetensors").read_bytes()
     other = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     with pytest.raises(ModelError, match="its weights are others than when the run in"):
@@ -191,18 +199,9 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(run, tmp_path, monkey
 
 def test_another_loss_function_is_told_where_a_run_goes_on(run, tmp_path, monkeypatch):
     model, data, _, *_ = run
-    stages = __import__("sys").modules["svdcompress.pipeline._stages"]
-    whole = stages.train_stage
-
-    def stop(*given):
-        whole(*given)
-        raise KeyboardInterrupt
-
     own, settings = nn.CrossEntropyLoss(), FEW | {"loss.task": "classification"}
-    with monkeypatch.context() as patched:
-        patched.setattr(stages, "train_stage", stop)
-        with pytest.raises(svdc.errors.Interrupted):
-            svdc.sparsify(model, data, loss=own, settings=settings, out=tmp_path / "run")
+    with stopped_once_trained(monkeypatch), pytest.raises(svdc.errors.Interrupted):
+        svdc.sparsify(model, data, loss=own, settings=settings, out=tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     told = svdc.sparsify(model, data, loss=own, settings=settings, out=tmp_path / "run", resume=True).results["warnings"]
     assert not any("the loss of the first examples" in line for line in told)

@@ -44,7 +44,7 @@ def looked_at(model, data):
 )
 def test_a_loss_that_sums_is_refused(loss, tmp_path):
     settings = QUICK | {"loss.task": "classification"}
-    with pytest.raises(ModelError, match=r"the loss object sums over the batch .* it must average"):
+    with pytest.raises(ModelError, match=r"the loss object: it sums over the batch .* it must average"):
         svdc.sparsify(small(), rows(), loss=loss, settings=settings, out=tmp_path / "run")
 
 
