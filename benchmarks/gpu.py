@@ -75,8 +75,9 @@ def steps(options: argparse.Namespace) -> list[Step]:
     """All of them, in order; the long rows as far as their folders are named."""
     from real import CASES
     from real_nets import NAMES
-    from real_peers import PEERS
+    from real_peers import NOT_DISTILLED, PEERS
 
+    peers = [peer for peer in PEERS if peer != NOT_DISTILLED]  # four side by side keep a GPU busy
     python, slot = sys.executable, ["--minutes", "{minutes}"]
     speed = [python, "benchmarks/speed.py", "--skip", "ours, masked"]
     beside = tuple(
@@ -99,11 +100,11 @@ def steps(options: argparse.Namespace) -> list[Step]:
         command += [part for setting in OF_VGG for part in ("--set", setting)]
         vgg = {goal: [*command, "--only", f"vgg16-{goal}", "--peer"] for goal in ("macs5x", "parameters25x")}
         for goal, own in zip(("4x", "2.6x"), pair, strict=True):
-            found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in PEERS], 120))
+            found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in peers], 120))
         found.append(Step("at once: VGG-16, macs5x", [vgg["macs5x"]], 120))
         found.append(Step("at once: VGG-16, parameters25x", [vgg["parameters25x"]], 120))  # with the dense network of macs5x
         for goal, own in vgg.items():
-            found.append(Step(f"at once: VGG-16, {goal}, peers", [[*own, peer] for peer in PEERS], 120))
+            found.append(Step(f"at once: VGG-16, {goal}, peers", [[*own, peer] for peer in peers], 120))
     long: list[tuple[str, list[str]]] = []
     if options.cifar and options.resnet:
         folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import PEERS, Way, macs, nothing, train, unpickled
+from real_peers import PEERS, Way, macs, nothing, peers_of, train, unpickled
 from real_table import table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
@@ -248,12 +248,12 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     for peer in (peer for peer in before if peer in PEERS):  # a difference from another network of ours is none from this
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if "change" not in key}
     store(known)
-    for peer, pruner in PEERS.items():
+    for peer in peers_of(opened):
         file = options.runs / f"{row(name, options.label)}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
         if (
-            pruner is nothing
+            PEERS[peer] is nothing
             and not done.is_file()
             and (sister := _same_dense(name, options.runs, options.label, way.epochs, known["setting"]))
         ):
@@ -273,7 +273,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
             try:
-                model, seconds = train(copy.deepcopy(opened.dense).to(device), opened, way, pruner, file, slot)
+                model, seconds = train(copy.deepcopy(opened.dense).to(device), opened, way, peer, file, slot)
             except ModuleNotFoundError as error:  # another machine has it
                 print(f"{name}: {peer} is left out: {error}")
                 continue

@@ -38,7 +38,7 @@ from models import crepe
 from real_nets_figures import beside, noise_figures, pitch_figures, yield_figures
 from real_nets_start import dense_weights, epochs_of_start
 from real_nets_table import table
-from real_peers import PEERS, Way, nothing, train
+from real_peers import PEERS, Way, peers_of, train
 from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
 from torch import nn
@@ -161,7 +161,7 @@ def compared(
     if tiny is not None and missing("tiny"):
         nets["tiny"] = judged("tiny", tiny)
         store()
-    for peer in options.peer or [*PEERS, *([TINY] if tiny is not None else [])]:
+    for peer in options.peer or [*peers_of(opened), *([TINY] if tiny is not None else [])]:
         if not missing(peer):
             continue
         print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
@@ -169,7 +169,7 @@ def compared(
         try:
             start = tiny if peer == TINY else opened.dense
             assert start is not None
-            model, seconds = train(copy.deepcopy(start).to(device), opened, way, PEERS.get(peer, nothing), file, slot)
+            model, seconds = train(copy.deepcopy(start).to(device), opened, way, peer, file, slot)
         except Slice.Over:
             raise
         except ModuleNotFoundError as error:  # another machine has it

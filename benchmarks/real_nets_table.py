@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import torch
-from real_table import optimizers
+from real_table import distilled, optimizers
 
 from svdcompress.uncertainty import paired_means
 
@@ -75,7 +75,7 @@ def table(results: dict[str, Any]) -> str:
             lines += ["- batch normalisation keeps its running statistics in recovery, every row (`recover.norms=keep`)"]
         if made.get("dropout") == "draw":
             lines += ["- our network's own dropout draws beside its weights (`convert.dropout=draw`)"]
-        shared = ", every row" if made["distill"] and "recovery" in made else ""
+        shared = f", {distilled(one['nets'])}" if made["distill"] and "recovery" in made else ""
         lines += [f"- distillation {made['distill']:g}{shared}{'' if 'loss' not in made else ', loss ' + made['loss']}"]
         if layers := made.get("layers"):
             lines += [

@@ -49,12 +49,14 @@ class Way:
 
 class Loss:
     """The loss of a batch as the run's recovery has it: cross-entropy (of labels, or of the dense network's answers), squared
-    error, or the Gaussian likelihood of a mean and a log variance; mixed with the dense network's answers where it distils."""
+    error, or the Gaussian likelihood of a mean and a log variance; mixed with the dense network's answers where it distils.
 
-    def __init__(self, opened: OpenRun, device: torch.device) -> None:
+    distilled: whether it may."""
+
+    def __init__(self, opened: OpenRun, device: torch.device, distilled: bool = True) -> None:
         recipe = opened.recipe
         self.task, self.unlabelled, self.distill = recipe.task, recipe.data.unlabelled, opened.recovery.distill
-        wanted = self.unlabelled or self.distill.weight > 0
+        wanted = self.unlabelled or (self.distill.weight > 0 and distilled)
         self.teacher = opened.dense.to(device).eval() if wanted else None
 
     def __call__(self, model: nn.Module, x: Any, y: Tensor) -> Tensor:
@@ -153,12 +155,22 @@ def magnitude(model: nn.Module, opened: OpenRun, way: Way, loss: Loss) -> Prune:
     return Magnitude(model, way.left - others, 0.5 * way.epochs)
 
 
+NOT_DISTILLED = "torch-pruning, Taylor, not distilled"
+"""As its own examples fine-tune: on the labels alone, where all other rows have the dense network's answers too."""
+
 PEERS: dict[str, Peer] = {
     "dense, trained as long": nothing,
     "torch-pruning, magnitude": lambda *given: torch_pruning(*given, taylor=False),
     "torch-pruning, Taylor": lambda *given: torch_pruning(*given, taylor=True),
+    NOT_DISTILLED: lambda *given: torch_pruning(*given, taylor=True),
     "gradual magnitude, single weights": magnitude,
 }
+
+
+def peers_of(opened: OpenRun) -> list[str]:
+    """The names of those that differ in this run: where nothing is distilled, or there are no labels, one is another's twin."""
+    distils = opened.recovery.distill.weight > 0 and not opened.recipe.data.unlabelled
+    return [name for name in PEERS if name != NOT_DISTILLED or distils]
 
 
 def optimizer_of(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
@@ -169,14 +181,16 @@ def optimizer_of(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     return kind(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
 
 
-def train(model: nn.Module, opened: OpenRun, way: Way, peer: Peer, file: Path, slot: Slice) -> tuple[nn.Module, float]:
+def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, slot: Slice) -> tuple[nn.Module, float]:
     """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one, and
     the seconds that its epochs took.
 
+    name: one of `PEERS`, or of another network, of which nothing is pruned.
     file: what was reached, after each epoch from where the pruning has ended, for a later slice; it stays, with the model.
     """
     recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
-    settings, loss, first, state = opened.recovery, Loss(opened, device), 0, None
+    settings, first, state = opened.recovery, 0, None
+    peer, loss = PEERS.get(name, nothing), Loss(opened, device, distilled=name != NOT_DISTILLED)
     earlier, begun = 0.0, time.monotonic()
     layout: Any = torch.channels_last if device.type == "cuda" else torch.preserve_format  # as the package trains ours
     if file.is_file():

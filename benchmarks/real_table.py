@@ -15,6 +15,11 @@ def optimizers(made: dict[str, Any]) -> str:
     return f"fine-tuning by {_stepped(first)}{taught}; recovery, and all others, by {_stepped(rest)}"
 
 
+def distilled(nets: dict[str, Any]) -> str:
+    """Which rows learnt from the dense network's answers too."""
+    return "every row, unless its name says otherwise" if any("not distilled" in name for name in nets) else "every row"
+
+
 def _stepped(by: dict[str, Any]) -> str:
     decay = f", weight decay {by['weight_decay']:g}" if by["weight_decay"] else ""
     return f"{by['optimizer']} at {by['lr']:g}{decay}"
@@ -44,7 +49,7 @@ def table(results: dict[str, Any]) -> str:
             *([f"dense start: {made['dense']['epochs']} epochs by {_stepped(made['dense'])}"] if "dense" in made else []),
             optimizers(made) + (f", in batches of {made['batch']}" if "batch" in made else ""),
             f"precision {made['precision'].replace('no', 'float32')}",
-            f"distillation {made['distill']:g} ({'every row' if 'recovery' in made else 'ours alone'})",
+            f"distillation {made['distill']:g} ({distilled(one['nets']) if 'recovery' in made else 'ours alone'})",
             *(
                 [f"ours alone: {layers:g} times the error of layers' outputs, falling to 0 (`recover.distill.layers`)"]
                 if (layers := one["nets"]["ours"].get("layers"))

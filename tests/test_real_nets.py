@@ -242,7 +242,7 @@ def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
 
     def train(steps, name):
         way = peers.Way(4, 0)
-        return peers.train(copy.deepcopy(opened.dense), opened, way, peers.nothing, tmp_path / name, Ends(steps))
+        return peers.train(copy.deepcopy(opened.dense), opened, way, "dense, trained as long", tmp_path / name, Ends(steps))
 
     whole, seconds = train(-1, "whole.pt")
     batches = math.ceil(len(opened.data.train) / opened.recipe.recover.batch_size)
@@ -301,6 +301,41 @@ def test_peers_are_distilled_as_our_recovery_is(module):
     target = torch.ones(4, 5)
     mixed = (0.1 * (own - 1) + 0.9 * (own - others)) * 2 / 20
     assert gradient(0.9, "regression", target) == pytest.approx(mixed, abs=1e-6)
+
+
+def test_the_control_that_is_not_distilled_learns_from_the_labels_alone(module):
+    peers = module("real_peers")
+    student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
+    x, y = torch.arange(4), torch.tensor([0, 3, 1, 4])
+    opened = opened_for(teacher, "classification", 0.9)
+    found = peers.Loss(opened, torch.device("cpu"), distilled=False)(student, x, y)
+    logits = student.weight.detach().double().numpy()
+    assert float(found.detach()) == pytest.approx(
+        -np.log(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))[range(4), y].mean(), rel=1e-5
+    )
+    assert peers.NOT_DISTILLED in peers.peers_of(opened)
+    twins = [opened_for(teacher, "classification", 0.0), opened_for(teacher, "classification", 0.9, unlabelled=True)]
+    assert not any(peers.NOT_DISTILLED in peers.peers_of(each) for each in twins)
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_a_peer_is_trained_as_its_name_says(module, tmp_path, monkeypatch, taught):
+    """A dense network of other answers than the labels: what is distilled follows it, what is not does not."""
+    peers, slices = module("real_peers"), module("slices")
+    monkeypatch.setattr(peers, "torch_pruning", lambda *given, taylor: peers.idle)
+    sets = ["model.args={sizes: [64, 10]}", "data.limit=300", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
+    quiet = ["report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]
+    run(load_recipe("digits", [*sets, "recover.distill.weight=0.9", *quiet]), tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    start = copy.deepcopy(opened.dense)
+    with torch.no_grad():
+        for parameter in opened.dense.parameters():
+            parameter.mul_(-20)  # it is sure that each digit is another
+    name = "torch-pruning, Taylor" if taught else peers.NOT_DISTILLED
+    model, _ = peers.train(start, opened, peers.Way(40, 0), name, tmp_path / "peer.pt", slices.Slice(None))
+    x, y = next(iter(opened.data.train.batches(300)))
+    right = float((model(x).argmax(1) == y).float().mean())
+    assert right < 0.5 if taught else right > 0.5, right
 
 
 def test_a_cache_of_fewer_images_is_no_cache_of_more(module, tmp_path):
