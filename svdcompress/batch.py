@@ -1,4 +1,4 @@
-"""Running any model on any batch: a tensor, a tuple, a dict, or Hugging Face's inputs; and the one tensor that counts."""
+"""Runs any model on any batch (a tensor, a tuple, a dict, or Hugging Face's inputs), and finds its main output."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from svdcompress.errors import ModelError
 
 MAIN_KEYS = ("logits", "output", "out", "prediction", "predictions", "last_hidden_state")
-"""Names under which models with several outputs keep the one that the loss and ONNX take, the first found."""
+"""Names of the output that the loss and ONNX use, in models with several outputs; the first one found is taken."""
 
 INNER = ("hidden_state", "attentions", "past_key_values", "mems")
-"""In the names of what models give beside their predictions, as transformers has them."""
+"""Words in the names of outputs that are not predictions, as in transformers."""
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -29,7 +29,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model within the wrappers of torch.compile, of data-parallel training and of averaged weights (AveragedModel)."""
+    """The model inside the wrappers of torch.compile, data-parallel training and weight averaging (AveragedModel)."""
     model = getattr(model, "_orig_mod", model)
     if type(model).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "AveragedModel"):
         return unwrapped(model.module)
@@ -38,7 +38,7 @@ def unwrapped(model: Any) -> Any:
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """The model in `eval()`; afterwards each module is in the mode that it was in, as where some of them are frozen."""
+    """Put the model into `eval()`; afterwards each module is in its former mode again, as some may have been frozen."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -50,8 +50,8 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def for_gradients(model: nn.Module) -> Iterator[None]:
-    """cuDNN with the same gradients each time, as a stopped run ranks anew; none for a model with recurrent layers, of which it
-    has no gradients in `eval()`."""
+    """Make cuDNN's gradients the same each time, as a resumed run ranks again. cuDNN is off for a model with recurrent layers,
+    for which it has no gradients in `eval()`."""
     backend, names = torch.backends.cudnn, ("enabled", "benchmark", "deterministic")
     before = [getattr(backend, name) for name in names]
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -65,9 +65,9 @@ def for_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def main_output(output: Any) -> Tensor:
-    """The tensor of a model's output: itself, the first of a tuple, or the logits of a dict or dataclass.
+    """The main tensor of a model's output: itself, the first of a tuple, or the logits (`MAIN_KEYS`) of a dict or dataclass.
 
-    Raises ModelError where no floating-point tensor is found.
+    Raises ModelError if no floating-point tensor is found.
     """
     if isinstance(output, Tensor):
         return output
@@ -86,9 +86,9 @@ def main_output(output: Any) -> Tensor:
 
 
 def other_outputs(output: Any) -> dict[str, Tensor]:
-    """The floating-point tensors beside the main one, by the names that an ONNX file has for them.
+    """The floating-point tensors other than the main one, by their names in an ONNX file.
 
-    Left out is what is no prediction: single numbers such as a loss, and hidden states, attentions and caches by name.
+    What is not a prediction is left out: single numbers such as a loss, and hidden states, attentions and caches by name.
     """
     main = main_output(output)
     found = {f"output_{name}" if name[:1].isdigit() else name: tensor for name, tensor in _tensors(output, "")}
@@ -113,7 +113,7 @@ def _by_name(output: Any) -> Any:
 
 
 def map_tensors(batch: Any, function: Any) -> Any:
-    """The same structure of tuples, lists and mappings with `function` applied to each tensor; other leaves stay."""
+    """Apply `function` to each tensor in tuples, lists (which become tuples) and mappings; other leaves are kept."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
@@ -125,7 +125,7 @@ def map_tensors(batch: Any, function: Any) -> Any:
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """A batch with all its tensors on a device."""
-    waits = torch.device(device).type == "cpu"  # else it would be read there before it has come
+    waits = torch.device(device).type == "cpu"  # otherwise it could be read there before it has arrived
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=not waits))
 
 

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, non-zeros, multiply-accumulates, bytes of a file, latency of a file."""
+"""What a model costs: parameters, non-zeros, multiply-accumulates, and the bytes and latency of a file."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from svdcompress.errors import ExportError, UsageError
 from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded, variance_parameters
 
 Feed = np.ndarray | Mapping[str, np.ndarray]
-"""An input of an ONNX file: an array for its first input, or arrays by input name (names that a file lacks are left out)."""
+"""Inputs for an ONNX file: an array for its first input, or arrays by input name (names that a file lacks are ignored)."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a deterministic model in `eval()` is made of; a variational one counts as the dense one that it stands for.
+    """The size of a deterministic model in `eval()`; a variational one counts as the dense one that it stands for.
 
-    parameters: numbers in its parameters, means only (no `log_sigma2`), shared ones once.
-    nonzero: those of them that are not 0, irrelevant weights counting as 0.
-    weights, weights_nonzero: the same of the weights of Linear and convolution layers alone, which is what the literature
-        on sparsity counts.
+    parameters: elements of its parameters, means only (no `log_sigma2`), shared ones counted once.
+    nonzero: how many of them are not 0; irrelevant weights count as 0.
+    weights, weights_nonzero: the same for the weights of Linear and convolution layers only, which is what the literature on
+        sparsity counts.
     macs: multiply-accumulates for one example, in matrix products, convolutions and attention (half of torch's FLOPs).
         Zeros inside a layer are multiplied too: only smaller shapes lower this number.
     """
@@ -84,9 +84,9 @@ def macs(model: nn.Module, example_inputs: Any) -> int:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer has of its own, without the layers inside it.
+    """The cost of one layer on its own, without the layers inside it.
 
-    parameters: numbers in its parameters (no `log_sigma2`). macs: multiply-accumulates for one example, as `measure` counts
+    parameters: elements of its parameters (no `log_sigma2`). macs: multiply-accumulates for one example, as `measure` counts
     them. ran: whether the model called it at all.
     """
 
@@ -96,14 +96,14 @@ class LayerCost:
 
 
 def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
-    """The cost of each layer that has parameters of its own, by name, from one pass as that of `measure`.
+    """The cost of each layer that has parameters of its own, by name, from one pass like that of `measure`.
 
-    A layer called several times has the multiply-accumulates of all calls. The sum over layers is what `measure` tells,
+    A layer called several times has the multiply-accumulates of all calls. The sum over layers is the result of `measure`,
     except for weights that several layers share and operations of modules without parameters.
     """
     inputs = _first_example(example_inputs)
     flops: dict[str, int] = {}
-    open_calls: list[list[int]] = []  # of each call under way: the count when it began, and what was counted inside it
+    open_calls: list[list[int]] = []  # for each open call: the count when it began, and what inner calls counted
     handles = []
 
     def hook(name: str, module: nn.Module) -> None:
@@ -146,12 +146,12 @@ def _counting(model: nn.Module) -> Iterator[FlopCounterMode]:
 
 @contextmanager
 def _countable() -> Iterator[None]:
-    """Fused kernels of attention and of recurrent layers are opaque to the flop counter: take the plain ones."""
+    """Use plain kernels for attention and recurrent layers, as the fused ones are opaque to the flop counter."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # said by the flags themselves
+            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # raised by the flags themselves
             with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
                 yield
     finally:
@@ -165,7 +165,7 @@ def _first_example(inputs: Any) -> Any:
 
 
 def file_bytes(path: str | Path) -> int:
-    """Size of an ONNX file in bytes, with its external data (`PATH.data`) where it has any."""
+    """Size of an ONNX file in bytes, including its external data (`PATH.data`), if any."""
     path = Path(path)
     beside = path.with_name(path.name + ".data")
     return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
@@ -187,12 +187,13 @@ def latency(
 
 
 PATIENCE = 20.0
-"""A file that takes so many times the time meant for it is called three times instead of ten (a BERT, a batch of 128)."""
+"""Once calls have taken this many times the intended time, three of each are enough instead of ten (a BERT, a batch of
+128)."""
 
 
 WARM_UPS, SLOW = 3, 1.0
-"""Calls of a file before the clock starts; where they have taken so many seconds no more follow: of a file that `PATIENCE`
-calls three times, three more were half of the time (a BERT, a batch of 128)."""
+"""Calls of a file before the clock starts, and seconds after which no more of them follow: for a file that is timed only three
+times (see `PATIENCE`), three more calls would be half of the time (a BERT, a batch of 128)."""
 
 
 def latencies(
@@ -205,12 +206,12 @@ def latencies(
 ) -> dict[str, dict[str, float]]:
     """Median latencies of ONNX files on the CPU, in milliseconds, as {name: {"batch_1": ms, ...}}.
 
-    The files take turns, call by call, so that what else happens on the machine meets all of them alike. Each has one
-    session, warmed up at each batch size before the clock starts.
+    The files take turns, call by call, so that other load on the machine affects all of them alike. Each has one session,
+    warmed up at each batch size before the clock starts.
 
-    make_input: batch size -> an array for the file's first input, or {input name: array}.
+    make_input: takes a batch size, and returns an array for the file's first input, or {input name: array}.
     threads: threads of each session within an operator.
-    seconds: time spent on each batch size, over all files (at least 10 calls of each; of slow files 3, after 20 times as long).
+    seconds: time spent on each batch size, over all files (at least 10 calls of each, or 3 once that took 20 times as long).
     Raises ExportError if onnxruntime cannot load or run a file.
     """
     if threads < 1:
@@ -258,8 +259,8 @@ def _runner(path: str | Path, session: Any, feed: Feed, batch: int) -> Callable[
 
 
 def take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Seconds of each call of several pieces of work, which take turns, call by call, for so many seconds over all of them
-    (at least 10 calls of each, or 3 where they take `PATIENCE` times as long)."""
+    """Call several functions in turns for this many seconds in total (at least 10 calls of each, or 3 once they have taken
+    `PATIENCE` times as long); returns the seconds of each call."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     begun = time.perf_counter()
     order = list(runs)
@@ -268,15 +269,15 @@ def take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[st
             start = time.perf_counter()
             runs[name]()
             times[name].append(time.perf_counter() - start)
-        order.append(order.pop(0))  # no file always runs in the wake of the same other
+        order.append(order.pop(0))  # no file always runs right after the same other one
     return times
 
 
 def compression(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:
-    """How many times less the sparse model has than the dense one: `compression` of `report.json`.
+    """The ratios dense / sparse: `compression` in `report.json`.
 
-    dense, sparse: the report's entries; a ratio is given for each of `parameters`, `nonzero`, `weights_nonzero`, `bytes`
-    and `macs` that both have, and `latency` by batch size.
+    dense, sparse: the report's entries; there is a ratio for each of `parameters`, `nonzero`, `weights_nonzero`, `bytes` and
+    `macs` that both have, and for `latency` by batch size.
     """
     ratios: dict[str, Any] = {}
     for key in ("parameters", "nonzero", "weights_nonzero", "bytes", "macs"):

@@ -1,4 +1,4 @@
-"""What a user can get wrong, one exit code each.
+"""The errors that a user can fix, each class with its own exit code.
 
 Every error the package raises on purpose is an `SvdcError`: its message names the file and the field and says what to do.
 The command line prints that message alone and exits with the class's `exit_code`; `--debug` adds the traceback.
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 4000
-"""Characters to which messages are cut: what they quote may come from a file of any size."""
+"""Most characters in a message; longer ones are cut, as what they quote may come from a file of any size."""
 
 
 class SvdcError(Exception):
@@ -20,7 +20,7 @@ class SvdcError(Exception):
 
     exit_code = 1
     resumable = False
-    """Whether a run can go on after it once its cause is mended: what was trained is kept."""
+    """Whether a run can be resumed once the cause is fixed: what was trained is kept."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shortened(str(message), LONGEST))
@@ -112,7 +112,7 @@ _MEMORY = re.compile(
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there is no memory left, on the processor or an accelerator."""
+    """Whether an exception says that the CPU or an accelerator is out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     foreign = isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime")
@@ -120,7 +120,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def shortened(text: str, length: int = 200) -> str:
-    """A text of at most so many characters: a longer one loses its middle, and says how much."""
+    """A text cut to at most `length` characters: a longer one loses its middle, and says how much."""
     if len(text) <= length:
         return text
     note = f" ... ({len(text) - length:,} characters left out) ... "
@@ -129,7 +129,7 @@ def shortened(text: str, length: int = 200) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The first line of another library's error for a message; shapes that don't match are put into words.
+    """The first line of another library's error, for a message; shapes that don't match are put into words.
 
     >>> cause(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x64 and 8x4)"))
     'a Linear layer takes 8 features and got 64'
@@ -152,5 +152,5 @@ def explained(error: Any, most: int = 3) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, for a message; None where none is like it."""
+    """The known name that was probably meant, for a message; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)

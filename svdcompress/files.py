@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, bounded JSON, and sizes that are looked at before anything is allocated."""
+"""Files that appear whole or not at all, JSON of limited depth, and limits for checks before anything is allocated."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any
 from svdcompress.errors import OutputError
 
 TEMPORARY = ".svdc-tmp"
-"""How the names of files end that are being written; a kill may leave one behind, which `sweep` removes."""
+"""Suffix of files that are being written; a killed process may leave one behind, which `sweep` removes."""
 
 DEEPEST = 64
-"""Levels to which the JSON and YAML that are read may nest; our own has fewer than twenty."""
+"""Most levels of nesting in the JSON and YAML that are read; our own has fewer than twenty."""
 
 FULL = 2**16
-"""Bytes that are free on a device below which it is full."""
+"""Free bytes on a device below which it counts as full."""
 
 INFLATES = 1032
-"""How many bytes one byte of deflated data can become at most."""
+"""Most bytes that one byte of deflated data can become."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write(temporary path)` and move the result to `path`: readers see the old file or the new, never a part.
+    """Call `write(temporary path)` and move the result to `path`: readers see the old file or the new one, never a part of it.
 
-    The file gets the mode that the umask leaves to a new one, whatever `write` made it with. Raises OutputError when there is
-    no space or no permission.
+    The file gets the mode of a new file under the umask, whatever mode `write` gave it. Raises OutputError if there is no
+    space or no permission.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
@@ -50,7 +50,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _why_not(folder: Path, error: Exception) -> str:
-    """Why a file could not be written, and what to do: torch, say, tells of a full disk as "unexpected pos 64 vs 0"."""
+    """Why a file could not be written, and what to do: torch, for example, reports a full disk as "unexpected pos 64 vs 0"."""
     advice = "free some space or choose another place"
     if not os.path.isdir(folder):
         return f"the folder {folder} is not there any more"
@@ -77,22 +77,21 @@ def umask() -> int:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file (or folder) is one that was being written when its process was killed."""
+    """Whether a file (or folder) is a temporary one, which is left behind if its process is killed."""
     return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder."""
+    """Remove the temporary files and folders that killed processes left in a folder."""
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if is_temporary(path):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """The value of a JSON text. Raises ValueError for whatever is none, for deep nesting, and for NaN and infinity (unless
-    `finite` is False).
+    """Parse JSON. Raises ValueError if it is invalid or nested too deep, and for NaN and infinity (unless `finite` is False).
 
-    A key that occurs twice in one object is an error too: which of the two was meant cannot be known.
+    A key that occurs twice in one object is an error too, as there is no telling which of the two was meant.
     """
     strict: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite} if finite else {}
     try:
@@ -105,7 +104,7 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """Raises ValueError for lists and mappings that nest more than DEEPEST deep."""
+    """Raise ValueError for lists and mappings that are nested more than DEEPEST deep."""
     waiting = [(value, 1)]
     while waiting:
         item, depth = waiting.pop()
@@ -136,7 +135,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def memory() -> int:
-    """Bytes that this machine could still give (all it has, where that is not known; 16 GiB where nothing is)."""
+    """Bytes of memory that are available on this machine (all that it has, if that is unknown; 16 GiB if both are)."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}

@@ -10,9 +10,9 @@ from typing import Any
 
 
 def import_when_used(package: str, homes: Mapping[str, Sequence[str]]) -> None:
-    """Have a package find its public names in its modules on first use; homes: {module: names}.
+    """Make a package import its public names from its modules on first use. homes: {module: names}.
 
-    A name wins over a module that is called the same: `svdcompress.prune` is the function.
+    A name takes precedence over a module of the same name: `svdcompress.prune` is the function.
     """
     home = {name: f"{package}.{module}" for module, names in homes.items() for name in names}
 

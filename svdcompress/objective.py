@@ -32,7 +32,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same beta throughout. Raises UsageError for one that is negative or not finite."""
+    """The same beta throughout. Raises UsageError if it is negative or not finite."""
 
     final: float = 1.0
 
@@ -47,7 +47,7 @@ class Constant:
 class LinearWarmup:
     """0 up to epoch `start`, then linear to `final` at epoch `stop` (the schedule of Molchanov et al.'s code: 5, 20).
 
-    Raises UsageError where `stop` comes before `start`, or `final` is negative or not finite.
+    Raises UsageError if `stop` comes before `start`, or if `final` is negative or not finite.
 
     Example:
         >>> svdc.LinearWarmup(start=5, stop=20)(12.5)
@@ -87,9 +87,9 @@ class CosineWarmup:
 
 @dataclass(frozen=True)
 class AdditiveWarmup:
-    """`step` more each epoch, from the first on, capped at `final`: +0.02 up to 1 in Mittov's lecture.
+    """Adds `step` in each epoch, from the first on, up to `final`: +0.02 up to 1 in Mittov's lecture.
 
-    Raises UsageError where one of them is negative or not finite.
+    Raises UsageError if one of them is negative or not finite.
     """
 
     step: float = 0.02
@@ -104,10 +104,10 @@ class AdditiveWarmup:
 
 def _warmup(kind: Callable[..., Schedule]) -> Callable[[BetaSchedule, int, float], Schedule]:
     def make(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
-        from svdcompress.recipe import in_epochs  # here, as training by hand reads no recipe
+        from svdcompress.recipe import in_epochs  # imported here, as training by hand reads no recipe
 
         start = in_epochs(beta.start, epochs)
-        # One of them in per cent and the other in epochs may come in any order, with so many epochs.
+        # If one is in percent and the other in epochs, their order depends on the number of epochs.
         return kind(start, max(start, in_epochs(beta.stop, epochs)), final)
 
     return make
@@ -119,7 +119,8 @@ SCHEDULES: dict[str, Callable[[BetaSchedule, int, float], Schedule]] = {
     "cosine": _warmup(CosineWarmup),
     "additive": lambda beta, epochs, final: AdditiveWarmup(beta.step, final),
 }
-"""By the name in a recipe's `train.beta`: makes a schedule of the settings there, the epochs of training, and the last beta."""
+"""Schedules by their name in a recipe's `train.beta`, made from the settings there, the epochs of training and the last
+beta."""
 
 
 def _check_order(start: float, stop: float) -> None:
@@ -134,7 +135,7 @@ def _check_betas(**betas: float) -> None:
 
 
 def _real(value: Any) -> float | None:
-    """A number as a float, and so one of numpy or in a tensor; None where it is none."""
+    """A number as a float, also one of numpy or in a tensor; None if the value is not a number."""
     return float(value) if isinstance(value, Real) or getattr(value, "ndim", None) == 0 else None
 
 
@@ -157,14 +158,14 @@ def _progress(epoch: float, start: float, stop: float) -> float:
 NOT_CONVERTED = "the model has no variational layer; call svdcompress.convert(model) first"
 
 SMALL = 2**20
-"""Weights of all the layers whose KL is computed together: what that needs beside them meanwhile stays small, too."""
+"""Most weights in all the layers whose KL is computed together, so that the memory this needs meanwhile stays small."""
 
 
 def kl_divergence(model: nn.Module) -> Tensor:
     """KL(posterior || prior) in nats, summed over all variational layers, each posterior once; a scalar with gradient.
 
-    Layers that share weight and variances count once, with the weights that any of them uses (a mask may hide some in one of
-    them). Raises UsageError if the model has no variational layer.
+    Layers that share weight and variances count once, with the weights in the mask of at least one of them. Raises UsageError
+    if the model has no variational layer.
 
     Example:
         >>> svdc.kl_divergence(svdc.convert(model)).backward()
@@ -193,8 +194,8 @@ def kl_divergence(model: nn.Module) -> Tensor:
 
 
 def _posterior_of(layer: VariationalLayer) -> tuple[int, ...]:
-    """What layers of one posterior have in common: their weight and their variances. A weight that is computed anew at each
-    look, by a parametrization, tells nothing."""
+    """What layers of one posterior have in common: their weight and their variances. A weight that a parametrization computes
+    at each access is a new tensor each time, and does not count."""
     variances = tuple(map(id, layer.variance_parameters().values()))
     weight = layer._parameters.get("weight")
     return (id(weight), *variances) if weight is not None else (variances or (id(layer),))
@@ -202,9 +203,9 @@ def _posterior_of(layer: VariationalLayer) -> tuple[int, ...]:
 
 @torch.no_grad()
 def sums(nll: Callable[..., Any], value: float, *args: Any, **kwargs: Any) -> str | None:
-    """What is wrong with a loss that sums over the batch, whose value doubles where the batch of its arguments is repeated.
+    """What is wrong with a loss that sums over the batch, whose value doubles if the batch is repeated; None for other losses.
 
-    The caller's random numbers, and running statistics of the loss, do not depend on this look.
+    value: the loss of the arguments. Random states, and running statistics of the loss, are not changed.
     """
     twice: Any = lambda leaf: torch.cat([leaf.detach()] * 2)  # noqa: E731
     repeat = partial(tree_map_only, Tensor, twice)
@@ -212,7 +213,7 @@ def sums(nll: Callable[..., Any], value: float, *args: Any, **kwargs: Any) -> st
     with _buffers_kept([nll] if isinstance(nll, nn.Module) else []), torch.random.fork_rng(devices=places):
         try:
             doubled = float(nll(*repeat(args), **repeat(kwargs)))
-        except Exception:  # a loss that takes one batch size only says nothing
+        except Exception:  # a loss for a single batch size cannot be checked
             return None
     if not value or not math.isclose(doubled, 2 * value, rel_tol=1e-3):
         return None
@@ -223,17 +224,17 @@ def sums(nll: Callable[..., Any], value: float, *args: Any, **kwargs: Any) -> st
 
 
 class ELBO(nn.Module):
-    """The negative evidence lower bound per example: `nll + beta * KL / N`, to be minimised.
+    """The negative evidence lower bound per example: `nll + beta * KL / N`, to be minimized.
 
     model: the converted model whose KL is taken.
     nll: a loss that averages over the batch (mean negative log likelihood), called with the arguments of `forward`. One that
-        sums (`reduction="sum"`, or whose value doubles when the first batch is repeated) is refused: it would weigh the data
-        a batch size too much, so that almost nothing is pruned.
+        sums (`reduction="sum"`, or whose value doubles when the first batch is repeated) is refused: it would weight the data
+        too much by a factor of the batch size, so that almost nothing is pruned.
     num_examples: N, the number of training examples (not of batches).
     schedule: beta by epoch, or a constant.
 
-    Raises UsageError for other arguments than these, and at the first call for a loss that is not one number, and a model
-    without variational layers. The first call warns of log variances in half precision, which cannot be trained.
+    Raises UsageError for invalid arguments and, at the first call, for a loss that is not one number or a model without
+    variational layers. The first call warns of log variances in half precision, which cannot be trained.
 
     After each call `last_nll` and `last_kl` hold the detached terms.
 
@@ -259,13 +260,13 @@ class ELBO(nn.Module):
         self.num_examples = num_examples
         self.schedule = _as_schedule(schedule)
         self.beta = self.schedule(0)
-        self.divergence: Callable[[nn.Module], Tensor] = kl_divergence  # or that, compiled
+        self.divergence: Callable[[nn.Module], Tensor] = kl_divergence  # or its compiled version
         self.last_nll: Tensor | None = None
         self.last_kl: Tensor | None = None
         self._checked = False  # whether nll was found to average, or cannot be checked
         self._heard = False
         self._found = self.schedule == Constant(0.0)  # whether the model was found to have a KL, or needs none
-        # Examples seen before beta was ever set by its schedule; None: nothing to wait for.
+        # Examples seen before `set_epoch` was first called; None: no call is needed any more.
         self._waiting = None if isinstance(self.schedule, Constant) else 0
 
     def set_epoch(self, epoch: float) -> float:
@@ -301,14 +302,14 @@ class ELBO(nn.Module):
         return nll + (self.beta / self.num_examples) * kl.to(nll.device)
 
     def _find_layers(self) -> None:
-        """Raises UsageError for a model without a KL at once, and not when beta begins to rise."""
+        """Raise UsageError for a model without variational layers at once, and not only when beta begins to rise."""
         self._found = True
         if not any(True for _ in variational_layers(self.model)):
             raise UsageError(NOT_CONVERTED)
 
     @torch.no_grad()
     def _check_average(self, nll: Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raises UsageError if the loss of a batch doubles when the batch is repeated: it sums."""
+        """Raise UsageError if the loss of a batch doubles when the batch is repeated: it sums."""
         self._checked = True
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         lengths = {leaf.shape[0] if leaf.dim() else None for leaf in tensors}
@@ -316,14 +317,14 @@ class ELBO(nn.Module):
             return  # there is no batch that could be repeated
         value = float(nll)
         if value == 0 or not math.isfinite(value):
-            self._checked = False  # twice that tells nothing; the next batch may
+            self._checked = False  # its double says nothing; the next batch may
             return
         with _buffers_kept([self.model] if isinstance(self.model, nn.Module) else []):
             if why := sums(self.nll, value, *args, **kwargs):
                 raise UsageError(f"nll: {why}")
 
     def _tell_waiting(self, batch: Any) -> None:
-        """Warn once of a schedule that nobody follows: all examples were seen, and nobody called `set_epoch`."""
+        """Warn once if the schedule has no effect: all examples were seen, and `set_epoch` was never called."""
         assert self._waiting is not None
         self._waiting += min(
             (leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), default=1
@@ -338,8 +339,8 @@ class ELBO(nn.Module):
             )
 
     def _tell_unheard(self, nll: Tensor) -> None:
-        """Warn of a loss of another model, and of layers whose weight the loss depends on, but not its variance: somebody reads
-        the weight past the layer."""
+        """Warn of a loss of another model, and of layers for which the loss depends on the weight but not on its variances:
+        other code reads the weight past the layer."""
         found = _leaves(nll)
         heard = {id(leaf) for leaf in found}
         own = {id(parameter) for parameter in self.model.parameters()}
@@ -367,7 +368,7 @@ class ELBO(nn.Module):
 
 @contextmanager
 def _buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Buffers, such as running statistics, are put back afterwards."""
+    """Restore buffers, such as running statistics, afterwards."""
     buffers = [(part, dict(part._buffers)) for module in modules for part in module.modules()]
     values = [(buffer, buffer.clone()) for _, own in buffers for buffer in own.values() if buffer is not None]
     try:
@@ -376,8 +377,8 @@ def _buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
         for part, own in buffers:
             part._buffers.update(own)
         for buffer, value in values:
-            with suppress(RuntimeError):  # an expanded tensor cannot be written, by nobody
-                buffer.data.copy_(value)  # past autograd: a backward pass may still need what has its value again
+            with suppress(RuntimeError):  # an expanded tensor cannot be written to, nor was it
+                buffer.data.copy_(value)  # bypasses autograd: a backward pass may still need this tensor
 
 
 def _leaves(tensor: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""From log alpha to masks: which weights stay, and the counts."""
+"""Masks from log alpha: which weights are relevant, and the counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from svdcompress.layers import REDUCED, Threshold, VariationalLayer, variational
 
 @dataclass(frozen=True)
 class LayerRelevance:
-    """Counts of one layer: weights kept of all, inputs and outputs with at least one weight kept."""
+    """Counts of one layer: weights kept and in total, inputs and outputs with at least one weight kept."""
 
     name: str
     kept: int
@@ -31,12 +31,12 @@ class LayerRelevance:
 
     @property
     def sparsity(self) -> float:
-        """Share of the weights that go, in [0, 1]."""
+        """Fraction of the weights outside the mask, in [0, 1]."""
         return 1 - self.kept / self.total
 
 
 class Masks(Mapping[str, Tensor]):
-    """Which weights stay, by layer name: bool tensors of the weights' shapes, and their counts."""
+    """Masks by layer name: bool tensors of the weights' shapes, True for weights to keep; and their counts."""
 
     def __init__(self, masks: Mapping[str, Tensor], layers: list[LayerRelevance]) -> None:
         self._masks = dict(masks)
@@ -53,24 +53,24 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def kept(self) -> int:
-        """Weights that stay, over all layers."""
+        """Number of weights kept, over all layers."""
         return sum(int(mask.sum()) for mask in self.values())
 
     @property
     def total(self) -> int:
-        """Weights of all layers."""
+        """Number of weights in all layers."""
         return sum(mask.numel() for mask in self.values())
 
     @property
     def sparsity(self) -> float:
-        """Share of all weights that go, in [0, 1]."""
+        """Fraction of all weights outside the masks, in [0, 1]."""
         return 1 - self.kept / self.total
 
     def __repr__(self) -> str:
         return f"Masks({len(self)} layers, {self.kept:,} of {self.total:,} weights kept)"
 
     def save(self, path: str | Path) -> None:
-        """Write the masks as safetensors. Raises OutputError where that fails."""
+        """Write the masks as safetensors. Raises OutputError if that fails."""
         masks = {name: mask.contiguous().cpu() for name, mask in self.items()}
         write_atomically(Path(path), lambda temporary: save_file(masks, str(temporary), {"format": "svdcompress-masks"}))
 
@@ -85,12 +85,12 @@ class Masks(Mapping[str, Tensor]):
 
 
 def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
-    """Which weights stay: those with log alpha below the threshold, and in no group at or above it.
+    """The masks of relevant weights: those whose log alpha is below the threshold in all prior groups that they belong to.
 
-    threshold: one limit for all, or {"weight": 3, "input": 4}, where a layer's own holds for the shares that are not named;
-        None: each layer's own (3 unless told otherwise), or the mask that it holds. Warns of a share that no layer has.
-    Of a model within the wrappers of torch.compile, of data-parallel training and of averaged weights the masks are those of
-    the one within, by the names that its layers have there.
+    threshold: one limit for all shares, or {"weight": 3, "input": 4}, with a layer's own limits for the shares that are not
+        named; None: each layer's own limits (3 unless set otherwise), or its frozen mask. Warns of a share that no layer has.
+    If the model is wrapped by torch.compile, for data-parallel training or for weight averaging, the masks are those of the
+    model inside the wrapper, by its own layer names.
     Raises UsageError if the model has no variational layer.
 
     Example:
@@ -101,7 +101,7 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
     masks = {name: layer.relevant(threshold).clone() for name, layer in variational_layers(model)}
     if not masks:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")
-    if isinstance(threshold, Mapping) and len(threshold) < len(REDUCED):  # all of them: how a layer writes its own threshold
+    if isinstance(threshold, Mapping) and len(threshold) < len(REDUCED):  # a full one is how a layer stores its own threshold
         had = {name for _, layer in variational_layers(model) for name in layer.share}
         if idle := [name for name in threshold if name not in had]:
             warnings.warn(
@@ -123,18 +123,16 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
 def information(layer: VariationalLayer) -> Tensor:
     """What each weight of a layer tells about the data, in nats: `0.5 log(1 + mu^2 / sigma^2)`; the weight's shape.
 
-    It is the KL from the posterior to the best ARD prior of the weight alone (Kharitonov et al. 2018, arXiv 1811.00596, eq. 9):
-    0 for noise, and large for a weight that is known well compared with its size. It adds up over weights, whatever layers they
-    are in.
+    It is the KL from the posterior to the best ARD prior of each weight by itself (Kharitonov et al. 2018, arXiv 1811.00596,
+    eq. 9): 0 for noise, large for a weight known precisely relative to its size. It adds up over the weights of any layers.
     """
     return 0.5 * nn.functional.softplus(-layer.log_alpha())
 
 
 def variances_never_moved(model: nn.Module) -> bool:
-    """Whether losses were propagated to log variances that may be trained, yet none of them was changed since conversion, or
-    since they were loaded.
+    """Whether trainable log variances have received gradients, yet none of them has changed since conversion or loading.
 
-    It is how an optimizer looks that was made before `convert`: it steps the means, and knows nothing of `log_sigma2`.
+    This happens with an optimizer that was made before `convert`: it steps the means, but does not know `log_sigma2`.
     """
     trained: dict[Any, list[VariationalLayer]] = {}
     for _, layer in variational_layers(model):
@@ -142,14 +140,14 @@ def variances_never_moved(model: nn.Module) -> bool:
         if any(parameter.requires_grad for parameter in own):
             trained.setdefault(tuple(map(id, own)), []).append(layer)
     heard = any(layer.variance_heard for tied in trained.values() for layer in tied)
-    # Of tied layers the first alone sees that a cast was all that changed them.
+    # Among tied layers, only the first one notices that nothing but a cast has changed them.
     return heard and not any(all(layer.variance_stepped for layer in tied) for tied in trained.values())
 
 
 def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
     """Check masks against a model's variational layers and count them.
 
-    Raises PruneError when they belong to another model (names or shapes differ) or are not boolean.
+    Raises PruneError if they belong to another model (names or shapes differ) or are not boolean.
     """
     layers = dict(variational_layers(unwrapped(model)))
     missing, unknown = sorted(set(layers) - set(masks)), sorted(set(masks) - set(layers))
@@ -176,8 +174,8 @@ def as_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
 
 
 def hold(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
-    """Fix which weights live, in every mode, whatever log alpha becomes (None lets log alpha decide again); in place. The model
-    holds copies: what is written to one model's masks is seen by no other.
+    """Freeze the masks of a model in every mode, whatever log alpha becomes (None lets log alpha decide again); in place. The
+    model holds copies, so that writing to the masks of one model does not change those of another.
 
     Example:
         >>> svdc.hold(model, svdc.relevance(svdc.convert(model)))

@@ -1,4 +1,4 @@
-"""Former names of public things, which work for one more release and say what to write instead."""
+"""Former names of public functions and arguments, which work for one more release and warn with the present name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def renamed_arguments(**names: str) -> Callable[[Function], Function]:
 
 
 def former_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have changed; a former name warns. names: {former: present}.
+    """A `__getattr__` for a module in which names have changed; a former name warns. names: {former: present}.
 
     Example:
         >>> __getattr__ = former_names(__name__, {"draw": "plot"})

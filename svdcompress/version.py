@@ -1,3 +1,3 @@
-"""The version, in a place that any room may import."""
+"""The version, in a module that all others may import."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What validation data say about certainty: temperature, posterior refits, conformal sets, and when to answer."""
+"""Calibration on validation data: temperature, posterior refits, conformal sets, and when to answer."""
 
 from svdcompress.calibrate._answer import AnswerAbove, answer_above
 from svdcompress.calibrate._choose import LOOKS, POSTERIORS, Calibrated, Tried, calibrate, looked_at

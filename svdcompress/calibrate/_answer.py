@@ -1,4 +1,4 @@
-"""From which confidence on to answer, so that what is answered is right at a wanted rate."""
+"""The confidence from which to answer, so that answers are right at a wanted rate."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 from svdcompress.errors import DataError, UsageError
 
 CONFIDENCE = 0.95
-"""Of the promise: the chance, over validation data, that it holds."""
+"""The probability, over random validation data, that the promise holds."""
 
 STARTS = 5
-"""Sequences of thresholds at most."""
+"""The most sequences of thresholds that are tested."""
 
 STEPS = 100
-"""Thresholds that are tried from each start."""
+"""The most thresholds that are tested from each start."""
 
 
 @dataclass(frozen=True)
 class AnswerAbove:
-    """Answer where the confidence is at least `threshold`.
+    """A promise of accuracy: answer inputs whose confidence is at least `threshold`.
 
-    accuracy: what was wanted. measured: accuracy on what is answered of the validation data; answered: share of these; bound:
-    the accuracy that holds with `confidence`; examples: of the validation data.
+    accuracy: the wanted one. measured: the accuracy on those validation examples that are answered; answered: their share;
+    bound: the accuracy that holds with probability `confidence`; examples: the number of validation examples.
     """
 
     accuracy: float
@@ -38,12 +38,12 @@ class AnswerAbove:
     examples: int
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """All fields, JSON-able."""
         return {"kind": "answers", **asdict(self)}
 
 
 def tail(errors: int, count: int, rate: float) -> float:
-    """P(Binomial(count, rate) <= errors), the p-value of `errors` were the error rate `rate`: the test of Clopper & Pearson."""
+    """P(Binomial(count, rate) <= errors), the p-value of `errors` at an error rate of `rate`: the test of Clopper & Pearson."""
     if errors >= count:
         return 1.0
     k = torch.arange(errors + 1, dtype=torch.float64)
@@ -52,7 +52,7 @@ def tail(errors: int, count: int, rate: float) -> float:
 
 
 def lower_bound(errors: int, count: int, delta: float) -> float:
-    """The accuracy below which so few errors would have a chance of less than `delta` (Clopper & Pearson 1934, one side)."""
+    """The accuracy below which so few errors have a probability of less than `delta` (Clopper & Pearson 1934, one-sided)."""
     if errors >= count:
         return 0.0
     low, high = errors / count if errors else 0.0, 1.0
@@ -63,23 +63,23 @@ def lower_bound(errors: int, count: int, delta: float) -> float:
 
 
 def least_answered(accuracy: float, delta: float) -> int:
-    """Examples without an error that it takes to say that the accuracy is above the wanted one."""
+    """The number of examples without an error that are needed to show that the accuracy is above the wanted one."""
     return max(1, math.ceil(math.log(delta) / math.log(accuracy) - 1e-9))
 
 
 def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: float = CONFIDENCE) -> AnswerAbove:
-    """The threshold on confidence that answers most, such that accuracy on what is answered is at least the wanted one.
+    """The threshold on confidence that answers the most inputs while the accuracy on these is at least the wanted one.
 
-    confidence: (N,) of validation examples that the model was not trained on; right: (N,) of yes or no; accuracy: wanted,
-    between 0 and 1; sure: the chance, over validation data, that the promise holds.
+    confidence: (N,) of validation examples that the model was not trained on; right: (N,) whether the model is right; accuracy:
+    the wanted one, between 0 and 1; sure: the probability, over random validation data, that the promise holds.
 
     Thresholds are tested one after the other by exact binomial tests, towards more answers, until one fails: learn then test
     with fixed sequences (Angelopoulos et al. 2021, arXiv 2110.01052, sec. 2.3), from several starts that do not depend on the
-    labels, which share the chance of an error. The highest share that passed is taken. The promise is about inputs like the
-    validation data; it does not hold under shift.
+    labels and share the probability of an error. The largest share of answers that passed is taken. The promise is about inputs
+    like the validation data; it does not hold under shift.
 
-    Raises UsageError for an accuracy or chance that is not between 0 and 1, DataError where no threshold reaches the accuracy:
-    it says which accuracy could be had, or how many examples it takes.
+    Raises UsageError for an accuracy or a `sure` that is not between 0 and 1, DataError if no threshold reaches the accuracy:
+    it says which accuracy is possible, or how many examples are needed.
     """
     for name, value in (("accuracy", accuracy), ("sure", sure)):
         if not 0 < value < 1:
@@ -122,14 +122,14 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
 
 
 def _starts(count: int, accuracy: float, delta: float) -> list[int]:
-    """Numbers of answers that sequences start from: the least with which a test can pass, and doubles of it."""
+    """Numbers of answers that sequences start from: the smallest with which a test can pass, doubled again and again."""
     number = max(1, min(STARTS, 1 + int(math.log2(max(count / least_answered(accuracy, delta), 1)))))
     least = least_answered(accuracy, delta / number)
     return [least] + [least * 2**k for k in range(1, number) if least * 2**k <= count]
 
 
 def _shares(ordered: Tensor, start: int) -> list[int]:
-    """Numbers of answers from a start on, at most STEPS; equal confidences are answered together."""
+    """Numbers of answers to test from a start on, at most STEPS; equal confidences are answered together."""
     count = len(ordered)
     numbers = torch.linspace(start, count, STEPS).round().long().unique()
     return sorted({int((ordered >= ordered[number - 1]).sum()) for number in numbers.tolist()})

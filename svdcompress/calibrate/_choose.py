@@ -1,4 +1,4 @@
-"""Which posterior a small network goes out with, and its temperature: chosen and fitted on validation data."""
+"""The final posterior of a network, and its temperature: chosen and fitted on validation data."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ from svdcompress.relevance import hold, relevance
 from svdcompress.sources import Examples, InMemory
 
 POSTERIORS = ("variational", "scaled", "refit", "laplace-diagonal")
-"""Those that any layer, checkpoint and file can hold, the simplest first; "auto" tries them all."""
+"""Posteriors that any layer, checkpoint and file can hold, the simplest first; "auto" tries them all."""
 
 PRIORS = tuple(float(step) for step in range(-2, 13))
-"""Log prior precisions of a Laplace approximation that are looked at."""
+"""Log prior precisions that are tried for a Laplace approximation."""
 
 SAMPLES, EXAMPLES, CURVATURE = 50, 5000, 5000
-"""Draws, validation examples, and training examples of a curvature, at most."""
+"""The most draws, validation examples, and training examples for a curvature."""
 
 EVEN = 1.1
-"""Predicted deviations of nine in ten examples that differ by no more than this factor say nothing of single inputs."""
+"""If the predicted deviations of nine in ten examples differ by no more than this factor, they hardly depend on the input."""
 
 ROUNDING = 1e-6
-"""Nats by which two predictors that are the same may differ, as outputs are float32."""
+"""Nats by which two identical predictors may differ, as outputs are float32."""
 
 LOOKS = {"variational": 1, "scaled": 16, "refit": 16, "laplace-diagonal": 20, "auto": 50}
-"""So often a posterior, and the one as it is, are looked at, about."""
+"""About how many sets of draws (`looked_at`) each choice takes, including those for the variational posterior."""
 
 MOST_MACS = 2 * 10**12
-"""Multiply-accumulates of one set of draws: a minute or two on a core. Beyond it there are fewer draws, then fewer examples."""
+"""The most multiply-accumulates for one set of draws: a minute or two on a core. Draws are cut first, then examples."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One posterior: its NLL on validation data that its numbers were not fitted on, in nats per target; `note`: why not."""
+    """A posterior that was tried. nll: on validation data that it was not fitted on, in nats per target; None if it could not
+    be made, for the reason in `note`."""
 
     name: str
     nll: float | None
@@ -58,10 +59,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A model with the posterior that was chosen, and what was fitted for its draws and for its mean.
+    """A model with the chosen posterior, and what was fitted for its draws (`samples`) and for its mean.
 
-    likelihood: with the temperatures, or the noise. tried: all posteriors that were looked at. notes: what a user should hear.
-    mean_on_same: the mean on the examples of `samples` alone, which may be fewer than its own.
+    likelihood: with the temperatures, or the noise. tried: all posteriors that were tried. notes: what the user should know.
+    mean_on_same: the mean, fitted only on the examples of `samples`, which may be fewer than those of `mean`.
     """
 
     model: nn.Module
@@ -75,12 +76,12 @@ class Calibrated:
 
     @property
     def better(self) -> str:
-        """ "samples" where draws have the lower NLL on the same validation data, each tempered; else "mean": one pass."""
+        """ "samples" if draws have the lower NLL on the same validation data, both tempered; otherwise "mean": one pass."""
         mean, samples = (one.after if one.taken else one.before for one in (self.mean_on_same or self.mean, self.samples))
         return "samples" if samples < mean - ROUNDING else "mean"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able, without the model."""
+        """All but the model, JSON-able."""
         return {
             "better": self.better,
             "posterior": self.posterior,
@@ -123,15 +124,14 @@ def calibrate(
 ) -> Calibrated:
     """Choose a posterior and fit the temperatures (or the noise) on validation data that the model was not trained on.
 
-    model: variational, pruned or not; it stays as it is. train: what refits and Laplace approximations are made of; examples,
-        or a pair (inputs, targets), as validation. likelihood: one, or the name of a task.
-    posterior: one of POSTERIORS, or "auto" for the one of least validation NLL under cross-validation; one other than the
-        variational one is taken only where it is better by more than the standard error of the difference.
-    temperature: False leaves logits, and variances that the model gives, as they are. macs: of one example, by which the
-        work is bounded.
-    epochs, beta: of a refit; beta = 1 is the bound itself. fit: a refit of the caller's, in place.
+    model: variational, pruned or not; it is not changed. train: data for refits and Laplace approximations; examples, or a pair
+        (inputs, targets), like validation. likelihood: a likelihood, or the name of a task.
+    posterior: one of POSTERIORS, or "auto" for the one with the lowest validation NLL under cross-validation; it is preferred
+        to a simpler one only if it is better by more than the standard error of the difference.
+    temperature: False leaves logits, and variances that the model gives, as they are. macs: of one example, to bound the work.
+    epochs, beta: of a refit; beta = 1 is the ELBO itself. fit: a refit of the caller's own, in place.
 
-    Raises UsageError for an unknown posterior or a likelihood of your own, DataError where no validation target counts.
+    Raises UsageError for an unknown posterior or a likelihood of your own, DataError if no validation target counts.
     """
     if posterior != "auto" and posterior not in POSTERIORS:
         raise UsageError(f"posterior: {posterior!r} is unknown; one of auto, {', '.join(POSTERIORS)}")
@@ -176,7 +176,7 @@ def calibrate(
     if len(first) > len(draws):
         same = fit_tempering(plain, draws_of(small, validation, plain, 0, seed, device))
     applied = work.temperature or plain.constant_noise
-    if not applied:  # what is not applied must not say which predictor is better
+    if not applied:  # a temperature that is not applied must not decide which predictor is better
         drawn, alone, same = (replace(one, value=1.0, after=one.before, taken=False) for one in (drawn, alone, same))
     if plain.constant_noise:
         notes += _evenness(draws, drawn.value)
@@ -189,14 +189,14 @@ def calibrate(
 
 
 def _with(likelihood: Likelihood, drawn: Tempered, alone: Tempered) -> Likelihood:
-    """The likelihood with what was fitted."""
+    """The likelihood with the temperatures, or the noise, that were fitted."""
     if likelihood.constant_noise:
         return type(likelihood)(**{**likelihood.settings(), "tau": drawn.value, "mean_tau": alone.value})
     return type(likelihood)(**{**likelihood.settings(), "temperature": drawn.value, "mean_temperature": alone.value})
 
 
 def _evenness(draws: Draws, tau: float) -> list[str]:
-    """What a user should hear where a regression is as sure of one input as of any other."""
+    """A note for the user if a regression is equally certain of all inputs."""
     deviation = (draws.outputs.double().var(0, correction=0) + 1 / tau).sqrt()
     low, high = (float(deviation.kthvalue(max(1, round(share * len(deviation)))).values) for share in (0.05, 0.95))
     if high > EVEN * low or len(draws.owner.unique()) < FEWEST:
@@ -209,7 +209,7 @@ def _evenness(draws: Draws, tau: float) -> list[str]:
 
 
 def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
-    """The one of least NLL, unless a simpler one is within a standard error of it (and itself no worse than those before)."""
+    """The one with the lowest NLL, unless a simpler one is within a standard error of it (and no worse than those before)."""
     best = min(found, key=lambda name: found[name][1].judged)
     least = math.inf
     for name in found:
@@ -225,14 +225,14 @@ def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
 
 
 def looked_at(validation: int, macs: int) -> tuple[int, int]:
-    """Validation examples, and draws of each, that one look at a posterior takes. macs: of one example."""
+    """The number of validation examples, and of draws for each, in one set of draws for a posterior. macs: of one example."""
     allowed = MOST_MACS // max(macs, 1)
     samples = max(10, min(SAMPLES, allowed // max(min(validation, EXAMPLES), 1)))
     return min(validation, EXAMPLES, max(100, allowed // samples)), samples
 
 
 def _bounded(validation: Examples, draws: Draws, macs: int) -> tuple[Examples, int]:
-    """So many validation examples, and draws of each, that the work and the memory stay bounded."""
+    """Validation examples, and the number of draws of each, limited so that work and memory stay bounded."""
     import torch
 
     each = len(draws) / max(len(validation), 1) * draws.outputs[0, 0].numel()

@@ -1,4 +1,4 @@
-"""Split-conformal sets and intervals: what holds the truth at a chosen rate, whatever the model is worth."""
+"""Split-conformal sets and intervals, which hold the truth at a chosen rate however good the model is."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from svdcompress.errors import DataError, UsageError
 
 ROUNDING = 1e-5
-"""By how much a score may lie above a limit and still count as at it. The limit is the score of a validation example, and the
-same example, where inputs repeat, gets another last place in float32, onnxruntime or another batch: all of its kind would drop
-out of their sets at once. Sets can only be larger for it."""
+"""How far a score may lie above the limit and still count as equal to it. The limit is the score of a validation example. If
+inputs repeat, copies of that example get a score with other last digits in float32, in onnxruntime or in another batch, and all
+of them would drop out of their sets at once. This can only make sets larger."""
 
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Adaptive prediction sets. coverage: share of targets that they hold, at least, on average over inputs like the
-    validation data. limit: of the probability that goes before a class. penalty, free: RAPS's, see `scores`.
-    examples: calibration targets that it comes from. missing: classes that none of these had.
+    """Adaptive prediction sets. coverage: the share of targets that they hold, at least, on average over inputs like the
+    validation data. limit: the largest score of a class in a set. penalty, free: of RAPS, see `scores`. examples: number of
+    calibration targets that the limit comes from. missing: classes that none of these have.
     """
 
     coverage: float
@@ -33,7 +33,7 @@ class ConformalSets:
     missing: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """All fields, JSON-able."""
         return {"kind": "sets", **asdict(self), "missing": list(self.missing)}
 
     def sets(self, probabilities: Tensor, dim: int = 1) -> Tensor:
@@ -45,16 +45,16 @@ class ConformalSets:
         return self.holds(scores(p, self.penalty, self.free)).movedim(-1, dim)
 
     def holds(self, found: Tensor) -> Tensor:
-        """Whether classes of these `scores` are in their sets; bool, of the same shape. All are where NaN says nothing."""
+        """Whether classes with these `scores` are in their sets; bool, of the same shape. Classes with a score of NaN are."""
         return ~(found > self.limit + ROUNDING)
 
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """Prediction intervals mean +- width * deviation. coverage, examples: as of `ConformalSets`.
+    """Prediction intervals mean +- width * deviation. coverage, examples: as in `ConformalSets`.
 
-    width: how many predictive standard deviations; 1.96 for 95% where the predictive distribution is right and normal. Of
-    several targets one for each, whose intervals then hold for each.
+    width: in predictive standard deviations; 1.96 for 95% if the predictive distribution is normal and correct. With several
+    targets one for each, so that the coverage holds for each.
     """
 
     coverage: float
@@ -62,12 +62,12 @@ class ConformalIntervals:
     examples: int
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """All fields, JSON-able."""
         return {"kind": "intervals", **asdict(self), "width": list(self.width) if isinstance(self.width, tuple) else self.width}
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """One for each target, or one for all."""
+        """The widths: one for each target, or one for all."""
         return self.width if isinstance(self.width, tuple) else (self.width,)
 
     def intervals(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ class ConformalIntervals:
 
 
 def check_coverage(coverage: Any) -> float:
-    """The coverage itself. Raises UsageError unless it lies strictly between 0 and 1."""
+    """The coverage as a float. Raises UsageError unless it lies strictly between 0 and 1."""
     if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 < coverage < 1:
         more = " (a set that always holds the truth holds everything)" if coverage == 1 else ""
         raise UsageError(f"coverage: {coverage!r}; a share above 0 and below 1 is needed, as in 0.9{more}")
@@ -85,7 +85,7 @@ def check_coverage(coverage: Any) -> float:
 
 
 def least_examples(coverage: float) -> int:
-    """Calibration targets that it takes to promise a coverage: ceil((n + 1) coverage) has to be at most n."""
+    """The number of calibration targets needed to promise a coverage: ceil((n + 1) coverage) has to be at most n."""
     count = max(1, math.floor(coverage / (1 - coverage)) - 1)
     while _rank(count, coverage) > count:
         count += 1
@@ -93,13 +93,13 @@ def least_examples(coverage: float) -> int:
 
 
 def _rank(count: int, coverage: float) -> int:
-    """Which of the ordered scores is the quantile, from 1 on; rounding of the product must not add one."""
+    """The rank, counted from 1, of the ordered score that is the quantile; rounding of the product must not add one."""
     return math.ceil((count + 1) * coverage - 1e-9)
 
 
 def quantile(values: Tensor, coverage: float) -> float:
     """The finite-sample quantile: the ceil((n + 1) coverage)-th smallest of n scores (Vovk et al. 2005; Angelopoulos & Bates
-    2023, arXiv 2107.07511, sec. 1.1). Raises DataError where there are too few."""
+    2023, arXiv 2107.07511, sec. 1.1). Raises DataError if there are too few."""
     count = values.numel()
     rank = _rank(count, coverage)
     if rank > count:
@@ -115,10 +115,10 @@ def scores(probabilities: Tensor, penalty: float = 0.0, free: int = 1) -> Tensor
     first `free` ones.
 
     APS (Romano et al. 2020, arXiv 2006.02544, eq. 5) and RAPS (Angelopoulos et al. 2021, arXiv 2009.14193, eq. 4) with their
-    uniform number u at 0 in place of a random one: the sets are the same at each call and never empty, and cover as much or
-    more. Of equal probabilities either may count as likelier.
+    uniform number u fixed at 0 in place of a random one: the sets are the same in each call, never empty, and cover as much or
+    more. Of two equal probabilities either may count as likelier.
     """
-    ordered, order = probabilities.topk(probabilities.shape[-1], -1)  # ONNX has this, and no stable sort
+    ordered, order = probabilities.topk(probabilities.shape[-1], -1)  # ONNX has this, but no stable sort
     before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered.cumsum(-1)[..., :-1]], -1)
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
     before = before + penalty * (rank + 1 - free).clamp_min(0).to(before)
@@ -131,8 +131,8 @@ def conformal_sets(
     """Adaptive prediction sets from validation data that the model was not trained on.
 
     probabilities: (N, C), of the model that the sets will be made with. labels: (N,). coverage: strictly between 0 and 1.
-    Raises UsageError, DataError (too few examples; it says how many it takes); warns of classes that no example has, for which
-    nothing can be said.
+    Raises UsageError, DataError (too few examples; it says how many are needed); warns of classes that no example has, for
+    which nothing can be promised.
 
     Example: conformal_sets(p, y, 0.9).sets(mc_predict(model, x).mean)
     """
@@ -163,9 +163,9 @@ def _named(classes: tuple[int, ...]) -> str:
 
 
 def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, coverage: float) -> ConformalIntervals:
-    """Intervals about a regression's mean, as wide as its own predictive standard deviation says (Lei et al. 2018, sec. 5.2;
-    Papadopoulos et al. 2008), from validation data; all (N,), or (N, targets) for a width of each target. Raises as
-    `conformal_sets`; warns where (N, targets) has too few rows for that, and gives one width for all.
+    """Intervals around a regression's mean, in proportion to its own predictive standard deviation (Lei et al. 2018, sec. 5.2;
+    Papadopoulos et al. 2008), from validation data; all arguments (N,), or (N, targets) for a width of each target. Raises as
+    `conformal_sets` does; warns if (N, targets) has too few rows for that, and gives one width for all.
     """
     coverage = check_coverage(coverage)
     distance = (targets.double().view_as(mean) - mean.double()).abs()

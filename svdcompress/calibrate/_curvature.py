@@ -1,4 +1,4 @@
-"""The generalised Gauss-Newton matrix of a network's likelihood over the weights that are kept: full, diagonal, Kronecker."""
+"""The generalized Gauss-Newton matrix of a network's likelihood over the kept weights: full, diagonal, or of the last layer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
 
 NUMBERS = 10**7
-"""Numbers of the Jacobians of a batch."""
+"""The most numbers in the Jacobians of a batch."""
 
 PASSES = 20_000
-"""Heads of all examples together where each takes a pass of its own: a minute or two, for a small network."""
+"""The most heads of all examples together if each takes a pass of its own: a minute or two for a small network."""
 
 MOST_WEIGHTS = 6000
-"""Weights of which a full matrix is made: 288 MB, and some minutes for its eigenvectors."""
+"""The most weights of which a full matrix is made: 288 MB, and a few minutes for its eigenvectors."""
 
 
 def check_fits(weights: int) -> None:
-    """Raises ModelError where a full matrix of so many weights is more than is spent on it."""
+    """Raises ModelError if these are too many weights for a full matrix."""
     if weights > MOST_WEIGHTS:
         raise ModelError(
             f"a posterior over {weights:,} weights together takes a matrix of {8 * weights**2 / 2**30:.1f} GiB; at most "
@@ -35,7 +35,7 @@ def check_fits(weights: int) -> None:
 
 
 def some(examples: Examples, most: int | None, seed: int) -> Examples:
-    """At most so many of the examples, drawn with a seed."""
+    """At most `most` of the examples, drawn with a seed."""
     if most is None or most >= len(examples):
         return examples
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
@@ -44,9 +44,9 @@ def some(examples: Examples, most: int | None, seed: int) -> Examples:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the curvature: weights `where` of the vector, eigenvalues (n,) and eigenvectors (n, n) in columns.
+    """A block of the curvature: the weights `where` of the vector, eigenvalues (n,), and eigenvectors (n, n) as columns.
 
-    vectors: None for a diagonal, whose eigenvalues are those of the weights themselves.
+    vectors: None for a diagonal, which has one eigenvalue for each weight.
     """
 
     where: slice
@@ -58,8 +58,8 @@ class Block:
 class Curvature:
     """The sum over N examples of the Gauss-Newton matrix, by blocks; weights in no block are taken as certain.
 
-    structure: "diagonal", "kronecker", "full", "last-layer". examples: of how many training examples it was computed (and
-    scaled up to all of them).
+    structure: "diagonal", "kronecker", "full", "last-layer". examples: the number of training examples it was computed from
+    (and scaled up to all of them).
     """
 
     structure: str
@@ -69,8 +69,8 @@ class Curvature:
 
 
 def noise_root(likelihood: Likelihood, heads: Any, tau: float = 1.0) -> Tensor:
-    """(B, H, H): a matrix L with L L^T the Hessian of the NLL with respect to the heads of an example (the expected one, by
-    Fisher, where it depends on the target), the heads flattened to H = positions times classes.
+    """(B, H, H): for each example a matrix L such that L L^T is the Hessian of the NLL with respect to its heads (where that
+    depends on the target its expectation, the Fisher matrix), the heads flattened to H = positions times classes.
 
     softmax: L = diag(sqrt p) - p sqrt(p)^T, as L L^T = diag(p) - p p^T; sigmoid: sqrt(p (1 - p)); values: sqrt(tau); means and
     log variances: 1 / sigma and sqrt(1/2). See Martens 2020 (JMLR 21:146), sec. 9.2.
@@ -108,7 +108,7 @@ def counted(root: Tensor, likelihood: Likelihood, targets: Tensor) -> Tensor:
 
 
 def roots(jacobians: Jacobians, examples: Examples, likelihood: Likelihood, tau: float, batch: int, device: Any) -> Any:
-    """For each batch of examples the rows L^T J of the Gauss-Newton matrix, (rows, K): its sum over the batch is B^T B."""
+    """For each batch of examples the rows B = L^T J, (rows, K), such that B^T B is the Gauss-Newton matrix of the batch."""
     plain = likelihood.plain()
     for inputs, targets in examples.batches(batch, device=device):
         heads, jacobian = jacobians(inputs)
@@ -132,9 +132,9 @@ def gauss_newton(
     """The Gauss-Newton matrix of the NLL summed over the examples (Martens 2020, eq. 6; Daxberger et al. 2021, sec. 2).
 
     model: in `eval()` with its masks frozen (`held`). structure: "full", "diagonal", "last-layer" (full, of the last layer).
-    tau: noise precision of a regression. most: examples that are looked at, drawn with the seed; the sum is scaled up to all.
-    They are fewer, with PASSES heads in all, for a model that vmap refuses. Raises ModelError for one of which there are no
-    Jacobians of single examples, and where the matrix is too large.
+    tau: noise precision of a regression. most: the most examples to use, drawn with the seed; the sum is scaled up to all. For
+    a model that vmap refuses they are fewer, with PASSES heads in total. Raises ModelError for a model without Jacobians of
+    single examples, and if the matrix is too large.
     """
     count, size = len(examples), len(kept)
     part = kept.slices[-1] if structure == "last-layer" else slice(0, size)
@@ -162,6 +162,6 @@ def gauss_newton(
 
 
 def _heads(jacobians: Jacobians, examples: Examples, device: Any) -> int:
-    """Heads of an example; by the way it is seen whether vmap takes the model."""
+    """The number of heads of an example; also finds out whether vmap takes the model (`jacobians.together`)."""
     inputs, _ = next(iter(examples.batches(1, device=device)))
     return jacobians(inputs)[1].shape[1]

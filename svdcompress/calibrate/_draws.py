@@ -1,4 +1,4 @@
-"""Draws of a model's heads for a whole set of examples, kept: what temperatures, scales and priors are fitted on."""
+"""Stored draws of a model's heads for a whole set of examples, on which temperatures, scales and priors are fitted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from svdcompress.sources import Examples
 from svdcompress.uncertainty import mc_predict, mean_predict
 
 CHUNK = 500
-"""Examples of a pass."""
+"""Examples per pass."""
 
 MOST = 2 * 10**7
-"""Numbers of all draws together: samples times rows times classes."""
+"""The most numbers in all draws together: samples times rows times classes."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Draws:
 
     outputs: (S, R, C) logits, (S, R) for one logit or value each, (S, R, 2) means and log variances; float32, on the CPU.
         S draws (1 for the mean model), R targets.
-    targets: (R,). owner: (R,), the example that each target is of.
+    targets: (R,). owner: (R,), the example that each target belongs to.
     """
 
     outputs: Tensor
@@ -35,7 +35,7 @@ class Draws:
 
     @property
     def samples(self) -> int:
-        """S."""
+        """S, the number of draws."""
         return len(self.outputs)
 
     def __len__(self) -> int:
@@ -47,8 +47,8 @@ def draws_of(
 ) -> Draws:
     """Draw a model's heads; the same seed gives the same noise, whatever the posterior's variances (common random numbers).
 
-    samples: 0 for the one output of the mean model. likelihood: its temperature is not applied, its `dim` is read.
-    Raises DataError where no target counts.
+    samples: 0 for the single output of the mean model. likelihood: its `dim` is used, but its temperature is not applied.
+    Raises DataError if no target counts.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = likelihood.plain()
@@ -65,7 +65,7 @@ def draws_of(
 
 
 def collect(heads: Any, examples: Examples, likelihood: Likelihood, device: Any = "cpu") -> Draws:
-    """Draws of all examples from a function of a batch's inputs that gives heads, (S, B, ...) or a stack of them last."""
+    """Draws for all examples. heads: from a batch's inputs to heads, (S, B, ...), with two heads stacked last."""
     outputs, targets, owners, count = [], [], [], 0
     for inputs, target in examples.batches(CHUNK, device=device):
         target = target.detach().cpu()
@@ -81,7 +81,7 @@ def collect(heads: Any, examples: Examples, likelihood: Likelihood, device: Any 
 
 
 def rows(outputs: Tensor, likelihood: Likelihood) -> Tensor:
-    """(S, B, ...) heads with one row for each target: (S, R, C) or (S, R); a stack of two heads stays last, (S, R, 2)."""
+    """Heads (S, B, ...) with one row for each target: (S, R, C) or (S, R); a stack of two heads stays last, (S, R, 2)."""
     if likelihood.classes:
         dim = likelihood.dim + 1 if likelihood.dim >= 0 else likelihood.dim
         return outputs.movedim(dim, -1).flatten(1, -2)
@@ -89,12 +89,12 @@ def rows(outputs: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def affordable(samples: int, count: int, classes: int) -> int:
-    """So many samples at most that all draws fit in memory; at least 2."""
+    """`samples`, or fewer (at least 2) so that all draws fit in memory."""
     return max(2, min(samples, MOST // max(count * classes, 1)))
 
 
 class _Kept(Likelihood):
-    """A likelihood whose sums keep every draw of the heads. It has no name, so nothing stores or finds it."""
+    """A likelihood whose sums keep every draw of the heads. It has no name, so it is neither registered nor stored."""
 
     def __init__(self, inner: Likelihood) -> None:
         super().__init__(inner.dim)
@@ -112,7 +112,7 @@ class _Kept(Likelihood):
         return self.sums_made
 
     def outputs(self) -> Tensor:
-        """(S, B, ...) of all passes; two heads stacked last."""
+        """The heads of all passes, (S, B, ...); two heads are stacked last."""
         if self.sums_made is None:
             raise UsageError("no draws were made")
         return self.sums_made.together()
@@ -131,7 +131,7 @@ class _KeptSums(Sums):
         return torch.cat([torch.cat(self.parts[start]) for start in sorted(self.parts)], 1)
 
     def prediction(self, samples: int) -> Prediction:
-        """Of no use but to say whether the heads are numbers; -inf is one of a class that the model rules out."""
+        """Only tells whether the heads are numbers, by a mean of 0 or NaN; -inf counts as one for a class that is ruled out."""
         inner, heads, zero = self.likelihood.inner, self.together(), torch.zeros(())
         fine = heads.isfinite() | (heads.isneginf() if inner.classes else False)
         return Prediction(inner.name, samples, torch.where(fine, 0.0, torch.nan).mean(0), zero, zero, zero)

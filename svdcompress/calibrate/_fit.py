@@ -1,4 +1,4 @@
-"""Scale of a posterior's variances (or its prior precision) and temperature, fitted together by validation NLL."""
+"""The scale of a posterior's variances (or its prior precision) and the temperature, fitted together by validation NLL."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
 
 SCALES = tuple(1.0 * step for step in range(-3, 10))
-"""Log factors on variances that are looked at: 1/20 to 8,000."""
+"""Log factors on variances that are tried: 1/20 to 8,000."""
 
 SPREAD = 3.0
-"""Standard deviation of the log factor beforehand: it decides only where the validation data do not."""
+"""Prior standard deviation of the log factor: the prior decides only where the validation data do not."""
 
 REFINED, NEAR = 4, 0.05
-"""Further draws after the grid, at most, and how near the least they go: 5% of a variance changes nothing that is seen."""
+"""The most settings that are tried after the grid, and the step below which the search ends: 5% of a variance has no visible
+effect."""
 
 FAR, FAR_EACH = 30.0, 0.05
-"""Nats, in all and for each target, by which a setting is worse than the best when it is hopeless."""
+"""A setting is hopeless if it is worse than the best by FAR nats plus FAR_EACH nats for each target."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Fitted:
     """A posterior and a tempering that belong together.
 
     setting: log factor on the variances, or log prior precision. log_knob: log temperature, or log noise variance.
-    nll: validation NLL in nats per target as fitted. rows: (R,) NLL of each target by cross-validation, its mean `judged`.
+    nll: in nats per target, on the validation data that both were fitted on. rows: (R,) NLL of each target by cross-validation;
+    `judged` is its mean.
     """
 
     setting: float
@@ -54,7 +56,7 @@ class Fitted:
 
     @property
     def judged(self) -> float:
-        """Mean NLL on validation data that the numbers were not fitted on."""
+        """Mean NLL on validation data that setting and tempering were not fitted on."""
         return float(self.rows.mean())
 
 
@@ -67,11 +69,11 @@ def fit_setting(
     beforehand: Callable[[float], float] = lambda setting: 0.0,
     temperature: bool = True,
 ) -> Fitted:
-    """The setting and the temperature of least validation NLL, judged by 5-fold cross-validation.
+    """The setting and the temperature with the lowest validation NLL, judged by 5-fold cross-validation.
 
-    draw: draws for a setting, by the same noise at each call, so that the NLL is a smooth function of it. grid: ascending;
-    it is looked at from `start` on, as far as there is hope. beforehand: nats that a setting costs at first sight.
-    temperature: False keeps it at 1 (a regression's noise is fitted in any case).
+    draw: returns draws for a setting, from the same noise in each call, so that the NLL is a smooth function of the setting.
+    grid: ascending; it is searched from `start` outward until settings are hopeless (`FAR`). beforehand: the prior's cost of a
+    setting, in nats. temperature: False keeps it at 1 (a regression's noise is fitted in any case).
     """
     search = _Search(draw, likelihood, beforehand, temperature or likelihood.constant_noise)
     search.look(start)
@@ -89,7 +91,7 @@ def fit_setting(
 
 
 class _Search:
-    """What was found at each setting so far."""
+    """The results for each setting so far."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class _Search:
         self.last: Draws
 
     def look(self, setting: float) -> float:
-        """The sum of the validation NLL with the best knob, and what both settings cost beforehand."""
+        """The cost of a setting: the sum of the validation NLL with the best knob, and the prior's cost of setting and knob."""
         if setting in self.costs:
             return self.costs[setting]
         self.last = draws = self.draw(setting)
@@ -127,18 +129,18 @@ class _Search:
         return self.costs[setting]
 
     def table(self, setting: float) -> Tensor:
-        """(knobs, R) NLL of each target."""
+        """(knobs, R) NLL of each target at a setting, forgotten after this call."""
         return self.tables.pop(setting)
 
     def extras(self) -> Tensor:
-        """(knobs,) what each knob costs beforehand."""
+        """(knobs,) the prior's cost of each knob."""
         return penalties(self.likelihood) if self.tempering else torch.zeros(1, dtype=torch.float64)
 
 
 def with_scales(model: nn.Module, base: dict[str, Tensor], scales: dict[str, float]) -> nn.Module:
-    """The model with variances of so many times `base` (log variances by layer; scales are logs); in place.
+    """Set a model's variances to `base` times `scales` (both given as logs, by layer), in place, and return the model.
 
-    Raises ModelError where the variances are not parameters of their own.
+    Raises ModelError if a layer's posterior does not have a variance for each weight.
     """
     for name, layer in variational_layers(model):
         if layer.posterior != "independent":
@@ -167,11 +169,11 @@ def fit_scale(
     seed: int = 0,
     device: Any = "cpu",
 ) -> tuple[dict[str, float], Fitted]:
-    """Scale of the variances, one for all layers (or then one for each, layer by layer), fitted jointly with the temperature by
-    the validation NLL of the Monte-Carlo predictive distribution: the tempered posteriors of Wenzel et al. 2020
-    (arXiv 2002.02405, sec. 2) with the temperature of least validation loss.
+    """The scale of the variances, one for all layers (by_layer: then one for each, layer by layer), fitted jointly with the
+    temperature by the validation NLL of the Monte-Carlo predictive distribution: the tempered posteriors of Wenzel et al. 2020
+    (arXiv 2002.02405, sec. 2) with the temperature of lowest validation loss.
 
-    model: in `eval()` with its masks frozen. Returns log scales by layer; the model is left as it was.
+    model: in `eval()` with its masks frozen. Returns log scales by layer, and the last fit; the model is left as it was.
     """
     base = log_variances(model)
     scales = dict.fromkeys(base, 0.0)

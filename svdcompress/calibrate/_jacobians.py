@@ -1,4 +1,4 @@
-"""How the heads of each example move with the weights that are kept, whatever the model is made of."""
+"""Jacobians of each example's heads with respect to the kept weights, whatever the model is made of."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def flat_heads(likelihood: Likelihood, heads: Any) -> Tensor:
 
 
 class Jacobians:
-    """The heads of a batch, and the Jacobian of each example's by the kept weights: (B, H, K).
+    """Computes the heads of a batch, and the Jacobian of each example's heads with respect to the kept weights: (B, H, K).
 
-    By vmap; where that refuses the model (packed sequences, branches that look at values), example by example, with the same
-    numbers. together: whether vmap has taken the model so far. Raises ModelError where neither does.
+    By vmap; if that refuses the model (packed sequences, branches that depend on values), example by example, with the same
+    result. together: whether vmap has taken the model so far. Raises ModelError if neither works.
     """
 
     def __init__(self, model: nn.Module, kept: Kept, likelihood: Likelihood) -> None:
@@ -48,7 +48,7 @@ class Jacobians:
                 found = self._one_by_one(inputs)
             if found.shape != shape:
                 raise ModelError("its outputs for an example have another shape where it is called on fewer of them")
-        except Exception as error:  # it is a user's model that was called
+        except Exception as error:  # the user's model may raise anything
             why = str(error) if isinstance(error, SvdcError) else f"{type(error).__name__}: {error}"
             raise ModelError(
                 f"no Laplace approximation can be made of this model, as it has no Jacobian for each example alone: {why}"
@@ -62,7 +62,7 @@ class Jacobians:
         return tree_map(lambda head: head[:1], self.function(self.function.vector, _twice(inputs, 0)))
 
     def _at_once(self, inputs: Any, shape: tuple[int, ...]) -> Tensor | None:
-        """By vmap; None where the model is not one for it."""
+        """The Jacobians by vmap; None if it does not work for the model."""
 
         def single(vector: Tensor, inputs: Any) -> Tensor:
             return self._flat(vector, map_tensors(inputs, lambda t: t.unsqueeze(0)))[0]
@@ -70,12 +70,12 @@ class Jacobians:
         try:
             with _for_vmap(self.function.model):
                 found = vmap(jacrev(single), (None, 0), randomness="error")(self.function.vector, inputs).detach()
-        except Exception:  # whatever a model says to tensors that are none; the other way has the last word
+        except Exception:  # a model may raise anything under vmap; calling it example by example decides
             return None
         return found if found.shape == shape else None
 
     def _one_by_one(self, inputs: Any) -> Tensor:
-        """By a pass back for each head of each example."""
+        """The Jacobians by a backward pass for each head of each example."""
         rows, before = [], _randomness()
         for index in range(len(first_tensor(inputs))):
             with torch.enable_grad():
@@ -96,19 +96,19 @@ def _twice(inputs: Any, index: int) -> Any:
 
 
 def _randomness() -> list[Tensor]:
-    """Where the generators of noise are."""
+    """The states of torch's random generators."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
 @contextmanager
 def _for_vmap(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers as vmap takes them: from states that are batched as their inputs are, by plain operations."""
+    """While the body runs, recurrent layers work under vmap: their states are batched as inputs are, their operations plain."""
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # said by the flags themselves
+        warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # from setting the flags below
         if recurrent:  # oneDNN's LSTM takes thirty times as long
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         for layer in recurrent:
@@ -117,7 +117,7 @@ def _for_vmap(model: nn.Module) -> Iterator[None]:
 
 
 def _batched_state(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments with a state (0 where none is given) that it may write to under vmap, as `Tensor.new_zeros` has it."""
+    """The arguments with a state (0 if none is given) that the layer may write to under vmap, made by `Tensor.new_zeros`."""
     if not args or not isinstance(args[0], Tensor) or args[0].dim() != 3:
         return None
     x, *given = args

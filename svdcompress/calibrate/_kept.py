@@ -1,4 +1,4 @@
-"""The weights that a sparse network has left, as one vector, and the network as a function of it."""
+"""The kept weights of a sparse network as one vector, and the network as a function of that vector."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from svdcompress.relevance import hold, relevance
 
 @dataclass(frozen=True)
 class Kept:
-    """Where the weights of a vector are.
+    """Where the kept weights of a model are, and where each of them is in a vector.
 
-    names: layers, each weight once where layers are tied. places: of each layer, flat positions of its weights that are kept;
-    slices: where they are in the vector.
+    names: of the layers, of which tied ones appear once. places: for each layer, the flat positions of its kept weights;
+    slices: where these are in the vector.
     """
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Kept:
         return self.slices[-1].stop if self.slices else 0
 
     def gather(self, tensors: dict[str, Tensor]) -> Tensor:
-        """(..., K) of tensors by layer that have the weight's shape last."""
+        """Vectors (..., K) from tensors by layer, (..., *weight's shape)."""
         parts = []
         for name, place, shape in zip(self.names, self.places, self.shapes, strict=True):
             tensor = tensors[name]
@@ -43,7 +43,7 @@ class Kept:
         return torch.cat(parts, -1)
 
     def scatter(self, vectors: Tensor, fill: float = 0.0) -> dict[str, Tensor]:
-        """Tensors by layer, (..., *weight's shape), of vectors (..., K); `fill` where nothing is kept."""
+        """Tensors by layer, (..., *weight's shape), from vectors (..., K); `fill` where no weight is kept."""
         found = {}
         for name, place, part, shape in zip(self.names, self.places, self.slices, self.shapes, strict=True):
             flat = vectors.new_full((*vectors.shape[:-1], torch.Size(shape).numel()), fill)
@@ -52,9 +52,9 @@ class Kept:
 
 
 def kept_of(model: nn.Module) -> Kept:
-    """The kept weights of a model's variational layers: those of its masks, which `held` fixes.
+    """The kept weights of a model's variational layers: those in its masks, which `held` freezes.
 
-    Raises ModelError where there is none.
+    Raises ModelError if there are none.
     """
     names, places, slices, shapes, start = [], [], [], [], 0
     seen = set()
@@ -75,7 +75,8 @@ def kept_of(model: nn.Module) -> Kept:
 
 @contextmanager
 def held(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in `eval()` with its masks fixed, so that other variances and weights keep the same zeros."""
+    """The model in `eval()` with its masks frozen while the body runs, so that other variances and weights have the same
+    zeros."""
     before = {name: layer.mask for name, layer in variational_layers(model)}
     hold(model, relevance(model))
     try:
@@ -87,7 +88,7 @@ def held(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class AsFunction:
-    """A model's heads as a function of the weights that are kept, for torch.func: no noise, everything else as it is."""
+    """A model's heads as a function of the kept weights, for torch.func: without noise, everything else as it is."""
 
     def __init__(self, model: nn.Module, kept: Kept, likelihood: Likelihood) -> None:
         self.model, self.kept, self.likelihood = model, kept, likelihood
@@ -96,7 +97,7 @@ class AsFunction:
         self.vector = kept.gather(self.own)
 
     def __call__(self, vector: Tensor, inputs: Any) -> Any:
-        """Heads (B, ...) with other weights in place of the kept ones, (K,)."""
+        """Heads (B, ...) with the weights of a vector (K,) in place of the kept ones."""
         weights = self.kept.scatter(vector)
         with drawing(self.layers, None):
             parameters = {f"{name}.weight".lstrip("."): weights[name] for name in self.kept.names}
@@ -105,7 +106,7 @@ class AsFunction:
 
 
 class _Called(nn.Module):
-    """A model called on a batch of any form."""
+    """A module that calls a model on a batch of any form."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The Kronecker approximation of the Gauss-Newton matrix, layer by layer, restricted to the weights that are kept."""
+"""The Kronecker approximation of the Gauss-Newton matrix, layer by layer, restricted to the kept weights."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def kronecker(
     seed: int = 0,
     device: Any = "cpu",
 ) -> Curvature:
-    """One block a layer, A (x) G of Martens & Grosse 2015 (arXiv 1503.05671, eq. 1), for convolutions Grosse & Martens 2016
-    (arXiv 1602.01407, eq. 25), cut down to the rows and columns of the kept weights.
+    """One block per layer, A (x) G of Martens & Grosse 2015 (arXiv 1503.05671, eq. 1), for convolutions of Grosse & Martens
+    2016 (arXiv 1602.01407, eq. 25), cut down to the rows and columns of the kept weights.
 
-    A restricted product is no product any more, so that a block takes as much memory as the full matrix of its layer: what the
-    approximation spares here is the Jacobians. Arguments as in `gauss_newton`. Raises ModelError for a layer that it has no
-    rule for: neither Linear nor a convolution in one or two dimensions without groups.
+    A restricted Kronecker product is no longer one, so a block takes as much memory as the full matrix of its layer: what the
+    approximation saves here is the Jacobians. Arguments as in `gauss_newton`. Raises ModelError for layers other than Linear
+    and convolutions in one or two dimensions (without groups, with zero padding), for a layer that is called twice in a pass,
+    and if a block is too large.
     """
     count = len(examples)
     examples = some(examples, most, seed)
@@ -58,7 +59,7 @@ def kronecker(
 def _factors(
     model: nn.Module, kept: Kept, examples: Examples, likelihood: Likelihood, tau: float, device: Any
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """(A averaged over examples, G summed over them) of each layer."""
+    """For each layer, A averaged over examples and G summed over them."""
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in kept.names}
     for name, layer in layers.items():
         _check(name, layer)
@@ -112,7 +113,7 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def _channels_last(slope: Tensor, layer: Any) -> Tensor:
-    """(rows, outputs): positions as rows."""
+    """(rows, outputs), with one row for each position."""
     return slope.flatten(0, -2) if isinstance(layer, nn.Linear) else slope.movedim(1, -1).flatten(0, -2)
 
 

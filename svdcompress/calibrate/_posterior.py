@@ -19,12 +19,12 @@ from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
 
 CERTAIN = -40.0
-"""Log variance of a weight that has none."""
+"""The log variance of a weight that is certain, in place of minus infinity."""
 
 
 @dataclass(frozen=True)
 class Joint:
-    """A normal posterior of all kept weights together, N(mean, factor factor^T), by a way to multiply noise with the factor.
+    """A joint normal posterior of all kept weights, N(mean, factor factor^T), given by the product of noise with the factor.
 
     For each block of the precision Q (L + prior) Q^T the factor is Q (L + prior)^(-1/2): no matrix is inverted.
     """
@@ -42,7 +42,7 @@ class Joint:
         return found
 
     def variances(self) -> Tensor:
-        """(K,) of each weight by itself: the marginals of this posterior."""
+        """(K,) the marginal variance of each weight."""
         found = torch.zeros(len(self.kept), dtype=torch.float64)
         for block in self.curvature.blocks:
             spread = 1 / (block.values + self.prior)
@@ -51,7 +51,7 @@ class Joint:
 
 
 def with_variances(model: nn.Module, kept: Kept, variances: Tensor) -> nn.Module:
-    """A copy of the model whose kept weights have these variances (K,); those of 0 become certain."""
+    """A copy of the model whose kept weights have these variances (K,); all others, and those of 0, become certain."""
     model = copy.deepcopy(model)
     set_posterior(model, "independent")
     layers = dict(variational_layers(model))
@@ -93,12 +93,12 @@ def joint_draws(
 
 def low_rank(curvature: Curvature, rank: int, prior: float) -> tuple[Tensor, Tensor, Tensor]:
     """(diagonal (K,), vectors (K, r), shrinkages (r,)) of the posterior whose precision keeps the `rank` largest eigenpairs of
-    the curvature, and of the rest the diagonal (Mishkin et al. 2018, SLANG, eq. 5).
+    the curvature, and the diagonal of the rest (Mishkin et al. 2018, SLANG, eq. 5).
 
-    With D the diagonal, V the vectors and s the shrinkages a draw is mean + D^(-1/2) (noise - V (s * (V^T noise))).
+    With D the diagonal, V the vectors and s the shrinkages, a draw is mean + D^(-1/2) (noise - V (s * (V^T noise))).
     """
     (block,) = curvature.blocks
-    assert block.vectors is not None  # of a matrix
+    assert block.vectors is not None  # the curvature is a full matrix
     values, vectors = block.values[-rank:], block.vectors[:, -rank:]
     rest = block.vectors.square() @ block.values - vectors.square() @ values
     diagonal = rest.clamp_min(0) + prior

@@ -1,4 +1,4 @@
-"""What a run keeps of its validation data, so that a coverage or an accuracy can be promised later, whichever is asked for."""
+"""What a run keeps of its validation data, so that it can promise a coverage or an accuracy later, whichever is requested."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from svdcompress.likelihoods import Likelihood, Prediction
 from svdcompress.uncertainty import Batches, gather
 
 MOST = 20_000
-"""Validation targets that are kept, drawn with a fixed seed."""
+"""The most validation targets that are kept, drawn with a fixed seed."""
 
 MOST_TARGETS = 64
-"""Of an example, of which each has an interval of its own width; more are positions of one thing, which are taken together."""
+"""The most targets of an example that each get their own interval width; more are positions of one thing, and share one."""
 
 
 @dataclass(frozen=True)
 class Promises:
-    """Validation data seen by one predictor (the mean, or draws); (N,) each, scores of several targets (N, targets).
+    """The results of one predictor (the mean, or draws) on validation data; (N,) each, scores of several targets (N, targets).
 
-    task: of the likelihood. classes: how many. labels: of the targets, where there are classes.
-    confidence, right: of each answer, where answers are right or wrong. scores: conformal scores of the truths.
-    samples: draws of each example where draws predict; fewer make predictions that keep no promise. 0: none, or not known.
+    task: the name of the likelihood. classes: how many. labels: the true classes, if there are classes.
+    confidence, right: of each prediction, if it can be right or wrong. scores: conformal scores of the truths.
+    samples: draws of each example if draws predict; predictions from fewer keep no promise. 0: none, or not known.
     """
 
     task: str
@@ -52,7 +52,7 @@ class Promises:
     samples: int = 0
 
     def coverage(self, coverage: float) -> ConformalSets | ConformalIntervals:
-        """Sets or intervals of a coverage. Raises UsageError, DataError (too few examples) as `conformal_sets` does."""
+        """Sets or intervals with this coverage. Raises UsageError, DataError (too few examples) as `conformal_sets` does."""
         if self.scores is None:
             raise UsageError(f"coverage: task {self.task!r} has neither prediction sets nor intervals")
         if self.labels is None:
@@ -60,19 +60,19 @@ class Promises:
         return sets_from(self.scores, self.labels, self.classes, coverage)
 
     def answer_above(self, accuracy: float) -> AnswerAbove:
-        """As `answer_above`. Raises UsageError for tasks without right and wrong answers."""
+        """The function `answer_above` on these data. Raises UsageError for tasks without right and wrong answers."""
         if self.confidence is None or self.right is None:
             raise UsageError(f"answer_above: task {self.task!r} has no right and wrong answers")
         return answer_above(self.confidence, self.right, accuracy)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is there, by name."""
+        """The tensors that are not None, by name."""
         found = {name: getattr(self, name) for name in ("confidence", "right", "scores", "labels")}
         return {name: value.contiguous() for name, value in found.items() if value is not None}
 
 
 def promises_of(predict: Callable[[Any], Prediction], batches: Batches, likelihood: Likelihood) -> Promises:
-    """See what a predictor makes of validation data. likelihood: that of `predict`, whose noise a regression reads.
+    """Collect a predictor's results on validation data. likelihood: that of `predict`; a regression uses its noise.
 
     predict: from inputs to a prediction, as `mc_predict` makes it.
     """
@@ -98,18 +98,18 @@ def promises_of(predict: Callable[[Any], Prediction], batches: Batches, likeliho
 
 
 def targets_of(targets: Tensor) -> int:
-    """How many targets each example of a regression has, where they are told apart; targets: of a batch, (N, ...)."""
+    """How many targets each example of a regression has; 1 if they are not told apart. targets: of a batch, (N, ...)."""
     return targets.shape[1] if targets.dim() == 2 and targets.shape[1] <= MOST_TARGETS else 1
 
 
 def _drawn(count: int, each: int) -> Tensor:
-    """Which of so many examples with so many targets `each` are kept: the places of their targets, example by example."""
+    """Which of `count` examples with `each` targets are kept: the positions of their targets, example by example."""
     examples = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: MOST // each].sort().values
     return (examples[:, None] * each + torch.arange(each)).flatten()
 
 
 def from_dict(stored: Mapping[str, Any]) -> ConformalSets | ConformalIntervals | AnswerAbove:
-    """What `to_dict` of a promise gave; further keys are left out."""
+    """The promise from its `to_dict`; other keys are ignored."""
     kinds: dict[str, Any] = {"sets": ConformalSets, "intervals": ConformalIntervals, "answers": AnswerAbove}
     kind = kinds[stored["kind"]]
     settings = {field.name: stored[field.name] for field in fields(kind) if field.name in stored}
@@ -120,10 +120,10 @@ def from_dict(stored: Mapping[str, Any]) -> ConformalSets | ConformalIntervals |
 
 
 def save_promises(path: Path, promises: Mapping[str, Promises]) -> None:
-    """Write promises by the name of their predictor as one safetensors file."""
+    """Write promises, by the name of their predictor, to one safetensors file."""
     tensors = {f"{who}.{name}": t for who, one in promises.items() for name, t in one.tensors().items()}
     some = next(iter(promises.values()))
-    # One entry: safetensors writes several in any order, and a run that is repeated is to end in the same bytes.
+    # One entry: safetensors writes several in any order, but a repeated run must give the same bytes.
     known: dict[str, Any] = {"task": some.task, "classes": some.classes}
     samples = max(one.samples for one in promises.values())
     about = {"svdcompress-validation": json.dumps(known | ({"samples": samples} if samples else {}))}
@@ -131,7 +131,7 @@ def save_promises(path: Path, promises: Mapping[str, Promises]) -> None:
 
 
 def load_promises(path: Path, who: str) -> Promises:
-    """Those of one predictor. Raises CheckpointError for a file that is missing or of another kind."""
+    """The results of one predictor. Raises CheckpointError for a file that is missing or of another kind."""
     try:
         with safe_open(str(path), "pt") as file:
             text = (file.metadata() or {}).get("svdcompress-validation")
@@ -163,8 +163,9 @@ def measured(
     likelihood: Likelihood,
     promise: ConformalSets | ConformalIntervals | AnswerAbove,
 ) -> dict[str, Any]:
-    """What a promise was worth on other data: `coverage` (of several targets that of `each`, too), and `size` (classes in a
-    set, standard deviations in an interval, on average); of answers `accuracy` (None where none is given) and `answered`.
+    """How a promise holds on other data. For sets and intervals `coverage` (with several targets also that of `each`) and
+    `size` (classes in a set, standard deviations in `width`, on average); for answers `accuracy` (None if nothing is answered)
+    and `answered`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The posterior refitted with the evidence lower bound as it stands: beta = 1, masks frozen, N the number of examples."""
+"""Refits the posterior with the plain evidence lower bound: beta = 1, masks frozen, N the number of examples."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def refit(
     device: Any = "cpu",
     fit: Fit | None = None,
 ) -> nn.Module:
-    """A copy of the model, trained on for so many epochs by the ELBO (Kingma & Welling 2014) with its masks frozen.
+    """A copy of the model, trained for `epochs` more epochs with the ELBO (Kingma & Welling 2014) and its masks frozen.
 
-    beta: 1 is the bound itself; what pruned the network was another. means: False trains the variances alone, so that the mean
-    model stays as it is. fit: a training of the caller's in place of this loop (Adam, learning rates that fall linearly to 0).
+    beta: 1 is the bound itself; the beta that pruned the network may be another. means: False trains only the variances, so
+    that the mean model does not change. fit: the caller's own training in place of this loop (Adam, learning rates that fall
+    linearly to 0).
     """
     model = copy.deepcopy(model).to(device)
     layers = [layer for _, layer in variational_layers(model)]

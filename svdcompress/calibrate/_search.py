@@ -1,4 +1,4 @@
-"""The least of a smooth function of one number: of a cheap one, and of one whose every look is dear."""
+"""The minimum of a smooth function of one number: of a cheap one, and of one that is expensive to evaluate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def least(function: Callable[[float], float], grid: Sequence[float], steps: int = 24) -> tuple[float, float]:
-    """(place, value) of the least: the best of an ascending grid, then golden sections between its neighbours.
+    """(place, value) of the minimum: the best of an ascending grid, then golden-section search between its neighbors.
 
     The result is never worse than the grid's own best.
     """
@@ -35,8 +35,8 @@ def least(function: Callable[[float], float], grid: Sequence[float], steps: int 
 
 
 def outward(function: Callable[[float], float], grid: Sequence[float], start: float, far: float) -> list[float]:
-    """The places of an ascending grid that were looked at: from `start` down, then up, each way until two neighbours in a row
-    are worse than the best so far by more than `far`."""
+    """The places of an ascending grid that were evaluated: from `start` down, then up, each way until two places in a row are
+    worse than the best so far by more than `far`."""
     values = {start: function(start)}
     at = list(grid).index(start)
     for places in (grid[:at][::-1], grid[at + 1 :]):
@@ -50,14 +50,15 @@ def outward(function: Callable[[float], float], grid: Sequence[float], start: fl
 
 
 def refined(function: Callable[[float], float], around: Sequence[float], steps: int, near: float) -> float:
-    """The place of the least between `around`, one to three ascending places: at most so many looks, each at the vertex of the
-    parabola through the best and its neighbours (Brent 1973, ch. 5), until it is within `near` of the best."""
+    """The place of the minimum in the range of `around`, one to three ascending places: at most `steps` evaluations, each at
+    the vertex of the parabola through the best place and its neighbors (Brent 1973, ch. 5), until it is within `near` of the
+    best."""
     values = {place: function(place) for place in around}
     for _ in range(steps if len(values) > 1 else 0):
         best = min(values, key=values.__getitem__)
         below = max((place for place in values if place < best), default=None)
         above = min((place for place in values if place > best), default=None)
-        if below is None or above is None:  # the best is at an end: towards its one neighbour
+        if below is None or above is None:  # the best is at an end: go towards its one neighbor
             neighbour = above if below is None else below
             assert neighbour is not None
             place = best + (1 - GOLDEN) * (neighbour - best)
@@ -70,7 +71,7 @@ def refined(function: Callable[[float], float], around: Sequence[float], steps: 
 
 
 def _vertex(three: Sequence[tuple[float, float]]) -> float:
-    """Of the parabola through three points, the middle one the lowest: between the others."""
+    """The vertex of the parabola through three points, of which the middle one is the lowest: it is between the others."""
     (a, at_a), (b, at_b), (c, at_c) = three
     right, left = (b - a) * (at_b - at_c), (b - c) * (at_b - at_a)
     bend = right - left

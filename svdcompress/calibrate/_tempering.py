@@ -1,4 +1,4 @@
-"""The one number that a likelihood is tempered by: temperature (of logits, or of variances), noise variance; fitted by NLL."""
+"""The one number that tempers a likelihood, fitted by NLL: a temperature (of logits or of variances) or a noise variance."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from svdcompress.calibrate._search import least
 from svdcompress.likelihoods import Likelihood
 
 SPREAD = 1.0
-"""Standard deviation of the log temperature beforehand: worth one example or so, so that a network without a mistake on the
-validation data is not made sure of everything."""
+"""Prior standard deviation of the log temperature: the prior weighs about as much as one example, so that a network without a
+mistake on the validation data is not made certain of everything."""
 
 GRID = tuple(0.1 * step for step in range(-20, 21))
-"""Log temperatures that are looked at first, and of which cross-validation chooses."""
+"""Log temperatures that are tried first, and from which cross-validation chooses."""
 
 NOISE_GRID = tuple(0.25 * step for step in range(-32, 5))
-"""Log noise variances less the log of the mean squared error, above which the noise cannot be."""
+"""Log noise variances that are tried, minus the log of the mean squared error, which the noise cannot exceed."""
 
 FOLDS = 5
 
 FEWEST = 30
-"""Validation examples below which no temperature is fitted, and a regression's noise is doubtful."""
+"""With fewer validation examples no temperature is fitted, and a regression's noise is doubtful."""
 
 
 @dataclass(frozen=True)
 class Tempered:
     """What tempering does to one predictive distribution, on validation data.
 
-    value: the temperature, or the precision tau of a regression; as it was where it is not `taken`.
-    before, after: NLL in nats per target without it and, by cross-validation, with it. taken: whether it got better.
-    examples: validation examples that it was fitted on. note: why it was left out, or is doubtful; "" else.
+    value: the temperature, or the precision tau of a regression; 1 if it is not `taken`.
+    before, after: NLL in nats per target without it and, by cross-validation, with it. taken: whether it is used, because the
+    NLL got better or a regression needs it. examples: the number of validation examples that it was fitted on. note: why it was
+    left out, or is doubtful; otherwise "".
     """
 
     value: float
@@ -76,7 +77,7 @@ def nll_rows(likelihood: Likelihood, draws: Draws, log_knob: float) -> Tensor:
 
 
 def centre(likelihood: Likelihood, draws: Draws) -> float:
-    """Where the knob's grid is laid about: temperature 1, or the mean squared error (as log variance)."""
+    """The center of the grid of log knobs: 0 (temperature 1), or the log of the mean squared error."""
     if not likelihood.constant_noise:
         return 0.0
     square = (draws.targets.double() - draws.outputs.double().mean(0)).square().mean()
@@ -84,7 +85,7 @@ def centre(likelihood: Likelihood, draws: Draws) -> float:
 
 
 def grid_of(likelihood: Likelihood) -> tuple[float, ...]:
-    """The knobs that are looked at, less their centre."""
+    """The log knobs that are tried, minus their center."""
     return NOISE_GRID if likelihood.constant_noise else GRID
 
 
@@ -94,7 +95,7 @@ def penalty(likelihood: Likelihood, log_knob: float) -> float:
 
 
 def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -> tuple[float, float]:
-    """(log knob, mean NLL with it) of least NLL on all of the draws."""
+    """(log knob, mean NLL with it): the knob with the lowest NLL on all draws, its prior included."""
     start = centre(likelihood, draws) if about is None else about
     count = len(draws)
 
@@ -106,24 +107,24 @@ def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -
 
 
 def table(likelihood: Likelihood, draws: Draws, about: float) -> Tensor:
-    """(knobs, R) NLL for each knob of the grid about a centre."""
+    """(knobs, R) NLL of each target, for each knob of the grid around a center."""
     return torch.stack([nll_rows(likelihood, draws, about + step) for step in grid_of(likelihood)])
 
 
 def penalties(likelihood: Likelihood) -> Tensor:
-    """(knobs,) what the knob's prior adds to a sum."""
+    """(knobs,) what the knob's prior adds to a sum of NLL."""
     return torch.tensor([penalty(likelihood, step) for step in grid_of(likelihood)], dtype=torch.float64)
 
 
 def folds_of(draws: Draws, folds: int = FOLDS, seed: int = 0) -> Tensor:
-    """(R,) the fold of each target: those of one example are in one, and the folds are drawn with a seed."""
+    """(R,) the fold of each target: targets of one example share a fold, and folds are drawn with a seed."""
     examples, where = draws.owner.unique(return_inverse=True)
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
     return (order % folds)[where]
 
 
 def cross_validated(tables: Tensor, extra: Tensor, folds: Tensor) -> Tensor:
-    """(R,) NLL of each target by settings that were chosen on the other folds.
+    """(R,) NLL of each target with the setting that was chosen on the other folds.
 
     tables: (settings, R). extra: (settings,) what each setting's prior adds to a sum of NLL.
     """
@@ -136,12 +137,12 @@ def cross_validated(tables: Tensor, extra: Tensor, folds: Tensor) -> Tensor:
 
 
 def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
-    """Fit the temperature of logits (Guo et al. 2017, sec. 4.2) or of the variances that a model names (sigma scaling,
+    """Fit the temperature of logits (Guo et al. 2017, sec. 4.2) or of the variances that a model gives (sigma scaling,
     Laves et al. 2020, MIDL), or the noise precision of values, to validation draws.
 
-    draws: with one sample for the mean model; with many the NLL is that of the Monte-Carlo predictive distribution.
-    It is only taken if it makes the NLL better under 5-fold cross-validation; a regression has no other noise, so its precision
-    always is.
+    draws: with one sample for the mean model; with many, the NLL is that of the Monte-Carlo predictive distribution.
+    A temperature is taken only if it makes the NLL better under 5-fold cross-validation; a regression has no other noise, so
+    its precision is always taken.
     """
     about = centre(likelihood, draws)
     examples = len(draws.owner.unique())

@@ -1,6 +1,6 @@
 """Saving and loading without a pickle: tensors as safetensors, everything else as a JSON manifest in the same file.
 
-A variational, masked or pruned model is loaded onto a fresh model from the user's own factory, exact to the bit: the manifest
+A variational, masked or pruned model is loaded onto a fresh model from the user's own factory, bit for bit: the manifest
 says which layers are variational and which shapes and attributes pruning changed.
 """
 

@@ -1,4 +1,4 @@
-"""From a file onto a model."""
+"""Loading a checkpoint onto a model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _NOISE = {"BernoulliDropout": BernoulliDropout, "GaussianDropout": GaussianDropo
 
 
 def load(path: str | Path, model: nn.Module) -> nn.Module:
-    """Load what `save` wrote onto a fresh model of the same factory, dense or converted, in place; returns the model.
+    """Load what `save` wrote onto a fresh model from the same factory, dense or converted, in place; returns the model.
 
-    Exact to the bit, the tensors' dtypes included; each tensor stays on the model's device. Raises CheckpointError for a
-    file that is missing, truncated or foreign, and for a model that does not fit; the model is then as it was. Warns where a
-    parameter that two layers shared is one for each of them in the model. A model within
-    the wrappers of torch.compile and of data-parallel training is loaded as the one within.
+    Values and dtypes are restored bit for bit; each tensor stays on the model's device. For a model wrapped by torch.compile
+    or data-parallel training, the model within is loaded. Warns if two layers shared a parameter in the file but have one
+    each in the model. Raises CheckpointError for a file that is missing, truncated or foreign, and for a model that does not
+    fit; the model is then unchanged.
 
     Example:
         >>> svdc.save(svdc.convert(model), "model.safetensors")
@@ -78,14 +78,14 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
 
 
 def _untied(model: nn.Module, ties: Mapping[str, str]) -> str:
-    """Two names that a file has for one parameter, and the model for two; "" if there are none."""
+    """The first pair of names for one parameter in the file but two in the model, as "A and B"; "" if there is none."""
     own = dict(model.named_parameters(remove_duplicate=False))
     pairs = ((alias, name) for alias, name in ties.items() if alias in own and name in own)
     return next((f"{alias} and {name}" for alias, name in pairs if own[alias] is not own[name]), "")
 
 
 def _fold(plain: Mapping[str, nn.Module], manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Make plain layers of those that were plain when they were saved, and derived in the factory's model."""
+    """Make layers plain that were plain when saved but compute their weight in each forward here; yields the problems."""
     for name, module in plain.items():
         try:
             fold_like(module, manifest["folded"][name], f"{name}.bias".lstrip(".") in tensors)
@@ -122,7 +122,7 @@ def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor
 
 
 def _check_lengths(name: str, module: nn.Module) -> None:
-    """Raises ValueError where a layer's own lengths are not those of its weight: whoever reads them would go wrong."""
+    """Raises ValueError if a layer's own sizes (in_features, ...) disagree with its weight, as code relies on them."""
     weight = module._parameters.get("weight")
     if weight is None:
         return
@@ -141,8 +141,8 @@ def _check_lengths(name: str, module: nn.Module) -> None:
 
 
 def take_attributes(model: nn.Module, surgery: dict[str, Any]) -> None:
-    """Set what pruning changed of the modules beside their tensors (in_features, num_heads ...), as `surgery` records it, and
-    leave the record with the model, in place."""
+    """Set the attributes that pruning changed (in_features, num_heads, ...) and the channels that modules keep, as `surgery`
+    records them, and attach the record to the model, in place."""
     for name, attributes in surgery.get("attributes", {}).items():
         module = model.get_submodule(name)
         for attribute, value in attributes.items():

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it may say, checked once, when it is read."""
+"""The manifest of a checkpoint: its schema, validated once when it is read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FORMAT = 1
 KEY = "svdcompress"
 
 LONGEST = 2**26
-"""Bytes that a manifest may have: one of ten thousand layers has about a megabyte."""
+"""Maximum length of a manifest, in characters: one for ten thousand layers has about a million."""
 
 
 def _a_number(value: float) -> float:
-    """Infinity is a limit that nothing reaches; NaN is none."""
+    """Accept infinity, a limit that nothing reaches, but not NaN."""
     if value != value:
         raise ValueError("NaN is no limit")
     return value
@@ -32,7 +32,7 @@ Limit = Annotated[float, AfterValidator(_a_number)]
 
 
 class _Part(BaseModel):
-    """Values are of their own types: no text for a number, no number for a flag. Further keys may be there."""
+    """Base of the manifest's parts: strict types (no text for a number, no number for a flag), unknown keys allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -56,7 +56,7 @@ class Layer(_Part):
 
 
 class Dropout(_Part):
-    """A layer of noise that drew, or may draw, in `eval()`."""
+    """An MC dropout layer, which can also draw noise in `eval()`."""
 
     class_: Literal["BernoulliDropout", "GaussianDropout"] = Field(alias="class")
     p: Annotated[float, Field(ge=0, lt=1)]
@@ -64,14 +64,14 @@ class Dropout(_Part):
 
 
 class Kept(_Part):
-    """Channels that are kept of what a module returns, along a dimension."""
+    """The channels of a module's output that are kept, along dimension `dim`."""
 
     dim: int
     kept: list[Length]
 
 
 class Surgery(_Part):
-    """What pruning changed: integer attributes by module, shapes by tensor, channels kept of modules' outputs."""
+    """What pruning changed: integer attributes by module, shapes by tensor, and the channels kept of modules' outputs."""
 
     attributes: dict[str, dict[str, Length | list[Length]]] = {}
     shapes: dict[str, list[Length]] = {}
@@ -79,14 +79,14 @@ class Surgery(_Part):
 
 
 class Likelihood(_Part):
-    """What the output means: a likelihood's name, and the arguments of its constructor."""
+    """What the model's output means: a likelihood's name, and the arguments of its constructor."""
 
     name: str
     settings: dict[str, Any] = {}
 
 
 class Manifest(_Part):
-    """All of it."""
+    """The whole manifest."""
 
     format: Annotated[int, Field(ge=1, le=FORMAT)]
     model: str = ""
@@ -102,8 +102,11 @@ class Manifest(_Part):
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a file that `save` wrote. Raises CheckpointError, naming the field, for a missing, truncated or foreign
-    file and for a manifest that is not as `save` writes it."""
+    """Read and validate the manifest of a file that `save` wrote.
+
+    Raises CheckpointError for a missing, truncated or foreign file and, naming the field, for a manifest that `save` would
+    not write.
+    """
     path = Path(path)
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such file")

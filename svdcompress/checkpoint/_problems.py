@@ -1,4 +1,4 @@
-"""Everything that speaks against loading a file onto a model, found before anything is touched."""
+"""Reasons why a file cannot be loaded onto a model, found before anything is loaded."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from svdcompress.layers import (
 from svdcompress.sources import FLOATS, finite_as
 
 OPTIONAL = ("mask", "bias_sigma2")
-"""Buffers that a variational layer may have."""
+"""Buffers that a variational layer may lack."""
 
 _FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
-"""Tensors of a variational layer, and the one of the dense layer whose shape they have."""
+"""Tensors that only a variational layer has, each with the tensor of the dense layer whose shape it has."""
 
 
 def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Everything that speaks against loading, before anything is touched."""
+    """Yield every reason against loading a file's tensors onto the model, which is not changed."""
     register_loaded()
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, layer in manifest["layers"].items():
@@ -72,7 +72,7 @@ def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, T
 
 
 def _like(own: Any, stored: Any) -> bool:
-    """Whether a stored attribute may take the place of the model's: an integer for one, or as many integers for a tuple."""
+    """Whether a stored attribute may replace the model's: an integer an integer, as many integers a tuple or list."""
     if type(own) is int:
         return type(stored) is int
     alike = isinstance(own, tuple | list) and isinstance(stored, list) and len(own) == len(stored)
@@ -100,7 +100,7 @@ def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Mo
 
 
 def _class_of(module: nn.Module) -> str | None:
-    """The variational class of a module that is dense or converted, as a file tells it; None where there is none."""
+    """Name of the variational class of a dense or converted module, as files record it; None if it has none."""
     if isinstance(module, VariationalLayer):
         return class_name(module)
     known = known_class(type(module)) if variational_class(type(module)) else None
@@ -129,7 +129,7 @@ def _name_problems(
 
 
 def _spreads(layer: Mapping[str, Any]) -> set[str]:
-    """Names of the variances' parameters of a layer of the manifest; none where its posterior is not known, which is told."""
+    """Names of a manifest layer's variance parameters; none for an unknown posterior, which `_layer_problem` reports."""
     try:
         return set(check_posterior(layer.get("posterior", "independent")).parameters)
     except ModelError:
@@ -137,7 +137,7 @@ def _spreads(layer: Mapping[str, Any]) -> set[str]:
 
 
 def _canonical_in(variational: set[str], prefix: str, manifest: dict[str, Any]) -> bool:
-    """Whether a name is that of a variational layer, or of a second name of one."""
+    """Whether `prefix` names a variational layer, or one whose weight is tied to that of a variational layer."""
     key = f"{prefix}.weight" if prefix else "weight"
     return prefix in variational or manifest["ties"].get(key, "").rpartition(".")[0] in variational
 
@@ -158,9 +158,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _value_problem(name: str, stored: Tensor, own: Any) -> Iterator[str]:
-    """What a file may not hold wherever it goes: types that nothing computes in, and numbers that are none.
+    """Yield what is wrong with a stored tensor in itself: an unsupported dtype, NaN or infinite values, negative variances.
 
-    Infinities that the model's own factory put into the same places, as in a causal mask, are meant.
+    Infinities are accepted where the model's own tensor has the same ones, as in a causal mask.
     """
     if stored.is_complex() or (stored.is_floating_point() and stored.dtype not in FLOATS):
         yield f"{name}: {stored.dtype}, which is not read; weights are float32, float64, float16 or bfloat16"

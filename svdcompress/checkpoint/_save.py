@@ -1,4 +1,4 @@
-"""From a model to a file."""
+"""Saving a model as a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from svdcompress.likelihoods import as_stored, likelihood_of
 from svdcompress.version import __version__
 
 SETTINGS = ("prior", "share", "threshold", "variance_dtype")
-"""Attributes of a variational layer that the manifest keeps; "posterior" too, where it is not the independent one."""
+"""Attributes of a variational layer that the manifest records; "posterior" is added unless it is the independent one."""
 
 
 def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
-    """Write a model's parameters and buffers, and what makes it variational and pruned; the file appears whole or not at all.
+    """Write a model's parameters and buffers, and what conversion and pruning changed; the file appears whole or not at all.
 
-    Of a model within the wrappers of torch.compile and of data-parallel training the one within is written.
+    For a model wrapped by torch.compile or data-parallel training, the model within is written.
     extra: JSON-able, kept in the manifest under "extra".
-    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state is not made of dense tensors alone,
+    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state holds anything but dense tensors,
     OutputError if the file cannot be written.
 
     Example:
@@ -42,12 +42,12 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
         text = json.dumps(manifest)
     except (TypeError, ValueError) as error:
         raise UsageError(f"extra: not JSON-able ({error})") from error
-    metadata = {KEY: text}  # one entry: safetensors writes several in any order
+    metadata = {KEY: text}  # a single entry: safetensors writes several in arbitrary order
     write_atomically(Path(path), lambda temporary: save_file(tensors, str(temporary), metadata))
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The distinct tensors of a model's state, and {name: name under which it is kept} of the shared ones."""
+    """The distinct tensors of a model's state, and {alias: name under which it is stored} for the shared ones."""
     tensors: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
     first: dict[int, str] = {}

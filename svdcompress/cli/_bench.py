@@ -1,4 +1,4 @@
-"""`svdc bench`: a run's figures of cost again, on this machine: its ONNX files in onnxruntime, its models in PyTorch."""
+"""`svdc bench`: measures a run's cost again, on this machine: its ONNX files in onnxruntime, its models in PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from svdcompress.cli._common import (
 from svdcompress.errors import ModelError, UsageError, shortened
 
 FEWEST = 5
-"""Calls that a median is made of, at least."""
+"""A median is taken over at least this many calls."""
 
 NAMES = {"dense": "dense", "sparse": "sparse", "csr": "sparse, CSR products", "sampled": "sparse, samples"}
 
@@ -53,7 +53,7 @@ def bench(
     """Measure a run on this machine, dense vs. sparse: latency, bytes, multiply-accumulates.
 
     The ONNX files run in onnxruntime on the CPU. In PyTorch, on --device: the dense model, the mean of the pruned one, and the
-    pruned one with --samples draws and their uncertainties; with sparse (CSR) products where a layer is faster by them.
+    pruned one with --samples draws and their uncertainties; with sparse (CSR) products where a layer is faster with them.
     """
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")
@@ -96,7 +96,7 @@ def _measured(
 
 
 def _check_memory(inputs: Any, batch: int) -> None:
-    """Raises MemoryError for a batch whose inputs alone do not fit: the system may end a process that takes what it lacks."""
+    """Raises MemoryError if the inputs of a batch alone exceed the free memory, for which the system might kill the process."""
     from svdcompress.batch import map_tensors
     from svdcompress.files import memory
 
@@ -116,8 +116,8 @@ def _in_torch(
     threads: int,
     seconds: float,
 ) -> tuple[dict[str, dict[str, float]], dict[str, list[dict[str, Any]]]]:
-    """Medians in milliseconds, {model: {"batch_1": ms, ...}}, the inputs on the device already; and what `to_sparse` says of
-    the layers at each batch size. A model with sparse products is measured where it has any."""
+    """Medians in milliseconds, {model: {"batch_1": ms, ...}}, with the inputs already on the device; and what `to_sparse`
+    reports about the layers at each batch size. A model with sparse products is measured only where it has any."""
     import torch
 
     from svdcompress.batch import call, map_tensors, to_device
@@ -143,11 +143,11 @@ def _in_torch(
                 name: (lambda model=model, x=x: call(model, x)) for name, model in models.items()
             }
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="to_sparse: ")  # told below the table
+                warnings.filterwarnings("ignore", message="to_sparse: ")  # reported below the table
                 try:
                     products: Any = to_sparse(small, x)
                     looked: list[Any] = products.sparse_execution
-                except ModelError as error:  # no reason to leave out the rest
+                except ModelError as error:  # no reason to skip the rest
                     told = f"batch {size}: sparse products were not measured: {shortened(str(error))}"
                     err_console().print(told, markup=False, highlight=False, soft_wrap=True)
                     looked = []
@@ -165,7 +165,7 @@ def _in_torch(
 
 
 def _median(work: Callable[[], Any], device: Any, seconds: float) -> float:
-    """Milliseconds of a call: by CUDA's own events on CUDA, which are there when the work is done, not when it is asked for."""
+    """The median milliseconds of a call; on CUDA by its events, which time the work itself, not its launch."""
     import torch
 
     times = []

@@ -1,4 +1,4 @@
-"""How commands take options: flags without a type in the help, and fields of the recipe that were typed as options."""
+"""How commands take options: flags without a type in the help, and a hint for fields of the recipe typed as options."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-"""Of the application; its commands inherit them."""
+"""Context settings of the application; its commands inherit them."""
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """The same options; flags have no metavar, where Typer shows <bool>."""
+    """The same options, but flags have no metavar, for which Typer would show <bool>."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -19,7 +19,7 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose unknown option says how to set the recipe's field of that name."""
+    """A command whose error for an unknown option says how to set the recipe's field of that name."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -38,14 +38,14 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands, its own flags without a type."""
+    """A group of commands whose own flags have no type in the help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
 
 def fields_named(option: str) -> list[str]:
-    """Dotted names of the recipe's fields that an option names: ["train.lr", ...] for --lr; those of `train` come first.
+    """Dotted names of the recipe's fields named like an option: ["train.lr", ...] for --lr; those of `train` come first.
 
     >>> fields_named("--share")
     ['convert.share']

@@ -38,21 +38,21 @@ ModelAgain = Annotated[
 ]
 
 WIDE = 160
-"""Columns of a table written to a file or a pipe."""
+"""Width in characters of tables written to a file or a pipe."""
 
 
 def out_console() -> Console:
-    """Where results go. In a file or a pipe, tables need not fit a screen."""
+    """The console for results. In a file or a pipe, tables need not fit a screen."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 
 def err_console() -> Console:
-    """Where progress, warnings and errors go."""
+    """The console for progress, warnings and errors."""
     return Console(file=sys.stderr)
 
 
 def command(work: Function) -> Function:
-    """A command whose errors are one clear line and an exit code of their own kind; `--debug` adds the traceback."""
+    """Wrap a command so that an error becomes one clear line and the exit code of its kind; `--debug` shows the traceback."""
 
     @functools.wraps(work)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -86,9 +86,9 @@ def command(work: Function) -> Function:
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Within it our own Python warnings are one line each, as all others of a command are; those of other packages stay."""
+    """Within this context, each of our own Python warnings is printed as one line; those of other packages are unchanged."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch's, of vmap and attention
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # torch's, about vmap and attention
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -111,7 +111,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def short_of_memory(advice: str) -> Iterator[None]:
-    """Within it an error of memory that is not there is a ModelError with an advice what to lower."""
+    """Within this context, an out-of-memory error becomes a ModelError with advice on what to lower."""
     try:
         yield
     except Exception as error:
@@ -121,14 +121,14 @@ def short_of_memory(advice: str) -> Iterator[None]:
 
 
 def on_device(device: str | None) -> Any:
-    """The torch.device of a `--device`. Raises UsageError for one that is not there."""
+    """The torch.device of a `--device`. Raises UsageError for one that is not available."""
     from svdcompress.train import find_place
 
     return find_place(device or "auto").device
 
 
 def opened_run(run: Path, trust_code: bool, model: str | None = None) -> Any:
-    """The run in a folder; with --trust-code a line names the code that may run."""
+    """Open the run in a folder; with --trust-code, print a line that names the code that may run."""
     from svdcompress.pipeline import open_run
     from svdcompress.sources import code_in
 
@@ -140,14 +140,14 @@ def opened_run(run: Path, trust_code: bool, model: str | None = None) -> Any:
 
 
 def announce_code(folder: Path, code: dict[str, str]) -> None:
-    """Say which code of a folder's files runs, by --trust-code."""
+    """Print which code named by a folder's files runs because of --trust-code."""
     if code:
         named = ", ".join(f"{name} ({field})" for field, name in code.items())
         err_console().print(f"--trust-code: runs what {folder} names: {named}", markup=False, highlight=False, soft_wrap=True)
 
 
 def made_folder(folder: Path, option: str = "--out") -> Path:
-    """A folder to write to, made if need be, ahead of the work whose results go there. Raises OutputError."""
+    """Make a folder if needed and try to write to it, before the work whose results go there. Raises OutputError."""
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{option}: {folder} is a file; name a folder")
     try:
@@ -160,7 +160,7 @@ def made_folder(folder: Path, option: str = "--out") -> Path:
 
 
 def check_file(path: Path, option: str = "--out") -> Path:
-    """A file that will be written, ahead of the work. Raises OutputError where it has no folder, or is one itself."""
+    """Check a file to be written, before the work. Raises OutputError if its folder is missing or if it is a folder itself."""
     if os.path.isdir(path):
         raise OutputError(f"{option}: {path} is a folder; name a file")
     if not os.path.isdir(path.absolute().parent):
@@ -170,7 +170,7 @@ def check_file(path: Path, option: str = "--out") -> Path:
 
 
 def print_json(value: Any) -> None:
-    """A result on standard output, for machines."""
+    """Print a result to standard output as JSON."""
     from svdcompress.report import plain
 
     print(json.dumps(plain(value), indent=1, allow_nan=False))

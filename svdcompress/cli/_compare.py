@@ -17,7 +17,7 @@ from svdcompress.errors import Interrupted, SvdcError, UsageError
 from svdcompress.recipe import MEASURES
 
 SHOWN = 6
-"""Settings in which a folder's run differs, as far as an error names them."""
+"""Most settings that an error about a folder's run names."""
 
 Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot of error vs. size: .png, .svg or .pdf.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with all of it.")]
@@ -61,7 +61,7 @@ def sweep(
 ) -> None:
     """Run a recipe with all combinations of some settings, then compare the runs. Run it again to continue a stopped sweep.
 
-    A combination that fails is told, and the others go on; the exit code is then that of the first one that failed.
+    If a combination fails, the others still run; the exit code is then that of the first one that failed.
 
     Example: svdc sweep digits --grid train.beta.final=0.1,0.3,1 --grid convert.share=weight,input --out runs/grid
     """
@@ -82,8 +82,8 @@ def sweep(
     recipes = [_with(settings, text, seed, device) for text in texts]
     planned = [(text, recipe, out / name) for text, recipe, name in zip(texts, recipes, _folder_names(texts), strict=True)]
     made_folder(out)
-    _check_files(picture, html)  # which may lie in it
-    for _, recipe, folder in planned:  # ahead of the first run: hours may lie before the folder that does not fit
+    _check_files(picture, html)  # which may be in it
+    for _, recipe, folder in planned:  # before the first run: a folder that does not fit may be hours away
         if (folder / "recipe.yaml").is_file():
             _check_same(load_recipe(folder / "recipe.yaml"), recipe, folder)
     failed: dict[Path, SvdcError] = {}
@@ -97,7 +97,7 @@ def sweep(
             pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
         except Interrupted:
             raise
-        except SvdcError as error:  # it says little of the others
+        except SvdcError as error:  # the others may still succeed
             failed[folder] = error
             console.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     folders = [folder for *_, folder in planned if folder not in failed]
@@ -110,8 +110,8 @@ def sweep(
 
 
 def _folder_names(texts: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each combination's folder: its settings as a file may be called, with a number where several are called the
-    same, as 0* and 0? are."""
+    """A name for each combination's folder: its settings as a safe file name, with a number if several come out the same, as 0*
+    and 0? do."""
     names: list[str] = []
     for text in texts:
         name = plain = s.safe_name("_".join(text))
@@ -124,7 +124,7 @@ def _folder_names(texts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _check_same(stored: Any, given: Any, folder: Path) -> None:
-    """Raises UsageError, naming them, where a folder's run has other settings than those it would be made with now."""
+    """Raises UsageError, naming the differences, if a folder's run has other settings than those given now."""
     from svdcompress.pipeline import changed_fields
 
     found = [
@@ -146,7 +146,7 @@ def _with(settings: s.Settings, text: list[str], seed: int | None, device: str |
 
 
 def _values(text: str) -> tuple[str, list[str]]:
-    """A field and its values; commas inside brackets do not part them."""
+    """A field and its values; commas inside brackets do not separate values."""
     field, equals, rest = text.partition("=")
     values, depth, start = [], 0, 0
     for place, letter in enumerate(rest):
@@ -161,7 +161,7 @@ def _values(text: str) -> tuple[str, list[str]]:
 
 
 def _check_files(picture: Path | None, html: Path | None) -> None:
-    """Files that are written at the end, ahead of the work. Raises OutputError, UsageError."""
+    """Check, before the work, the files that are written at its end. Raises OutputError, UsageError."""
     if html is not None:
         check_file(html, "--html")
     if picture is None:
@@ -219,7 +219,7 @@ def _show(
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """A name for each run: its folder's, or as it was given where several have the same one."""
+    """A name for each run: that of its folder, or the folder as given if several have the same name."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 

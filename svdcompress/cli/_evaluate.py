@@ -1,4 +1,4 @@
-"""`svdc evaluate`: a run's model beside others on the same data, as a table, pictures and a section of the report."""
+"""`svdc evaluate`: compares a run's model with others on the same data, as a table, pictures and a section of the report."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from svdcompress.errors import DataError
 
 BATCH = 500
 OUTSIDE = 2000
-"""Images of other data that are looked at."""
+"""Most images that are taken from other data."""
 
 HEADINGS = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE", "r2": "R2"}
 SCORES = {"softmax": "1 - confidence", "mutual_information": "mutual information"}
 LOWER = ("error", "nll", "ece", "brier", "rmse")
-"""Figures of which less is better; the others have no colour."""
+"""Figures of which less is better; the others are not colored."""
 
 
 def evaluate(
@@ -87,7 +87,7 @@ def evaluate(
 
     place = on_device(device)
     opened = opened_run(run, trust_code, model)
-    folder = made_folder(out or run / "evaluation")  # all else takes time
+    folder = made_folder(out or run / "evaluation")  # first, as all else takes time
     wanted = Wanted(samples, seed, members, magnitude, laplace, shift, str(place), batch)
     console = err_console()
     others = _others(outside, opened.data, batch)
@@ -98,7 +98,7 @@ def evaluate(
     pictures = uncertainty.plot(result, folder)
     report.write_json(folder / "evaluation.json", result)
     written = [path.name for path in pictures]
-    if out is None and (run / "report.html").is_file():  # with a section of this
+    if out is None and (run / "report.html").is_file():  # now with a section on this
         report.write_text(run / "report.html", report.render(opened.results, run))
         written.append("../report.html")
     if json:
@@ -134,7 +134,7 @@ def _comparison(result: Mapping[str, Any]) -> Table:
 
 
 def _coloured(value: float | None, name: str, difference: Mapping[str, Any] | None) -> str:
-    """A figure, in colour where the data show that it is better or worse than the reference's."""
+    """A figure, in color if it is significantly better or worse than the reference's."""
     from svdcompress.uncertainty import significant
 
     if value is None:
@@ -145,7 +145,7 @@ def _coloured(value: float | None, name: str, difference: Mapping[str, Any] | No
 
 
 def _tell_differences(console: Any, result: Mapping[str, Any]) -> None:
-    """Each figure less the reference's, with its interval."""
+    """Print each figure minus the reference's, with its interval."""
     rows = [row for row in result["contenders"] if row["name"] != result["reference"]]
     if not rows:
         return
@@ -183,7 +183,7 @@ def _shifted(result: Mapping[str, Any]) -> Table:
 
 
 def _elsewhere(result: dict[str, Any]) -> Table:
-    """Each contender's scores, by how well they tell the sets from elsewhere from the test data."""
+    """A table of how well each contender's scores tell the test data from other data."""
     rows = [row for row in result["contenders"] if row["ood"]]
     sets = list(dict.fromkeys(name for row in rows for name in row["ood"]))
     table = Table(show_edge=False, pad_edge=False)
@@ -210,10 +210,10 @@ def _others(names: list[str], data: Any, batch: int) -> dict[str, Any]:
     for name in names:
         try:
             test = open_data(DataSection(name=name), "classification").test
-            if len(test) > OUTSIDE:  # from all over, since files are often sorted by class
+            if len(test) > OUTSIDE:  # spread over all of it, since files are often sorted by class
                 test = test.subset(torch.linspace(0, len(test) - 1, OUTSIDE).long())
             batches = lambda test=test: test.batches(batch)  # noqa: E731
-            # whoever could open the data has let their transforms run
+            # the run is open already, so its transforms are trusted
             images = uncertainty.images_like(batches, data.preprocessing, OUTSIDE, trust_code=True)
             next(iter(images()))
         except DataError as error:

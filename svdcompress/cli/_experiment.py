@@ -26,7 +26,7 @@ def experiment(
     json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Run an experiment in place of the usual stages, or say what it would do. given: names of fields that options have set."""
+    """Run an experiment in place of the usual stages, or print what it would do. given: names of fields set by options."""
     from svdcompress import experiments, report
 
     assert made.experiment is not None

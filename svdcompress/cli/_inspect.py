@@ -60,7 +60,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
         count, final = len(data.train), final_beta(made, net, len(data.train), inputs)
         net = converted(net, made, inputs)
         found["pruning"] = groups(net, inputs).to_dict()
-        if trained:  # of weights drawn anew it would tell nothing
+        if trained:  # it would say nothing about newly drawn weights
             way = reach_of(made, net, count, final, rate_of_variances(made, net, count, final))
             found["reach"] = way.to_dict()
             warned = out_of_reach(made, way)
@@ -90,9 +90,9 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
 
 
 def _with_costs(plan: list[dict[str, Any]], costs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plan's entries with parameters (weight, bias and all), MACs and whether the layer ran; `parameters` is the weight.
+    """The plan's entries with all parameters of the layer (`parameters` counts the weight alone), its MACs and whether it ran.
 
-    A second name of a shared layer costs nothing more.
+    A shared layer costs nothing under its further names.
     """
     return [
         {
@@ -123,7 +123,7 @@ def _layers_table(plan: list[dict[str, Any]]) -> Table:
 def _groups_table(groups: list[dict[str, Any]]) -> Table:
     table = Table(title="units that are removed together", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("group", no_wrap=True)
-    wide = any(group["units"] != group["kept"] + group["removed"] for group in groups)  # heads, say, of many channels
+    wide = any(group["units"] != group["kept"] + group["removed"] for group in groups)  # such as heads of many channels
     for heading in ("units", *(["channels"] if wide else []), "parameters each", "MACs each"):
         table.add_column(heading, justify="right", no_wrap=heading[0] in "uc")
     table.add_column("")

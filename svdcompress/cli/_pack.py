@@ -83,7 +83,7 @@ def pack(
 
 
 def _figures(opened: Any, path: Path, src: Path) -> dict[str, Any]:
-    """What the archive's file gives on the test data."""
+    """The figures of the archive's ONNX file on the test data."""
     from svdcompress.export import unpack as unpacked
     from svdcompress.pipeline import baked, beside
 

@@ -155,7 +155,7 @@ def predict(
 
     if out is not None:
         check_file(out)
-    # onnxruntime's work is the CPU's, whatever the device.
+    # onnxruntime runs on the CPU, whatever the device.
     place = None if onnx and device in (None, "auto", "cpu") else str(on_device(device))
     if onnx and place is not None:
         raise UsageError(f"--onnx runs on the CPU; leave out --device {device}")
@@ -175,12 +175,12 @@ def predict(
 
 
 def _width(width: float | list[float]) -> str:
-    """Of intervals, in deviations; of several targets from the least to the most."""
+    """The width of intervals in deviations, as text; for several targets, the smallest and the largest."""
     return f"{min(width):.3g} to {max(width):.3g} (by target)" if isinstance(width, list) else f"{width:.3g}"
 
 
 def _promises(told: dict[str, Any]) -> list[str]:
-    """What was promised of predictions, in words."""
+    """What was promised about the predictions, in words."""
     lines = []
     if found := told.get("not_promised"):
         lines.append(f"[yellow]warning:[/] not promised of these predictions, though the recipe asks for it: {found}")

@@ -1,4 +1,4 @@
-"""From a recipe argument and options to a checked recipe."""
+"""Turns the recipe argument and the options into a checked recipe."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ FIELDS = {
     "validation": "data.validation",
     "unlabelled": "data.unlabelled",
 }
-"""Fields of the recipe that options set under another name than their own."""
+"""The recipe's field that each of these options sets."""
 
 NAMES = {"model.name": "model", "data.name": "data", "loss.name": "loss", "weights.file": "weights"}
-"""The longer names of fields that options set by their section's."""
+"""Full names of fields that options set by the name of the section."""
 
 OPTIONS = {
     "dense.epochs": "--dense-epochs",
@@ -139,12 +139,12 @@ OPTIONS = {
     "weights.trained": {True: "--trained", False: "--untrained"},
     "data.unlabelled": {True: "--unlabelled", False: "--labelled"},
 }
-"""Options that are not called as the last part of the field that they set."""
+"""Options that are not named after the last part of the field that they set."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The recipe argument and the options that `inspect` and `sparsify` share, as they were given."""
+    """The recipe argument and the options that `inspect`, `sparsify` and `sweep` share, as they were given."""
 
     recipe: RecipeArgument = None
     model: Model = None
@@ -161,13 +161,13 @@ class Settings:
     set_: Set = field(default_factory=list)
 
     def resolved(self, source: str | None = None, needs_data: bool = True, **more: Any) -> Recipe:
-        """The recipe of a file, or of the defaults and WITHOUT_RECIPE, with the options that were given.
+        """The recipe from a file, or from the defaults and WITHOUT_RECIPE, with the options that were given.
 
-        source: another recipe than the argument's. more: further fields, double underscores for dots; None: not given.
-        Raises UsageError where neither a recipe nor both of model and data (or the model, if that is enough) are named, and
-        where --set contradicts an option.
+        source: a recipe in place of the argument's. more: further fields, double underscores for dots; None: not given.
+        Raises UsageError if neither a recipe nor both a model and data (or the model, if that is enough) are named, and if
+        --set contradicts an option.
         """
-        from svdcompress.recipe import WITHOUT_RECIPE, load_recipe  # pydantic takes a quarter of a second
+        from svdcompress.recipe import WITHOUT_RECIPE, load_recipe  # importing pydantic takes 0.25 s
 
         source = source or self.recipe
         options = self._options(more)
@@ -182,7 +182,7 @@ class Settings:
         return found
 
     def given(self, **more: Any) -> list[str]:
-        """Names of the recipe's fields that options and --set give; `more` as in `resolved`."""
+        """Names of the recipe's fields that options and --set set; `more` as in `resolved`."""
         return [*self._options(more), *(pair.partition("=")[0].strip() for pair in self.set_)]
 
     def _options(self, more: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Settings:
             fields["data.validation"] = _number_or_name(self.validation)
         for section, name, pairs in (("model", self.model, self.model_arg), ("data", self.data, self.data_arg)):
             found = key_values(pairs, f"--{section}-arg")
-            if found and name is not None:  # another model's arguments would be none of its own
+            if found and name is not None:  # the recipe's own arguments are for another one
                 fields[f"{section}.args"] = found
             else:
                 fields |= {f"{section}.args.{key}": value for key, value in found.items()}
@@ -201,14 +201,14 @@ class Settings:
 
 
 def _check_set(pairs: list[str], options: dict[str, Any]) -> None:
-    """Raises UsageError for a field that --set sets otherwise than an option. options: {field: value}."""
+    """Raises UsageError if --set and an option give a field different values. options: {field: value}."""
     from svdcompress.recipe import parse_yaml
 
     asked = _fields(options)
     for pair in pairs:
         field, value = pair.partition("=")[0].strip(), parse_yaml(pair.partition("=")[2])
         given = {field: value}
-        if isinstance(value, dict) and "." not in field:  # a section as a whole: what it does not name is lost
+        if isinstance(value, dict) and "." not in field:  # a whole section: fields that it does not name count as null
             given = {name: None for name in asked if f"{name}.".startswith(f"{field}.")} | _fields(given)
         for name, value in {NAMES.get(name, name): value for name, value in given.items()}.items():
             if name in asked and str(asked[name]) != str(value) and asked[name] != value:
@@ -216,13 +216,13 @@ def _check_set(pairs: list[str], options: dict[str, Any]) -> None:
 
 
 def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of mappings in place of these; without lists, of which options set none but empty ones."""
+    """The values with mappings replaced by their fields, and without lists, of which options set only empty ones."""
     inner = {f"{name}.{key}": each for name, part in values.items() if isinstance(part, dict) for key, each in part.items()}
     return {**{name: value for name, value in values.items() if not isinstance(value, dict | list)}, **inner}
 
 
 def _option(field: str, value: Any) -> str:
-    """An option as it was typed, by the field that it sets."""
+    """The option that sets a field, as it was typed."""
     section, _, key = field.partition(".args.")
     if key:
         return f"--{section}-arg {key}={value}"
@@ -267,12 +267,12 @@ def stem(recipe: str | None, made: Recipe) -> str:
     """A name for a run's folder."""
     if recipe is not None:
         path = Path(recipe)
-        of_a_run = path.name == "recipe.yaml" and path.resolve().parent.name  # runs/mine/recipe.yaml: another runs/mine
+        of_a_run = path.name == "recipe.yaml" and path.resolve().parent.name  # runs/mine/recipe.yaml: named after the run
         return of_a_run or (path.name if path.is_dir() else path.stem)
     name = str(made.model.name).rpartition(":")[2] if ":" in str(made.model.name) else str(made.model.name)
     return safe_name(name) or "run"
 
 
 def safe_name(text: str) -> str:
-    """A text as the name of a file."""
+    """A text with all characters that are unsafe in a file name replaced by dashes."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)

@@ -144,7 +144,7 @@ def sparsify(
         from svdcompress import pipeline
 
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
-    limit = None if resume else threshold  # what is trained already has its own in its layers
+    limit = None if resume else threshold  # trained layers already have their own threshold
     options: dict[str, Any] = {"train__epochs": epochs, "dense__epochs": dense_epochs, "convert__threshold": limit}
     options |= {"seed": seed, "device": device, "calibrate__coverage": coverage, "export__precision": precision}
     if no_calibrate:
@@ -165,7 +165,7 @@ def sparsify(
         given = settings.given(**options)
         experiment(made, folder, given, resume=resume, dry_run=dry_run, overwrite=overwrite, json=json, quiet=quiet)
         return
-    if threshold is not None:  # over what the recipe, or a layer's rule, says of it
+    if threshold is not None:  # overrides the recipe and its rules for layers
         made = settings.resolved(source, **options, relevance__threshold=threshold, relevance__candidates=[])
     if dry_run:
         found = pipeline.estimate(made)
@@ -201,7 +201,7 @@ def next_steps(made: Recipe, folder: Path) -> str:
 
 
 def _check_search(made: Recipe, given: dict[str, Any]) -> None:
-    """Raises UsageError for options of a search that would do nothing. given: by their names; None: not given."""
+    """Raises UsageError for options of a search that would have no effect. given: {name: value}; None: not given."""
     from svdcompress.recipe import parse_goal
 
     named = [f"--{name}" for name, value in given.items() if value is not None]
@@ -214,11 +214,11 @@ def _check_search(made: Recipe, given: dict[str, Any]) -> None:
 
 
 def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:
-    """Raises TrustError for code that the recipe in a run's folder names, and that no option names again."""
+    """Raises TrustError for code that the recipe in a run's folder names and that no option names again."""
     from svdcompress.pipeline import untrusted
     from svdcompress.sources import code_of_run
 
-    own = [f"{name}.name" if name in ("model", "data", "loss") else name for name in given]  # --data leaves the transforms
+    own = [f"{name}.name" if name in ("model", "data", "loss") else name for name in given]  # --data leaves transforms in
     named = {field: name for field, name in code_of_run(made).items() if not any(f"{field}.".startswith(f"{o}.") for o in own)}
     if named and not trust_code:
         raise TrustError(untrusted(folder, named))
@@ -235,7 +235,7 @@ def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) 
 
 
 def show_estimate(found: Any, made: Recipe, console: Console) -> None:
-    """The plan of a run, for people."""
+    """Print the plan of a run in readable form."""
     console.print(plan_table(found.plan))
     counts = ", ".join(f"{name} {count:,}" for name, count in found.examples.items())
     console.print(f"\nexamples: {counts}", highlight=False)
@@ -283,7 +283,7 @@ def plan_table(entries: Any) -> Table:
 
 
 def what_is_done(converted: bool, kind: str, reason: str, note: str = "") -> str:
-    """What conversion does with a layer, in a word and a colour."""
+    """What conversion does with a layer, in a word and a color."""
     if converted:
         return f"[green]converted[/], {escape(note)}" if note else "[green]converted[/]"
     return f"[dim]left: {escape(reason.removesuffix(f': {kind}'))}[/]"

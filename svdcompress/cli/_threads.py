@@ -1,4 +1,4 @@
-"""OpenMP's settings, as PyTorch's threads find them."""
+"""OpenMP settings for PyTorch's threads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
 def wait_passively() -> None:
-    """Have threads sleep while they wait for each other, unless the user set how they wait; before torch is loaded.
+    """Make threads sleep while they wait for each other, unless the user set how they wait. Call it before torch is loaded.
 
-    By default they spin, which beside other busy processes takes the time from the very thread that they wait for.
+    By default they spin, which on a busy machine takes time from the very thread that they wait for.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "passive"

@@ -1,4 +1,4 @@
-"""Dense layers to variational ones and back; the plan of what is touched and why; what a pass through a model tells of it."""
+"""Converts dense layers to variational ones and back, plans what is converted and why, and watches what a pass reads."""
 
 from svdcompress.convert._convert import (
     convert,

@@ -1,4 +1,4 @@
-"""Dense layers to variational ones and back, in place."""
+"""Converts dense layers to variational ones and back, in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from svdcompress.layers import (
 )
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
-"""Classes of training on several devices that note the parameters of a model when they wrap it."""
+"""Wrappers for training on several devices, which register the parameters of a model when they wrap it."""
 
 
 def convert(
@@ -54,35 +54,36 @@ def convert(
 ) -> nn.Module:
     """Turn Linear and convolution layers into variational ones, in place; returns the model.
 
-    Weights are kept bit for bit, and parameters, hooks and module objects stay the same ones (an optimizer made before
-    knows nothing of the new `log_sigma2`). Tied layers are converted once and stay tied. Log variances have their weights'
-    dtype, and in half precision hardly train: it warns, and `model.float()` under autocast is the way.
+    Weights are kept bit for bit, and parameters, hooks and module objects stay the same objects (an optimizer made before does
+    not know the new `log_sigma2`). Tied layers are converted once and stay tied. Log variances have the dtype of their
+    weights. In half precision they hardly train, which it warns of: convert `model.float()` and train under autocast.
 
     prior: "ard" (Kharitonov et al. 2018), "log-uniform" (Molchanov et al. 2017), or a `Prior`.
     posterior: "independent", a variance for each weight; "rank-one", a term for each output plus one for each input, which
-        costs a wide layer no second matrix product and no second tensor of weights; or a `Posterior`.
+        saves a wide layer a second matrix product and a second weight-sized tensor; or a `Posterior`.
     share: which weights share a prior variance: "weight", "input", "output", "layer", a list (equal parts), or {name: part}.
-    include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of
-        `exclude` matches it (any of its names, where a module has several) or a module that it is inside of.
-    filter_fn: takes a module and its dotted name; False leaves it, beside what the patterns leave.
-    log_sigma2: where every log variance starts: near -10 for small nets, -15 for large pretrained ones. None: where the prior
-        says, -10 for the package's own.
-    log_alpha: where log alpha of a layer's root-mean-square weight starts, in place of `log_sigma2`: each layer has noise in
-        proportion to its weights, at -6 of 5% of them, whatever their scale.
-    threshold: limit on log alpha, from which a weight is irrelevant in `eval()`; one number or {share: limit}.
-    variance_dtype: precision of the variances' computation: "float32", "bfloat16", or "auto" for bfloat16 where the chip is
-        fast at it and the layer large enough to gain.
-    derived: what to do with layers whose weight is computed from other tensors in each forward (weight_norm, spectral_norm,
-        torch.nn.utils.prune, weight-standardised convolutions): "keep" leaves them as they are; "fold" computes the weight
-        once, as in `eval()`, and makes plain layers of them first, with new parameters.
-    example_inputs: inputs for one pass in `eval()` (a tensor, a tuple of positional inputs or a dict of keyword inputs), by
-        which layers are found whose weight other code reads past them (`F.linear(x, self.fc.weight)`); they are left dense,
-        since neither masks nor noise would be seen there. Without it they are converted; `ELBO` and `prune` say so later.
+    include, exclude: fnmatch patterns on dotted module names; a layer is converted if one of `include` and none of `exclude`
+        matches it (any of its names, if it has several) or a module that contains it.
+    filter_fn: takes a module and its dotted name; if it returns False, the layer is left out, in addition to those that the
+        patterns leave out.
+    log_sigma2: initial value of every log variance: near -10 for small nets, -15 for large pretrained ones. None: the prior's
+        choice, -10 for the priors of this package.
+    log_alpha: initial log alpha of a layer's root-mean-square weight, instead of `log_sigma2`: each layer gets noise in
+        proportion to its weights, whatever their scale; -6 means 5%.
+    threshold: limit on log alpha, at or above which a weight is irrelevant in `eval()`; one number or {share: limit}.
+    variance_dtype: precision in which variances are computed: "float32", "bfloat16", or "auto" for bfloat16 if the chip is
+        fast at it and the layer is large enough to benefit.
+    derived: what to do with layers whose weight is computed from other tensors in each forward pass (weight_norm,
+        spectral_norm, torch.nn.utils.prune, weight-standardized convolutions): "keep" leaves them as they are; "fold" first
+        computes the weight once, as in `eval()`, and turns them into plain layers with new parameters.
+    example_inputs: inputs for one pass in `eval()` (a tensor, a tuple of positional inputs or a dict of keyword inputs), which
+        finds layers whose weight other code reads past them (`F.linear(x, self.fc.weight)`). They are left dense, since masks
+        and noise would have no effect there. Without it they are converted, and `ELBO` and `prune` report it later.
 
-    `plan` tells what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to
-    convert, for an unknown prior, posterior or share, for a share that the prior does not know, for `log_sigma2` together with
+    `plan` shows what is done with each layer. Raises ModelError if a pattern matches no module, if nothing is left to convert,
+    for an unknown prior, posterior or share, for a share that the prior does not support, for `log_sigma2` together with
     `log_alpha`, if the model cannot run on the example inputs, if it is wrapped for training on several devices (convert
-    first), or if a layer that is meant is variational already, with other settings; the model is then as it was.
+    first), or if a selected layer is already variational with other settings; the model is then unchanged.
 
     Example:
         >>> svdc.convert(model, share=["weight", "input"], exclude=["2"])
@@ -112,7 +113,7 @@ def convert(
     _check_same((entry.name, module, settings) for entry, module in found if entry.reason == ALREADY)
     if log_sigma2 is not None:
         _check_start(((entry.name, module) for entry, module in found if entry.reason == ALREADY), log_sigma2)
-    # The same variances for all layers of a weight, so that tied weights keep one posterior.
+    # All layers of a weight get the same variances, so that tied weights keep one posterior.
     shared: dict[int, Any] = {id(layer.weight): layer for _, layer in variational_layers(model)}
     fold_all(module for entry, module in found if entry.converted and entry.note)
     for module in chosen:
@@ -133,7 +134,7 @@ def convert(
 
 
 def _check_unwrapped(model: nn.Module) -> None:
-    """A wrapper that has taken the parameters to average or to divide knows nothing of those that come later."""
+    """Raise ModelError for a wrapped model: a wrapper that averages or shards parameters does not know those added later."""
     for name, module in model.named_modules():
         found = WRAPPERS & {kind.__name__ for kind in type(module).__mro__}
         if found:
@@ -145,7 +146,7 @@ def _check_unwrapped(model: nn.Module) -> None:
 
 
 def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> None:
-    """Log variances have the dtype of their weight, and near -10 a number of 16 bits is coarser than a step of training."""
+    """Warn of log variances trained in half precision: near -10, 16-bit numbers are further apart than a training step."""
     trained = [
         (name, layer.weight.dtype)
         for name, layer in layers
@@ -163,7 +164,7 @@ def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> No
 
 
 SMALL = 3e-4
-"""Below this root mean square of a layer's weights log alpha's constant (`EPS`, 1e-8) is more than a tenth of their squares."""
+"""Root mean square of weights below which log alpha's constant (`EPS`, 1e-8) exceeds a tenth of their mean square."""
 
 
 def _warn_of_small_weights(layers: list[tuple[str, Any]], stacklevel: int) -> None:
@@ -180,7 +181,7 @@ def _warn_of_small_weights(layers: list[tuple[str, Any]], stacklevel: int) -> No
 
 
 def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
-    """A second conversion changes nothing, so it may not ask for anything else than the first did."""
+    """Raise ModelError if a second conversion asks for other settings than the first did, as it would not change them."""
     for name, layer, settings in layers:
         for key, wanted in settings.items():
             if getattr(layer, key) != wanted:
@@ -193,7 +194,7 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
 
 
 def _check_start(layers: Iterable[tuple[str, Any]], log_sigma2: float) -> None:
-    """The same of where log variances start, as long as nothing has moved them from there."""
+    """Like `_check_same`, for the initial log variances, as long as nothing has changed them."""
     for name, layer in layers:
         if layer.variance_moved or layer.log_sigma2.is_meta:
             continue
@@ -211,11 +212,11 @@ def _shown(value: Any) -> str:
 
 
 def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> dict[str, str]:
-    """Make plain layers of those whose weight is computed from other tensors in each forward, in place, without converting
-    anything; exact in `eval()`. Returns {name: what it was}.
+    """Turn layers whose weight is computed from other tensors in each forward pass into plain layers, in place, without
+    converting anything; exact in `eval()`. Returns {name: what it was}.
 
     include, exclude: as for `convert`, whose `derived="fold"` does this to the layers that it converts.
-    Raises ModelError if a pattern matches no module; the model is then as it was.
+    Raises ModelError if a pattern matches no module; the model is then unchanged.
 
     Example:
         >>> svdc.fold_derived_weights(torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 3))))
@@ -228,8 +229,8 @@ def fold_derived_weights(model: nn.Module, include: Sequence[str] = ("*",), excl
 def to_dense(model: nn.Module) -> nn.Module:
     """Turn every variational layer back into its torch.nn class, in place: the mean, with irrelevant weights at 0.
 
-    Layers that share a weight and keep different parts of it get a weight each. Raises ModelError for a layer whose weight has
-    been computed from other tensors since it was converted.
+    Layers that share a weight but have different masks get a weight each. Raises ModelError for a layer whose weight has been
+    computed from other tensors since its conversion.
 
     Example:
         >>> type(svdc.to_dense(svdc.convert(model))[0])
@@ -242,7 +243,7 @@ def to_dense(model: nn.Module) -> nn.Module:
                 f"{name or type(layer).__name__}: its weight has been computed from other tensors since it was converted (a "
                 "parametrization): remove that first, as torch.nn.utils.parametrize.remove_parametrizations does"
             )
-    first: dict[torch.Tensor, torch.Tensor] = {}  # by a weight, what the first of its layers keeps
+    first: dict[torch.Tensor, torch.Tensor] = {}  # by weight, the mask of the first of its layers
     for layer, keep in [(layer, layer.relevant()) for layer in layers.values()]:
         layer.mask = keep  # decided for all before any weight changes: tied layers would see each other's zeros
         if not torch.equal(first.setdefault(layer.weight, keep), keep):
@@ -275,8 +276,7 @@ def convert_dropout(model: nn.Module, p: float | None = None, gaussian: bool = F
 
 
 def leave_fused_paths(model: nn.Module) -> None:
-    """Keep torch's transformer encoder from its fused inference path, which reads the weights past our layers and leaves
-    dropout out."""
+    """Keep torch's transformer encoder off its fused inference path, which reads weights past our layers and skips dropout."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0

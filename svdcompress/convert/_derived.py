@@ -1,7 +1,7 @@
-"""Layers whose weight is computed from other tensors in each forward, and what makes plain layers of them, exact in `eval()`.
+"""Turns layers whose weight is computed from other tensors in each forward pass into plain ones, exactly in `eval()`.
 
-These are torch's parametrisations (weight_norm, spectral_norm, orthogonal), the older hooks of weight_norm, spectral_norm and
-torch.nn.utils.prune, and classes with a forward of their own that does so, such as weight-standardised convolutions.
+These are torch's parametrizations (weight_norm, spectral_norm, orthogonal), the older hooks of weight_norm, spectral_norm and
+torch.nn.utils.prune, and classes whose own forward does so, such as weight-standardized convolutions.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OWN = ("weight", "bias")
 FUNCTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)) | {"linear"}
 ABOUT = ("__dict__", "__weakref__")
 MARK = "derived_from"
-"""The attribute of a folded layer that tells what it was."""
+"""The attribute of a folded layer that says what it was."""
 
 HOOKS: dict[type, str] = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm", prune.BasePruningMethod: "pruned"}
 
 
 def derivation(module: nn.Module) -> str:
-    """How a layer gets its weight in each forward, if `fold` can make a plain layer of it; "" elsewhere.
+    """How a layer computes its weight in each forward pass, if `fold` can make a plain layer of it; otherwise "".
 
-    A class with a forward of its own is tried on a copy, on inputs of two sizes.
+    A class with a forward of its own is tried out: a copy runs on inputs of two sizes.
     """
     kind: Any = parametrize.type_before_parametrizations(module)
     if parametrize.is_parametrized(module):
@@ -55,14 +55,14 @@ def derivation(module: nn.Module) -> str:
 def fold(module: nn.Module) -> None:
     """Compute the weight of such a layer once, as in `eval()`, and make a plain layer of it, in place.
 
-    Its class is then that of before the parametrisation, or the known class whose map its forward computes.
+    Its class becomes the one before the parametrization, or the known class whose map its forward computes.
     """
     how = derivation(module)
     wanted = any(p.requires_grad for name, p in module.named_parameters() if "bias" not in name)
     if parametrize.is_parametrized(module):
         parts: Any = module.parametrizations
         parts.eval()
-        kind: Any = type(module)  # torch takes its properties away, but copies of the module have the same class
+        kind: Any = type(module)  # torch deletes properties of the class, but copies of the module share it
         module.__class__ = type(kind.__name__, kind.__bases__, {k: v for k, v in vars(kind).items() if k not in ABOUT})
         for name in list(parts):
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
@@ -83,7 +83,7 @@ def fold(module: nn.Module) -> None:
 
 
 def fold_all(modules: Iterable[nn.Module]) -> None:
-    """`fold` each of them, or none."""
+    """`fold` all of these modules, or none if one fails."""
     wanted = list(modules)
     with unchanged_on_error(nn.ModuleList(wanted)):
         for module in wanted:
@@ -91,9 +91,9 @@ def fold_all(modules: Iterable[nn.Module]) -> None:
 
 
 def fold_like(module: nn.Module, how: str, bias: bool) -> None:
-    """Give a layer of a fresh model the form that `fold` left, in place; its values come from a file.
+    """Give a layer of a fresh model the form that `fold` leaves, in place; its values come from a file.
 
-    Raises ValueError for a layer of another kind. bias: whether the file has one.
+    how: what the layer was. bias: whether the file has one. Raises ValueError for a layer of another kind.
     """
     if parametrize.is_parametrized(module) or _hooks(module):
         fold(module)
@@ -113,7 +113,7 @@ def folded(model: nn.Module) -> dict[str, str]:
 
 
 def _hooks(module: nn.Module) -> list[tuple[Any, str]]:
-    """The older kind: (hook, name of the tensor that it computes)."""
+    """Hooks of the older kind: (hook, name of the tensor that it computes)."""
     hooks: list[Any] = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, tuple(HOOKS))]
     return [(hook, str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", ""))) for hook in hooks]
 
@@ -129,7 +129,7 @@ def _become_plain(module: nn.Module, weight: Tensor, bias: Tensor | None) -> Non
 
 
 def _own_tensors(module: nn.Module, requires_grad: bool) -> None:
-    """Weight and bias as parameters, trained or frozen as what they came from."""
+    """Make weight and bias contiguous parameters of the module. requires_grad: of the weight."""
     for name in OWN:
         tensor = getattr(module, name, None)
         if isinstance(tensor, Tensor):
@@ -147,7 +147,7 @@ def _own_tensors(module: nn.Module, requires_grad: bool) -> None:
 
 
 class _Capture(TorchFunctionMode):
-    """Weight and bias of each linear map that is computed."""
+    """Records weight and bias of each linear map that is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ class _Capture(TorchFunctionMode):
 
 
 def _computed(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Weight and bias with which a plain layer of the known class computes what the module's forward does; None where there
-    are none: the weight depends on the input, or the forward does more."""
+    """Weight and bias with which a plain layer of the known class computes what the module's forward does; None if there are
+    none, because the weight depends on the input or the forward does more."""
     kind: Any = known_class(type(module))
     try:
         trial = copy.deepcopy(module).eval()
@@ -181,7 +181,7 @@ def _computed(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
                 torch.equal(one[2], weight) and _same(one[3], bias) and _close(kind.forward(trial, one[0]), one[1])
                 for one in results
             )
-    except Exception:  # whatever a forward may do with inputs that are made up
+    except Exception:  # whatever a forward may raise for made-up inputs
         return None
     return (weight, bias) if right else None
 
@@ -197,7 +197,7 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _probes(module: Any) -> list[Tensor]:
-    """Inputs of two sizes."""
+    """Random inputs of two sizes."""
     like = next(module.parameters())
     make = {"dtype": like.dtype, "device": like.device}
     if isinstance(module, nn.modules.conv._ConvNd):

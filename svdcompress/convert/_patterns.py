@@ -1,4 +1,4 @@
-"""Which modules the patterns of a setting mean."""
+"""Matches module names with the patterns of a setting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns matches a module's dotted name, or that of a module which it is inside of: "encoder" means
-    "encoder.0.fc", too."""
+    """Whether a pattern matches a module's dotted name, or that of a module containing it: "encoder" includes "encoder.0"."""
     parts = name.split(".")
     outer = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
     return any(fnmatchcase(one, pattern) for pattern in patterns for one in outer)

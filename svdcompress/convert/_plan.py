@@ -19,7 +19,7 @@ from svdcompress.errors import ModelError
 from svdcompress.layers import VariationalLayer, changes, clashes, known_class, register_loaded, variational_class
 
 DERIVED = ("keep", "fold")
-"""What is done with layers whose weight is computed in each forward: left as they are, or made plain ones."""
+"""What to do with layers whose weight is computed in each forward pass: leave them as they are, or make them plain."""
 
 
 FOLD = "derived='fold' (convert.derived: fold) computes it once and makes a plain layer of it, exact in eval()"
@@ -28,7 +28,7 @@ FOLD = "derived='fold' (convert.derived: fold) computes it once and makes a plai
 ALREADY = "already converted"
 
 Filter = Callable[[nn.Module, str], bool]
-"""Whether a module of a dotted name is to be converted."""
+"""Takes a module and its dotted name, and returns whether to convert it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PlanEntry:
     """What conversion does with one module.
 
     name: its dotted name. kind: its class. converted: whether it is touched. reason: why not ("" if it is).
-    parameters: numbers in its weight (0 where it has none). note: what is done to it before it is converted ("": nothing).
+    parameters: number of elements of its weight (0 if it has none). note: what is done to it before conversion ("": nothing).
     """
 
     name: str
@@ -58,7 +58,7 @@ def plan(
 ) -> list[PlanEntry]:
     """What `convert` would do with each module that has parameters of its own, in the model's order.
 
-    Arguments as those of `convert`; the model is left as it was. Raises ModelError for a pattern that matches no module, and
+    The arguments are those of `convert`; the model is not changed. Raises ModelError for a pattern that matches no module, and
     if the model cannot run on the example inputs.
 
     Example:
@@ -113,7 +113,7 @@ def _own_parameters(module: nn.Module) -> int:
 
 
 def _numbers(module: nn.Module) -> int:
-    """Numbers in a module's weight; one that is parametrised is not computed for that."""
+    """The number of elements of a module's weight; a parametrized weight is not computed for it."""
     if parametrize.is_parametrized(module, "weight"):
         parts: Any = module.parametrizations
         return max((tensor.numel() for tensor in parts.weight.parameters(recurse=False)), default=0)
@@ -122,10 +122,9 @@ def _numbers(module: nn.Module) -> int:
 
 
 def _broken_ties(model: nn.Module, chosen: set[nn.Module], folded: Container[nn.Module]) -> dict[nn.Module, str]:
-    """Chosen modules whose weight is also that of a module which stays as it is, with the reason to leave them alone.
+    """Chosen modules that share their weight with a module that stays dense, with the reason to leave them alone.
 
-    The other module would read the weight without its mask, and its noise would be missing. A weight that is to be made plain
-    may belong to nobody else at all.
+    The other module would read the weight without its mask and noise. A weight to be made plain may not be shared at all.
     """
     owners: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
@@ -148,8 +147,8 @@ def _broken_ties(model: nn.Module, chosen: set[nn.Module], folded: Container[nn.
 
 
 class _Rules:
-    """Why a module is skipped, by its own nature and names. folded: {module: how its weight is derived} of those that are to
-    be made plain, if they are converted at all."""
+    """Decides by its type and names why a module is skipped. folded: {module: how its weight is derived} for those that have
+    to be made plain if they are converted."""
 
     def __init__(
         self, model: nn.Module, include: list[str], exclude: list[str], derived: str, filter_fn: Filter | None
@@ -165,7 +164,7 @@ class _Rules:
         self.attention = tuple(n for n, module in model.named_modules() if isinstance(module, nn.MultiheadAttention))
 
     def why_not(self, names: list[str], module: nn.Module) -> str:
-        """The reason; "" if it is to be converted."""
+        """Why a module is not converted; "" if it is."""
         if isinstance(module, VariationalLayer):
             return self._excluded(names, module) or ALREADY
         inside = next((p for p in self.attention for n in names if n != p and n.startswith(f"{p}." if p else "")), None)
@@ -181,7 +180,7 @@ class _Rules:
         return reason
 
     def _nature(self, module: nn.Module) -> str:
-        """Why the layer itself is none to convert; notes those that have to be made plain first."""
+        """Why the layer itself cannot be converted, or ""; records in `folded` those that have to be made plain first."""
         how = derivation(module)
         if how:
             self.folded[module] = how

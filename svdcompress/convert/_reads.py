@@ -1,6 +1,6 @@
-"""Which layers a forward pass runs, and which of them have their weight read by somebody else: one pass, watched.
+"""Watches one forward pass: which layers run, and which have their weight read by another module.
 
-`F.linear(x, self.fc.weight)` in another module's forward meets neither the mask nor the noise of the layer `self.fc`.
+`F.linear(x, self.fc.weight)` in another module's forward gets neither the mask nor the noise of the layer `self.fc`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHAPE_ALONE = frozenset(
         *("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "detach", "alias", "sym_size"),
     )
 )
-"""Operators that take no values from their argument, or return it under another name."""
+"""Operators that do not use the values of their argument, or only return an alias of it."""
 
 PAST_CURE = (
     "Name it in convert's exclude, or give convert the example_inputs, by which it finds such layers before any training"
@@ -40,7 +40,7 @@ class Reads:
     """What a pass did with the weights of some layers, by their names.
 
     past: {layer: the module that read its weight while the layer itself was not running}. ran: layers that ran themselves.
-    touched: how many operators took each tensor, by id.
+    touched: how many operators read each tensor, by id.
     """
 
     past: dict[str, str] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class Reads:
 
 
 def watch(model: nn.Module, inputs: Any, layers: Sequence[tuple[str, nn.Module]], train: bool = False) -> Reads:
-    """Run a model once, without gradients, and see who reads the weights of these layers; it is left as it was.
+    """Run a model once, without gradients, and record which modules read the weights of these layers.
 
-    train: in `train()` in place of `eval()`. Modes, buffers and the state of random generators are put back afterwards.
-    Raises what the model raises.
+    train: run in `train()` instead of `eval()`. Modes, buffers and random states are restored afterwards.
+    Raises whatever the model raises.
     """
     watcher = _Watcher(model, layers)
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # torch's fused encoder: `convert` keeps models from it
+    torch.backends.mha.set_fastpath_enabled(False)  # torch's fused encoder, which `convert` turns off too
     try:
         with as_it_was(model, train), torch.no_grad(), watcher.names(), watcher:
             call(model, inputs)
@@ -81,7 +81,7 @@ def read_past(model: nn.Module, inputs: Any, layers: Sequence[tuple[str, nn.Modu
 
 @contextmanager
 def as_it_was(model: nn.Module, train: bool) -> Iterator[None]:
-    """The model in `train()` or `eval()` for a while; modes, buffers and random generators are put back afterwards."""
+    """Put the model into `train()` or `eval()`; modes, buffers and random states are restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = {id(b): (b, b.clone()) for _, own in buffers for b in own.values() if train and b is not None}
@@ -133,7 +133,7 @@ class _Watcher(TorchDispatchMode):
 
     @contextmanager
     def names(self) -> Iterator[None]:
-        """Know which module runs: each has its forward wrapped for a while, so that one called without its hooks counts."""
+        """Keep track of which module runs. Forwards are wrapped meanwhile, so that modules called without hooks count too."""
         wrapped: list[tuple[nn.Module, Any]] = []
         for name, module in self.model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
@@ -167,13 +167,13 @@ class _Watcher(TorchDispatchMode):
 
 
 def _is_weight(layer: nn.Module, tensor: Tensor) -> bool:
-    """Of a plain layer its weight; of one whose weight is derived, whatever that may come from."""
+    """Whether a tensor is a layer's weight or, if the weight is derived, may be what it is computed from."""
     weight = layer._parameters.get("weight")
     return tensor is weight or (weight is None and tensor.dim() > 1)
 
 
 def _key(tensor: Tensor) -> Key | None:
-    """Where a tensor lies: `weight.data` and views from its beginning are the weight too."""
+    """Where a tensor is in memory, or None: `weight.data` and views from its beginning count as the weight too."""
     try:
         return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
     except (RuntimeError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""A model as it was: for work that may fail half-way."""
+"""Restores a model if work on it fails halfway."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def unchanged_on_error(model: nn.Module) -> Iterator[None]:
-    """Within it an exception leaves the model as it was before: classes, attributes, submodules, tensors and their values.
+    """Restore the model if an exception is raised within the context: classes, attributes, submodules, tensors and their data.
 
-    No tensor is copied: values count as changed only where a tensor was given other data, and not where it was written to.
+    No tensor is copied: tensors that were given other data get the old data back, but writes into a tensor are not undone.
     """
     modules = [(module, type(module), dict(vars(module))) for module in model.modules()]
     containers = [

@@ -1,4 +1,4 @@
-"""A finished run's model beside others on the same data: the baselines that have to be trained or fitted first."""
+"""Comparison of a finished run's model with baselines on the same data, which have to be trained or fitted first."""
 
 from svdcompress.evaluation._evaluate import Wanted, evaluate_run
 from svdcompress.evaluation._laplace import last_layer_laplace

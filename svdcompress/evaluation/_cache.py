@@ -1,4 +1,4 @@
-"""Baselines that were trained for an evaluation, kept in the run's folder so that the next one need not train them again."""
+"""Baselines trained for an evaluation, kept in the run's folder so that the next evaluation need not train them again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from svdcompress.files import parse_json, write_atomically, write_text
 from svdcompress.sources import load_weights, save_weights
 
 FOLDER = "baselines"
-"""Of a run's folder."""
+"""The folder of the baselines, inside a run's folder."""
 
 INDEX = "baselines.json"
 
 
 def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module], make: Callable[[], nn.Module]) -> nn.Module:
-    """The model of a name, from the run's folder if it was made there with these settings, else made now and kept.
+    """The model of this name: from the run's folder if it was made with the same settings, otherwise made now and kept there.
 
-    settings: JSON-able, all that the model depends on. fresh: the architecture, for its weights. Damaged files are made anew.
-    Raises OutputError where the folder cannot be written.
+    settings: JSON-able, everything that the model depends on. fresh: makes the architecture that kept weights are loaded into.
+    make: makes the model. A damaged file is replaced. Raises OutputError if the folder cannot be written.
     """
     place = folder / FOLDER
     file, made_of = place / f"{name}.safetensors", digest(settings)
@@ -44,7 +44,7 @@ def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module],
 
 
 def is_kept(folder: Path, name: str, settings: Any) -> bool:
-    """Whether `kept` would find it."""
+    """Whether `kept` would find the model in the run's folder."""
     place = folder / FOLDER
     return (place / f"{name}.safetensors").is_file() and _index(place).get(name, {}).get("made_of") == digest(settings)
 

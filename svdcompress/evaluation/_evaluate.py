@@ -1,4 +1,4 @@
-"""An evaluation of a run's folder: who is compared, on what, and the lines that a reader of the figures has to know."""
+"""An evaluation of a run's folder: the contenders, the data, and the notes that a reader of the figures needs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from svdcompress.uncertainty import Batches, Contender, compare, ensemble_conten
 Say = Callable[[str], None]
 
 SHIFTED = 2000
-"""Test inputs that are corrupted, or made unlike the data."""
+"""The most test inputs that are corrupted, or turned into inputs unlike the data."""
 
 SOON = 120.0
-"""Seconds of the run's own fine-tuning up to which its magnitude-pruned control, half as costly, is made unasked."""
+"""The magnitude-pruned control is made by default if the run's own fine-tuning, which costs twice as much, took at most this
+many seconds."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an evaluation is asked for.
+    """The options of an evaluation.
 
-    samples: draws. members: of a deep ensemble; 0: none. magnitude, laplace: whether these controls are made; None: the one
-    where it takes a minute or less, the other where laplace-torch is installed. shift: corrupted test
-    data too. device: as torch names it. batch: inputs that go through a model at once.
+    samples: draws. members: of a deep ensemble; 0: none. magnitude, laplace: whether these controls are made; None: the former
+    if it takes a minute or less (or is made already), the latter if laplace-torch is installed. shift: also use corrupted test
+    data. device: as torch names it. batch: inputs that go through a model at once.
     """
 
     samples: int = 100
@@ -55,9 +56,10 @@ def evaluate_run(
     bars: Bars | None = None,
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """What `compare` returns of a run's test data, with its baselines; "notes": what was left out, and why.
+    """The result of `compare` for a run's model and its baselines on the run's test data, with "inputs", the number of test
+    inputs, and "notes", what was left out and why.
 
-    elsewhere: further inputs from outside of the data's distribution, by name. say: hears of progress and of each note.
+    elsewhere: further inputs from outside of the data's distribution, by name. say: called with progress and each note.
     Raises UsageError for an ensemble of one, and what training and predicting raise.
     """
     if wanted.members == 1 or wanted.members < 0:
@@ -75,7 +77,7 @@ def evaluate_run(
         *_laplace(opened, wanted, note),
         *_pruned(opened, wanted, bars, say, note),
     ]
-    dense.to(wanted.device)  # where training has taken it off
+    dense.to(wanted.device)  # training may have moved it off the device
     mixed, shape = _mixed(data.test, wanted.batch, SHIFTED), opened.preprocessing.get("input_shape")
     shifted = shifts(mixed, wanted.seed, SHIFTED, shape) if wanted.shift else {}
     if wanted.shift and not shifted:
@@ -97,7 +99,7 @@ def evaluate_run(
 
 
 def _mixed(examples: Examples, batch: int, most: int | None = None) -> Batches:
-    """At most so many of the examples, in an order drawn with a fixed seed: of files sorted by class, the first ones lack
+    """At most `most` of the examples, in an order drawn with a fixed seed: in files sorted by class, the first ones lack
     classes."""
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     mixed = examples.subset(order[:most])
@@ -145,7 +147,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
         say(f"magnitude pruning: training {opened.recipe.train.epochs} + {_magnitude.recovery(opened).epochs} epochs")
     try:
         model = _magnitude.magnitude_pruned(opened, device=wanted.device, bars=bars)
-    except (ModelError, RecipeError) as error:  # a loss that was handed over in Python, say
+    except (ModelError, RecipeError) as error:  # such as a loss that was passed in Python
         if wanted.magnitude:
             raise
         note(f"left out: magnitude pruning: {error}")
@@ -155,7 +157,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
 
 
 def _took(results: Mapping[str, Any]) -> float:
-    """Seconds of a run's training and recovery; of a search, those of as many of its epochs."""
+    """Seconds of a run's training and recovery; for a search, the seconds of as many epochs as one run has."""
     seconds, epochs = results.get("seconds") or {}, (results.get("search") or {}).get("epochs")
     took = sum(float(seconds.get(stage, 0.0)) for stage in ("train", "recover"))
     if epochs:

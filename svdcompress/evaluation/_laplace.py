@@ -1,4 +1,4 @@
-"""A Laplace approximation of the dense model's last layer, by laplace-torch where it is installed."""
+"""A Laplace approximation of the dense model's last layer, by laplace-torch if it is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ABOUT = (
 
 
 class Batches:
-    """The training data as laplace-torch reads them: batches, and a `dataset` whose length is N."""
+    """The training data as laplace-torch expects them: batches, and a `dataset` whose length is N."""
 
     def __init__(self, examples: Examples, batch_size: int, device: torch.device) -> None:
         self.dataset, self.batch_size, self.device = examples, batch_size, device
@@ -47,12 +47,12 @@ class Columns(Batches):
 def last_layer_laplace(
     dense: nn.Module, train: Examples, likelihood: Likelihood, *, samples: int = 100, seed: int = 0, batch_size: int = 500
 ) -> Contender:
-    """The dense model with a Gaussian posterior over its last layer's weights, fitted on the training data after the fact.
+    """The dense model with a Gaussian posterior over its last layer's weights, fitted on the training data after training.
 
-    Its predictions are averages over samples of the linearised network's outputs (for one value of a regression, their exact
-    mean and variance).
+    Its predictions are averages over samples of the linearized network's outputs (for a regression, their exact mean and
+    variances).
 
-    Raises DependencyError where laplace-torch is not installed, ModelError for a model or task that it does not take.
+    Raises DependencyError if laplace-torch is not installed, ModelError for a model or task that it does not support.
     """
     try:
         from laplace import Laplace  # type: ignore[import-not-found]
@@ -68,10 +68,10 @@ def last_layer_laplace(
         options |= {"subset_of_weights": "last_layer", "hessian_structure": "kron"}
         model = Laplace(copy.deepcopy(dense).eval(), likelihood.name, **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of defaults that a marginal likelihood does not read
+            warnings.simplefilter("ignore")  # about defaults that a marginal likelihood does not use
             model.fit(batches)
             model.optimize_prior_precision(method="marglik")
-    except Exception as error:  # whatever it makes of a model that it does not know
+    except Exception as error:  # whatever it raises for a model that it does not know
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"{NAME}: laplace-torch does not take the model ({type(error).__name__}: {reason})") from error
     if values:
@@ -82,7 +82,7 @@ def last_layer_laplace(
 
 @torch.no_grad()
 def _rmse(dense: nn.Module, batches: Batches) -> float:
-    """On the training data: the noise that the curvature is scaled by."""
+    """The RMSE on the training data: the noise that the curvature is scaled by."""
     squares = [(dense(x).view(len(y), -1) - y).square().flatten() for x, y in batches]
     return max(float(torch.cat(squares).mean().sqrt()), 1e-6)
 
@@ -99,5 +99,5 @@ def _labels(
 def _values(model: Any, inputs: Any, device: torch.device) -> Prediction:
     mean, variance = model(inputs.to(device))  # (B, D), (B, D, D): of the function, without noise
     mean, epistemic = mean.detach().double(), variance.detach().double().diagonal(dim1=-2, dim2=-1)
-    noise = torch.zeros_like(mean)  # which is fitted on the validation data, as for the others
+    noise = torch.zeros_like(mean)  # it is fitted on the validation data, as for the other contenders
     return Prediction("regression", 1, mean, epistemic, noise, epistemic)

@@ -17,11 +17,11 @@ from svdcompress.train import Bars
 
 NAME = "magnitude"
 RAMP = 0.5
-"""The share of fine-tuning's epochs over which weights go."""
+"""The share of the fine-tuning epochs during which weights are pruned."""
 
 
 def about(opened: OpenRun) -> str:
-    """How the control was made, in a line."""
+    """How the control was made, in one line."""
     train, recover = opened.recipe.train.epochs, recovery(opened).epochs
     return (
         f"gradual global magnitude pruning of the dense network to {_kept_weights(opened):,} weights (Zhu & Gupta 2018), in "
@@ -30,20 +30,20 @@ def about(opened: OpenRun) -> str:
 
 
 def magnitude_pruned(opened: OpenRun, *, device: str = "auto", bars: Bars | None = None) -> nn.Module:
-    """A control of the same size and budget: gradual global magnitude pruning of the layers that the run converted.
+    """A control of the same size, trained as long: gradual global magnitude pruning of the layers that the run converted.
 
-    As many of their weights are left as in the sparse network; no unit is removed. It is trained by the recipe's section
-    `train`, in the first half of which the smallest weights go after each epoch, at a share that rises as 1 - (1 - t)^3 (Zhu &
-    Gupta 2018), then by `recover`; by the loss alone, from the run's dense weights. It is kept in RUN/baselines.
+    As many of their weights are left as in the sparse network; no unit is removed. Training starts from the run's dense weights
+    and follows the recipe's sections `train` and `recover`, without the KL. In the first half of `train`, the smallest weights
+    are pruned after each epoch; their share rises as 1 - (1 - t)^3 (Zhu & Gupta 2018). The control is kept in RUN/baselines.
 
-    Raises ModelError where the run's layers are not those of the dense model (weights that conversion computed).
+    Raises ModelError if the run's layers are not those of the dense model (weights that conversion computed).
     """
     make = lambda: _made(opened, device, bars)  # noqa: E731
     return kept(opened.folder, NAME, _settings(opened), lambda: copy.deepcopy(opened.dense), make)
 
 
 def is_made(opened: OpenRun) -> bool:
-    """Whether it lies in the run's folder already."""
+    """Whether the control is in the run's folder already."""
     return is_kept(opened.folder, NAME, _settings(opened))
 
 
@@ -51,13 +51,13 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
     model, recipe = copy.deepcopy(opened.dense), opened.recipe
     layers = _layers(model, [row["name"] for row in _rows(opened)])
     total, keep = sum(layer.weight.numel() for layer in layers), _kept_weights(opened)
-    smallest(layers, total)  # none goes yet, but the masks are there
+    smallest(layers, total)  # makes the masks, without pruning a weight yet
 
     def thin_out(row: dict[str, Any]) -> None:
         smallest(layers, left_after(row["epoch"], RAMP * recipe.train.epochs, total, keep))
 
     for stage, section in (("train", recipe.train), ("recover", recovery(opened))):
-        settings = section.model_copy(update={"keep": "last"})  # the best epoch may be one before the pruning
+        settings = section.model_copy(update={"keep": "last"})  # the best epoch may be one before pruning
         if settings.epochs:
             teacher = copy.deepcopy(opened.dense) if settings.distill.wanted else None
             more: dict[str, Any] = {"teacher": teacher, "distill": settings.distill}
@@ -70,7 +70,8 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
 
 
 def recovery(opened: OpenRun) -> RecoverSection:
-    """The section `recover` of a run, with as many epochs as its small model had: the best trial of a search may recover on."""
+    """The section `recover` of a run, with as many epochs as its small model had: a search may let its best trial recover
+    longer."""
     recover, search = opened.recovery, opened.results.get("search") or {}
     chosen = next((trial for trial in search.get("trials", ()) if trial["number"] == search.get("chosen")), {})
     if chosen.get("continues") is None:
@@ -80,13 +81,13 @@ def recovery(opened: OpenRun) -> RecoverSection:
 
 
 def left_after(epoch: float, end: float, total: int, keep: int) -> int:
-    """How many of `total` weights are left after so many epochs, `keep` of them from `end` on (Zhu & Gupta 2018, eq. 1)."""
+    """How many of `total` weights are left after `epoch` epochs: `keep` from epoch `end` on (Zhu & Gupta 2018, eq. 1)."""
     left = (1 - min(epoch / end, 1.0)) ** 3 if end > 0 else 0.0
     return keep + round((total - keep) * left)
 
 
 def smallest(layers: list[Any], keep: int) -> None:
-    """Mask all but the `keep` largest of the layers' weights; those that are masked stay so."""
+    """Mask all but the `keep` largest of the layers' weights; weights that are masked already stay masked."""
     pairs = [(layer, "weight") for layer in layers]
     masks = [getattr(layer, "weight_mask", None) for layer in layers]
     left = sum(layer.weight.numel() if mask is None else int(mask.sum()) for layer, mask in zip(layers, masks, strict=True))
@@ -105,7 +106,7 @@ def _rows(opened: OpenRun) -> list[dict[str, Any]]:
 
 
 def _layers(model: nn.Module, names: list[str]) -> list[Any]:
-    """The layers of these names, each weight once."""
+    """The layers with these names; only one of those that share a weight."""
     found: dict[int, Any] = {}
     for name in names:
         try:

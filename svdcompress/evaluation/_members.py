@@ -16,7 +16,7 @@ from svdcompress.sources import arrives_trained, example_inputs
 from svdcompress.train import Bars, evaluate, fit, seed_everything
 
 STEP = 1000
-"""Between the seeds of two members, so that the next run's seed is not one of them."""
+"""The distance between the seeds of two members, so that the next run's seed is not one of them."""
 
 
 def ensemble_members(
@@ -30,11 +30,11 @@ def ensemble_members(
 ) -> list[nn.Module]:
     """Dense networks for a deep ensemble (Lakshminarayanan et al. 2017): the run's own and others that are trained as it was.
 
-    Each has its own initial weights and its own order of the data; those trained here are kept in RUN/baselines. Where the
-    run's dense weights came from a file or with the model, a member that is trained here is trained by the recipe's section
-    `dense` all the same, and the run's own is none of them; that is said.
+    Each has its own initial weights and its own order of the data; those trained here are kept in RUN/baselines. If the run's
+    dense weights came from a file or with the model, the run's own network is not a member: all are trained here by the
+    recipe's section `dense`, and a note says so.
 
-    bars, say: progress. note: hears what a reader of the figures has to know. Raises what a run's training raises.
+    bars, say: progress. note: called with what a reader of the figures has to know. Raises what a run's training raises.
     """
     recipe, dense = opened.recipe, opened.dense
     own = not recipe.weights.file and not (
@@ -71,9 +71,9 @@ def _trained(opened: OpenRun, seed: int, device: str, bars: Bars | None) -> nn.M
 def dense_fit(
     opened: OpenRun, model: nn.Module, settings: Training, stage: str, seed: int, device: str, bars: Bars | None, **more: Any
 ) -> nn.Module:
-    """Train a dense model in place by one of the recipe's sections, by its loss alone; more: as `fit` takes it."""
+    """Train a dense model in place by a section of the recipe, without the KL; more: further arguments of `fit`."""
     recipe, data, loss = opened.recipe, opened.data, opened.loss
-    place = next(opened.dense.parameters()).device  # an evaluation has taken it along
+    place = next(opened.dense.parameters()).device  # an evaluation may have moved it
     weights = class_weights(loss, data, opened.dense, to_device(example_inputs(data.train, 2), place))
     fit(
         model,
@@ -95,14 +95,14 @@ def dense_fit(
 
 
 def _settings(opened: OpenRun, stage: str, seed: int) -> dict[str, Any]:
-    """All that a trained baseline depends on."""
+    """Everything that a trained baseline depends on."""
     recipe = opened.recipe
     parts = {name: getattr(recipe, name).model_dump(mode="json") for name in ("model", "data", "loss", stage)}
     return {**parts, "stage": stage, "seed": seed}
 
 
 def _same_start(opened: OpenRun, model: nn.Module) -> bool:
-    """Whether two seeds give one and the same initial model."""
+    """Whether two seeds give the same initial weights."""
     starts = []
     for seed in (1, 2):
         seed_everything(seed, "model")

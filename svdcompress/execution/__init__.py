@@ -1,4 +1,4 @@
-"""How a small model is executed in PyTorch: sparse products in place of dense ones where they measure faster."""
+"""Executing a pruned model in PyTorch: sparse products replace dense ones where they are measured to be faster."""
 
 from svdcompress.execution._entry import SparseEntry, summary
 from svdcompress.execution._linear import SparseLinear

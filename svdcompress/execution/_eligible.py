@@ -1,4 +1,4 @@
-"""Which Linear layers could be executed sparsely at all, by what they are; and why the others couldn't."""
+"""Which Linear layers are eligible for sparse execution, and why the others are not."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.nn.parameter import UninitializedParameter
 from svdcompress.convert import read_past
 
 DENSEST = 0.5
-"""Share of weights that are not 0 above which nothing is timed: break-even is near 10% with one row, 25% with 64
+"""Share of non-zero weights above which a layer is not timed: break-even is near 10% with one row, 25% with 64
 (benchmarks/results/sparse_execution.md)."""
 
 DENSE = f"more than {100 * DENSEST:g}% of its weights are not 0, far above where sparse products pay"
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Every Linear layer by its first name."""
+    """Every Linear layer, by its first name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
 def density(layer: nn.Linear) -> float | None:
-    """Share of weights that are not 0; None where the weight is no stored matrix."""
+    """Share of non-zero weights; None if the layer stores no weight, or one that is empty or not initialized."""
     weight = layer._parameters.get("weight")
     if not isinstance(weight, Tensor) or isinstance(weight, UninitializedParameter) or weight.numel() == 0:
         return None
@@ -32,9 +32,9 @@ def density(layer: nn.Linear) -> float | None:
 
 
 def why_not(model: nn.Module, example_inputs: Any, densities: Mapping[str, float | None]) -> dict[str, str]:
-    """Reasons by name, of those layers that stay dense whatever a measurement would say.
+    """{name: reason} for the layers that stay dense whatever a measurement would say.
 
-    densities: of the model's Linear layers. The model runs once. Raises ModelError if it can't on the example inputs.
+    densities: of the model's Linear layers. Runs the model once; raises ModelError if it fails on the example inputs.
     """
     layers, names, owners = linear_layers(model), _names(model), _owners(model)
     reasons = {name: _nature(name, layer, names, owners, densities[name]) for name, layer in layers.items()}

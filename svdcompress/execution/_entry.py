@@ -1,4 +1,4 @@
-"""What sparse execution found out about each Linear layer, and how to say it in a line."""
+"""What `to_sparse` found out about each Linear layer, and a summary of it in one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class SparseEntry:
     """What `to_sparse` did with one Linear layer, and why.
 
-    name: its dotted name. density: share of its weights that are not 0 (None: it has no weight of its own).
-    rows: rows of the input of its first call in the pass (0: it was not called). dense_ms, sparse_ms: median milliseconds of
-    that call (None: not timed). used: whether the layer is sparse in the result. reason: why not ("" if it is).
+    name: its dotted name. density: share of its weights that are not 0 (None: it has no weight of its own). rows: number of
+    rows of the input in its first call (0: it was not called). dense_ms, sparse_ms: median milliseconds of that call (None:
+    not timed). used: whether the layer is sparse in the result. reason: why it is not ("" if it is).
     """
 
     name: str
@@ -25,7 +25,7 @@ class SparseEntry:
 
 
 def summary(entries: Sequence[SparseEntry], most: int = 6) -> str:
-    """One line: which layers are sparse; where there are none, why, of the first few layers."""
+    """One line: which layers are sparse or, if none is, why the first few are not."""
     used = [entry.name for entry in entries if entry.used]
     if used:
         return f"sparse products in {', '.join(used[:most])}{' ...' * (len(used) > most)}"

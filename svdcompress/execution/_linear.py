@@ -14,7 +14,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 def as_csr(weight: Tensor) -> Tensor:
-    """A matrix (rows, columns) without its zeros, in CSR form, with int32 indices: int64 takes up to twice as long, as MKL
+    """A matrix (rows, columns) in CSR form, with int32 indices if they suffice: int64 ones take up to twice as long, as MKL
     converts them in each product."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
@@ -24,17 +24,17 @@ def as_csr(weight: Tensor) -> Tensor:
 
 
 def _csr(ends: Tensor, columns: Tensor, values: Tensor, shape: Any) -> Tensor:
-    with warnings.catch_warnings():  # torch 2.11 says so although they are checked
+    with warnings.catch_warnings():  # torch 2.11 warns although they are checked
         warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
         return torch.sparse_csr_tensor(ends, columns, values, tuple(shape), check_invariants=True)
 
 
 class SparseLinear(nn.Module):
-    """y = x W^T + b as torch.nn.Linear computes it, by a product with W in CSR form. For inference alone.
+    """y = x W^T + b like torch.nn.Linear, computed with W in CSR form. For inference only.
 
-    Only `to_sparse` makes one, of an nn.Linear in place, by a change of class that keeps hooks and names. Inputs (..., in),
-    outputs (..., out), contiguous like those of nn.Linear. Weights that are 0 are not read: where an input is infinite or NaN
-    nn.Linear gives NaN for them, and this layer doesn't. Raises UsageError in `train()`.
+    Only `to_sparse` makes this layer: it changes the class of an nn.Linear in place, so that hooks and names are kept.
+    Inputs (..., in), outputs (..., out), contiguous like those of nn.Linear. Weights that are 0 are not read: where an input
+    is infinite or NaN, nn.Linear gives NaN for them, and this layer doesn't. Raises UsageError in `train()`.
 
     Attributes:
         weight: (out, in), a sparse CSR tensor; a buffer, without gradients.
@@ -57,11 +57,11 @@ class SparseLinear(nn.Module):
         return changed
 
     def forward(self, input: Tensor) -> Tensor:
-        """x (..., in) to (..., out)."""
+        """Map x (..., in) to (..., out)."""
         if self.training:
             raise UsageError("sparse layers are for inference: call eval(), or train the model that to_sparse was given")
         x = input.reshape(-1, self.in_features)
-        if len(x) == 1:  # as a vector it takes two thirds of the time
+        if len(x) == 1:  # a matrix-vector product takes two thirds of the time
             y = self.weight @ x[0]
             y = y if self.bias is None else y + self.bias
         else:
@@ -77,7 +77,7 @@ class SparseLinear(nn.Module):
         return f"{sizes}, bias={self.bias is not None}, density={share:.3g}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: torch can't copy.deepcopy a CSR tensor."""
+        """Store the weight as its parts: torch can't copy.deepcopy a CSR tensor."""
         buffers = dict(self._buffers)
         weight: Any = buffers.pop("weight")
         parts = (weight.crow_indices(), weight.col_indices(), weight.values(), tuple(weight.shape))

@@ -1,4 +1,4 @@
-"""How long two ways of computing the same take on this machine, measured in turns."""
+"""Timing two ways to compute the same thing, call by call in turns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from svdcompress import cost
 
 WARM = 3
-"""Calls before the clock starts."""
+"""Warm-up calls before the timing starts."""
 
 Measure = Callable[[Callable[[], Any], Callable[[], Any], float, torch.device], tuple[float, float]]
-"""Takes dense and sparse work, seconds to spend on both, and where they run; gives seconds of a call of each."""
+"""Takes the dense and the sparse call, the seconds to spend on both, and the device; returns seconds per call of each."""
 
 
 def in_turns(dense: Callable[[], Any], sparse: Callable[[], Any], seconds: float, device: torch.device) -> tuple[float, float]:
-    """Median seconds of a call of each, call by call in turns, so that what else happens on the machine meets both alike.
+    """Median seconds per call of each. The calls take turns, so that other load on the machine affects both alike.
 
-    device: where the work is done; on an accelerator each call waits until it is finished there.
+    device: where the work runs; on an accelerator, each call waits until it is finished there.
     """
     runs = {"dense": _waiting(dense, device), "sparse": _waiting(sparse, device)}
     for work in runs.values():

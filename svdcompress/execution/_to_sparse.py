@@ -1,4 +1,4 @@
-"""`to_sparse`: the mean of a pruned model, with sparse products in those Linear layers where they measure faster."""
+"""`to_sparse`: the mean of a pruned model, with sparse products in the Linear layers where they prove faster."""
 
 from __future__ import annotations
 
@@ -22,41 +22,42 @@ from svdcompress.execution._timing import Measure, in_turns
 from svdcompress.prune import dense_copy
 
 LAYER_SECONDS, MODEL_SECONDS = 0.05, 0.25
-"""Time spent on measuring a layer, and the whole model."""
+"""Seconds spent on timing a layer, and the whole model."""
 
 LEAST_GAIN = 1.02
-"""How many times as fast the whole model has to be, and what the layers save has to amount to: less is within the noise of such
-a measurement, so that sparse layers might as well lose."""
+"""Smallest speedup of the whole model for which its layers become sparse; the time that these save must amount to as much,
+too. Less is within the noise of such a measurement, and sparse layers might as well be slower."""
 
 LEAST_WORK = 30_000
-"""Multiply-accumulates (rows of the input times numbers in the weight) below which nothing is timed: a dense product of that
-size takes a few microseconds, and the call of a sparse one takes as long by itself."""
+"""Multiply-accumulates (rows of the input times numbers in the weight) below which a layer is not timed: a dense product of
+that size takes a few microseconds, and just calling a sparse one takes as long."""
 
 LAYER_TOLERANCE, MODEL_TOLERANCE = 1e-4, 1e-3
-"""How far sparse outputs may be from dense ones, as a share of their spread: sums in another order, in one layer and through
-many. A wrong or missing weight is off by far more."""
+"""How far sparse outputs may be from dense ones, as a share of their spread, in a layer and in the whole model: the sums are
+taken in another order. A wrong or missing weight makes a far larger difference."""
 
 ROUNDING = 1e-6
-"""The same as a share of the largest output: what float32 rounds away where all outputs are alike."""
+"""Further tolerance, as a share of the largest output, for outputs that are all alike: float32 rounds that much away."""
 
 
 def to_sparse(model: nn.Module, example_inputs: Any, *, at_least: float = 1.1) -> nn.Module:
-    """A copy in `eval()` that computes the mean, with sparse products in those Linear layers where they are faster here.
+    """A copy in `eval()` that computes the mean, with sparse products in Linear layers where they are faster on this machine.
 
-    Irrelevant weights are 0, as after `to_dense`; a plain model with zeros in its weights is taken too. A layer is sparse
-    in the result if its sparse product measures at least `at_least` times as fast as the dense one, on this machine, with
-    torch's current number of threads, on the input that one pass with `example_inputs` gives it. Then the whole model is
-    measured: unless it is faster by 2%, all layers stay dense. A warning says so, as it does where no layer is faster. Only
-    Linear layers are looked at; convolutions stay dense.
+    Irrelevant weights are 0, as after `to_dense`; a plain model with zeros in its weights is accepted, too. A layer becomes
+    sparse if its sparse product is measured to be at least `at_least` times as fast as the dense one, with torch's current
+    number of threads, on the input that it gets in one pass with `example_inputs`. Then the whole model is timed: unless it
+    is faster by 2%, all layers stay dense. Warns if no layer becomes sparse. Only Linear layers are considered; convolutions
+    stay dense.
 
     `.sparse_execution` of the result is a list with a `SparseEntry` for each Linear layer: densities, times, reasons. The
-    given model is left as it is. Other inputs work too, but were not measured: at another batch size, dtype or device, call
+    given model is not changed. Other inputs work too, but were not measured: for another batch size, dtype or device, call
     this function again. The result is for inference: nothing in it takes gradients, and sparse layers raise UsageError in
-    `train()`. Like all sparse products of torch they know no autocast, and half precision only on some devices.
+    `train()`. Like all sparse products in torch, they don't support autocast, and support half precision only on some
+    devices.
 
-    example_inputs: as the model will be called: a tensor, a tuple of positional inputs or a dict of keyword inputs, on the
-        model's device.
-    at_least: how many times as fast a layer has to be, 1 or more.
+    example_inputs: inputs as the model will get them: a tensor, a tuple of positional inputs or a dict of keyword inputs, on
+        the model's device.
+    at_least: smallest speedup for which a layer becomes sparse, 1 or more.
 
     Raises UsageError for an `at_least` below 1, ModelError if the model can't be copied or run on the example inputs.
 
@@ -71,7 +72,7 @@ def to_sparse(model: nn.Module, example_inputs: Any, *, at_least: float = 1.1) -
 
 
 def chosen(model: nn.Module, example_inputs: Any, at_least: float, measure: Measure) -> nn.Module:
-    """`to_sparse` with another clock, and without its warning."""
+    """`to_sparse` with a given timing function, and without its warning."""
     if not isinstance(at_least, int | float) or not at_least >= 1:
         raise UsageError(f"at_least: {at_least!r} is not 1 or more; below 1, layers that are slower would be sparse")
     dense = _mean(model)
@@ -96,7 +97,7 @@ def _mean(model: nn.Module) -> nn.Module:
 
 
 def _looked_at(dense: nn.Module, example_inputs: Any, at_least: float, measure: Measure) -> list[SparseEntry]:
-    """An entry for each Linear layer, from one pass in which each is measured on the input of its first call."""
+    """An entry for each Linear layer, from one pass in which each eligible layer is timed on the input of its first call."""
     layers = linear_layers(dense)
     densities = {name: density(layer) for name, layer in layers.items()}
     reasons = why_not(dense, example_inputs, densities)
@@ -116,7 +117,7 @@ def _looked_at(dense: nn.Module, example_inputs: Any, at_least: float, measure: 
 
 
 class _Watched:
-    """A hook that measures its layer at the first call."""
+    """A forward hook that times its layer on the first call."""
 
     def __init__(self, found: dict[str, SparseEntry], name: str, eligible: bool, at_least: float, measure: Measure) -> None:
         self.found, self.name, self.eligible, self.at_least, self.measure = found, name, eligible, at_least, measure
@@ -143,7 +144,7 @@ def _measured(entry: SparseEntry, layer: Any, x: Tensor, output: Tensor, at_leas
         return replace(entry, reason=f"torch has no sparse product for it ({where}): {cause(error)}")
     if off:
         return replace(entry, reason=f"its sparse product is {off} off")
-    # forward, not the layer itself: its hooks would be called
+    # forward, not the layer itself, whose hooks would be called
     seconds = measure(lambda: layer.forward(x), lambda: sparse.forward(x), LAYER_SECONDS, x.device)
     ratio = seconds[0] / seconds[1]
     used = ratio >= at_least
@@ -152,7 +153,7 @@ def _measured(entry: SparseEntry, layer: Any, x: Tensor, output: Tensor, at_leas
 
 
 def _twin(layer: nn.Linear) -> SparseLinear:
-    """A sparse layer of a dense one's weights, which stays as it is."""
+    """A sparse layer with the weights of a dense one, which is not changed."""
     twin = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta").eval()
     twin.weight, twin.bias = layer.weight, layer.bias
     return SparseLinear.from_dense(twin)
@@ -166,12 +167,12 @@ def _assembled(dense: nn.Module, names: list[str]) -> nn.Module:
     sparse = copy.deepcopy(dense, memo)
     for name in names:
         SparseLinear.from_dense(linear_layers(sparse)[name])
-    leave_fused_paths(sparse)  # they would give sparse weights to kernels of dense ones
+    leave_fused_paths(sparse)  # they would pass sparse weights to kernels for dense ones
     return sparse
 
 
 def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, saved: float, measure: Measure) -> str:
-    """Why the whole model stays dense although single layers are faster, by `saved` milliseconds; "" if it doesn't."""
+    """Why the whole model stays dense although single layers save `saved` milliseconds in all; "" if it doesn't."""
 
     def run(model: nn.Module) -> Callable[[], Any]:
         return lambda: call(model, example_inputs)
@@ -184,7 +185,7 @@ def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, saved: fl
                 found = _tensors(call(sparse, example_inputs))
         except ModelError:
             raise
-        except Exception as error:  # something reads the weight in a way that only dense ones know
+        except Exception as error:  # something uses the weight in a way that only dense tensors support
             return f"faster by itself, but the model fails with sparse layers ({cause(error)})"
         off = _off(found, expected, MODEL_TOLERANCE)
         if off:
@@ -193,7 +194,7 @@ def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, saved: fl
             slow, fast = measure(run(dense), run(sparse), MODEL_SECONDS, expected[0].device)
     if slow < LEAST_GAIN * fast:
         return f"faster by itself, but the whole model is not: {1e3 * fast:.3g} ms sparse, {1e3 * slow:.3g} ms dense"
-    if saved < (LEAST_GAIN - 1) * 1e3 * slow:  # then chance made it faster
+    if saved < (LEAST_GAIN - 1) * 1e3 * slow:  # then it was faster by chance
         return f"faster by itself, but {saved:.2g} ms saved are too little of the whole model's {1e3 * slow:.3g} ms to tell"
     return ""
 
@@ -203,7 +204,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def _off(found: list[Tensor], expected: list[Tensor], tolerance: float) -> str:
-    """By how much outputs differ, as a share of their spread; "" if they agree."""
+    """How far outputs are off, as text (a share of their spread); "" if they agree within the tolerance."""
     if [t.shape for t in found] != [t.shape for t in expected]:
         return "a shape"
     for a, b in zip(found, expected, strict=True):

@@ -1,6 +1,6 @@
-"""The experiments of the lectures that this project grew from, as recipes: each trains, judges and draws.
+"""The experiments of the lectures that this project grew from, as recipes: each trains, evaluates and plots.
 
-They are smaller than the papers' own (iterations above all), so that each takes minutes on one core; their settings say so.
+They are smaller than in the papers (above all in iterations), so that each takes minutes on one core; see their settings.
 """
 
 from svdcompress.experiments._common import Context

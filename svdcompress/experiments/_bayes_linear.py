@@ -1,12 +1,12 @@
-"""Bayesian linear regression, where the posterior is known: the variational one against it.
+"""Bayesian linear regression, where the exact posterior is known: the variational posterior compared with it.
 
-Data y = X w + noise of precision tau; prior N(0, lambda_j^2) for each weight, lambda learnt. With XᵀX = N I and a = tau N, a
+Data y = X w + noise of precision tau; prior N(0, lambda_j^2) for each weight, lambda learned. With XᵀX = N I and a = tau N, a
 weight with the least-squares value m and z^2 = a m^2 has at the ELBO's maximum r = z^2 - 1, mean m r / (1 + r) and variance
-r / (a (1 + r)), so log alpha = -log(z^2 - 1); below z^2 = 1 it vanishes. For any X the exact posterior at the learnt lambda is
+r / (a (1 + r)), so log alpha = -log(z^2 - 1); below z^2 = 1 it vanishes. For any X the exact posterior at the learned lambda is
 normal with covariance (tau XᵀX + diag(1 / lambda^2))^-1: the variational mean agrees with it, and the variances are those of
 one weight with all others known.
 
-Beside it a regression that is not linear, on a curve with a gap: a deep ensemble, the delta method, MC dropout and the sparse
+A second part is a nonlinear regression, on a curve with a gap: a deep ensemble, the delta method, MC dropout and the sparse
 net (`_curve.py`).
 """
 
@@ -27,8 +27,8 @@ from svdcompress.objective import Constant
 
 @dataclass(frozen=True)
 class Settings:
-    """examples: N. noise: standard deviation of the observations. correlation: between neighbouring features of the second
-    design. epochs: steps with all data. curve_epochs: of each net on the curve, twice as many of the sparse one. samples:
+    """examples: N. noise: standard deviation of the observations. correlation: between neighboring features of the second
+    design. epochs: steps with all data. curve_epochs: for each net on the curve, twice as many for the sparse one. samples:
     draws."""
 
     examples: int = 200
@@ -40,7 +40,7 @@ class Settings:
 
 
 WEIGHTS = (2.0, -1.0, 0.5, 0.25, 0.12, 0.06, 0.0, 0.0)
-"""The true weights: from plain to see down to none at all."""
+"""The true weights: from clearly visible down to 0."""
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:

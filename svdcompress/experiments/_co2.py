@@ -1,9 +1,10 @@
 """Mauna Loa CO2: predictive mean and bands, within the record and beyond it (Gal & Ghahramani 2016, fig. 2).
 
-Monthly means of the weekly record (statsmodels ships it) less a line, standardised; the net sees time alone. Trained on the
-first part, it predicts the rest and as long again. Side by side, as in the paper: standard dropout by weight averaging, a
-Gaussian process with the squared-exponential kernel, MC dropout (ReLU and tanh); and the sparse variational net, with draws of
-its mean-field posterior and by the delta method, the posterior with all covariances, which a net so small can afford.
+The data are monthly means of the weekly record (statsmodels ships it) minus a line, standardized; the net sees time alone.
+Trained on the first part, it predicts the rest and as many months as the record has beyond its end. Side by side, as in the
+paper: standard dropout by weight averaging, a Gaussian process with the squared-exponential kernel, MC dropout (ReLU and
+tanh); and the sparse variational net, with draws of its mean-field posterior and by the delta method, whose posterior has all
+covariances, which a net this small can afford.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from svdcompress.uncertainty import Prediction, fit_tau, mc_predict, mean_predic
 
 @dataclass(frozen=True)
 class Settings:
-    """width, layers: of the net; the paper's are 1024 and 4. epochs, sparse_epochs: passes over the training months, of the
-    dense nets and of the variational one (the paper: a million steps; here some thousand). samples: draws. years: of the
-    record that are used, the last ones. beta: weight of the KL at the end."""
+    """width, layers: of the net; the paper's are 1024 and 4. epochs, sparse_epochs: passes over the training months, for the
+    dense nets and for the variational one (the paper: a million steps; here some thousand). samples: draws. years: how many of
+    the record's last years are used. beta: weight of the KL at the end."""
 
     width: int = 1024
     layers: int = 4
@@ -43,22 +44,24 @@ class Settings:
     years: int = 16
     scale: float = 12.0  # the training months span -scale to scale
     weight_decay: float = 1e-6
-    noise_ppm: float = 0.4  # standard deviation of a month about what a season and a trend explain
+    noise_ppm: float = 0.4  # standard deviation of a month around what season and trend explain
     beta: float = 1.0
 
 
 AVERAGED = 0.1
-"""The dropout rate at which weight averaging is shown, too."""
+"""The dropout rate for which weight averaging is shown as well."""
 
 HELD = 7
-"""Of the known months every so manieth is held out of the training, for the noise; no divisor of a year, so any season's."""
+"""One known month in this many is held out of training, for the noise; as it does not divide 12, all seasons are among them."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Time and value in the net's units, (N, 1) each; the first `known` are the training months and those `held` for the noise.
+    """Times and values in the net's units, (N, 1) each; the first `known` are for training, those `held` among them for the
+    noise.
 
-    beyond: further times; month: in the net's units. offset, slope, std: back to ppm: offset + slope * t + std * value."""
+    beyond: later times. origin: calendar year of time 0. month: its length in the net's units. line: (slope, offset); a value
+    in ppm is offset + slope * t + std * value."""
 
     t: Tensor
     y: Tensor
@@ -71,12 +74,12 @@ class Series:
 
     @property
     def held(self) -> Tensor:
-        """Which months, all of them amid known ones, validate: tau is chosen on them. Indices."""
+        """Indices of the months held out for validation, all between known ones: tau is fitted on them."""
         return torch.arange(HELD // 2, self.known - 1, HELD)
 
     @property
     def trained(self) -> Tensor:
-        """Which months the nets are trained on. Indices."""
+        """Indices of the months that the nets are trained on."""
         months = torch.arange(self.known)
         return months[~torch.isin(months, self.held)]
 
@@ -85,7 +88,7 @@ class Series:
         return self.origin + t[:, 0].double().numpy() / self.month / 12
 
     def ppm(self, t: Tensor, value: Tensor) -> np.ndarray:
-        """Values in parts per million, the line added again."""
+        """Values in parts per million, with the line added back."""
         slope, offset = self.line
         return offset + slope * t[:, 0].double().numpy() + self.std * value[:, 0].double().numpy()
 
@@ -156,7 +159,8 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
 
 def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
-    """A Gaussian process with the squared-exponential kernel, as in the paper's figure; length, size and noise by evidence."""
+    """A Gaussian process with the squared-exponential kernel, as in the paper; its length, size and noise maximize the
+    evidence."""
     try:
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -165,20 +169,21 @@ def gaussian_process(x: Tensor, y: Tensor, at: Tensor) -> Prediction:
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2)) + WhiteKernel(0.1, (1e-5, 1e1))
     process: Any = GaussianProcessRegressor(kernel, n_restarts_optimizer=4, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of bounds that a restart ends at
+        warnings.simplefilter("ignore")  # about restarts that end at a bound
         process.fit(x.numpy(), y[:, 0].numpy())
     mean, std = process.predict(at.numpy(), return_std=True)
-    noise = float(process.kernel_.k2.noise_level)  # which is fitted as for the nets
+    noise = float(process.kernel_.k2.noise_level)  # subtracted below, and fitted as for the nets
     epistemic = torch.from_numpy((std**2 - noise).clip(0))[:, None]
     return Prediction("regression", 1, torch.from_numpy(mean)[:, None], epistemic, torch.zeros_like(epistemic), epistemic)
 
 
 def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, dict[str, Any]]:
-    """The variational net's mean with variances by the delta method, and what they come from.
+    """The variational net's mean with variances by the delta method, and the figures behind them.
 
-    What varies is what the variational net has variances of, its relevant weights. Their prior is a normal distribution for a
-    layer each, its variance by evidence on the training months (MacKay 1992; one for all has less evidence, and bands that
-    are too wide); the noise is that of the months held out amid them. No month after them is looked at.
+    The weights that vary are those with a variance in the variational net: its relevant ones. Their prior is a normal
+    distribution for each layer, whose variance maximizes the evidence on the training months (MacKay 1992; one variance for
+    all layers has less evidence, and bands that are too wide). The noise is that of the months held out between the training
+    months. No later month is used.
     """
     which = weights_of(model, biases=False)
     with torch.no_grad():
@@ -201,21 +206,21 @@ def by_delta(model: nn.Module, series: Series, at: Tensor) -> tuple[Prediction, 
 
 
 def net(settings: Settings, activation: type[nn.Module], p: float = 0.0) -> nn.Sequential:
-    """Time -> value, with dropout before each layer but the first."""
+    """A net from time to value, with dropout before each layer but the first."""
     widths = [1, *[settings.width] * settings.layers, 1]
     layers: list[Any] = []
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
         layers += [activation()] if index else []
         layers += [nn.Dropout(p)] if index and p else []
         layers.append(nn.Linear(inputs, outputs))
-        if not index:  # kinks spread over the whole range; torch's own start has nearly all of them near 0
+        if not index:  # kinks spread over the whole range; torch's own initialization has nearly all near 0
             nn.init.uniform_(layers[-1].bias, -settings.scale, settings.scale)
             nn.init.uniform_(layers[-1].weight, -1.5, 1.5)
     return nn.Sequential(*layers)
 
 
 def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, tau: float, settings: Settings, context: Context) -> nn.Module:
-    """The dense net turned variational and trained on by the ELBO; tau: precision of the months, in the net's units."""
+    """The dense net, converted and trained further with the ELBO; tau: precision of the months, in the net's units."""
     model = convert(copy.deepcopy(dense), log_sigma2=-10.0)
 
     def nll(output: Tensor, target: Tensor) -> Tensor:
@@ -236,9 +241,10 @@ def sparse_net(dense: nn.Module, x: Tensor, y: Tensor, tau: float, settings: Set
 
 
 def judge(prediction: Prediction, series: Series) -> dict[str, float]:
-    """Error on the training months, and the mean width of the bands (standard deviation of the net, in ppm) within these, in
-    the months after them, and beyond the record. Coverage: the share of months within the central 95% of what the net says,
-    noise included; 0.95 if it is right about itself. The noise is that of the months held out amid the training ones."""
+    """RMSE and coverage on the training months and on those held back after them, and the mean width of the bands (standard
+    deviation of the net, in ppm) within the former, within the latter, and beyond the record. Coverage: the share of months
+    within the central 95% of the prediction, noise included; 0.95 if its uncertainty is right. The noise is that of the months
+    held out between the training ones."""
     known, count = series.known, len(series.t)
     std = prediction.epistemic_std[:, 0] * series.std
     held, trained = series.held, series.trained

@@ -22,8 +22,8 @@ SettingsT = TypeVar("SettingsT")
 
 @dataclass
 class Context:
-    """Where an experiment runs: its folder, seed and device (as torch names it), the data that the recipe names, what hears of
-    progress, and the seconds that each training took."""
+    """Where an experiment runs: its folder, seed and device (as torch names it), the data that the recipe names, the function
+    that reports progress, and the seconds that each training took."""
 
     out: Path
     seed: int = 0
@@ -65,11 +65,11 @@ def train(
     weight_decay: float = 0.0,
     beta: Schedule | None = None,
 ) -> nn.Module:
-    """Train in place by Adam, the learning rate falling to 0 over the second half; ends on the CPU in `eval()`.
+    """Train in place with Adam; the learning rate falls to 0 over the second half. The model ends on the CPU in `eval()`.
 
-    A plain loop: with a few hundred examples the main one's care for resuming costs more than the steps.
-    loss: mean negative log likelihood of (output, targets). beta: of the ELBO; None: the loss alone.
-    Raises TrainingError for a loss that ends up not finite.
+    A plain loop: with a few hundred examples, what the main loop does to be resumable would cost more than the steps.
+    loss: mean negative log likelihood of (output, targets). beta: schedule of the ELBO; None: the loss alone.
+    Raises TrainingError if the last loss is not finite.
     """
     context.say(f"{stage}: {epochs} epochs")
     started, device = time.monotonic(), torch.device(context.device)
@@ -96,13 +96,13 @@ def train(
 
 
 def _groups(model: nn.Module, lr: float, lr_log_sigma2: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Means with weight decay, log variances without."""
+    """Parameter groups: means with weight decay, log variances without."""
     means = [p for name, p in model.named_parameters() if not name.endswith("log_sigma2")]
     spreads = [p for name, p in model.named_parameters() if name.endswith("log_sigma2")]
     return [{"params": means, "lr": lr, "weight_decay": weight_decay}, {"params": spreads, "lr": lr_log_sigma2}]
 
 
 def sparsity(model: nn.Module) -> dict[str, Any]:
-    """How many of a variational model's weights stay."""
+    """How many of a variational model's weights are kept."""
     masks = relevance(model)
     return {"weights": masks.total, "kept": masks.kept, "compression": round(masks.total / max(masks.kept, 1), 1)}

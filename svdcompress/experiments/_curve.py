@@ -1,7 +1,7 @@
-"""A curve with a gap in its data: what a deep ensemble, the delta method, MC dropout and the sparse net say of it.
+"""A curve with a gap in its data, as predicted by a deep ensemble, the delta method, MC dropout and the sparse net.
 
-The two classical ways of the lecture, the delta method (the inverse Hessian of the loss, to first order) and deep ensembles,
-beside the variational ones, where the truth is known: y = sin(1.5 x) + noise, x from -4 to -1 and from 1 to 4.
+The lecture's two classical methods, the delta method (the inverse Hessian of the loss, to first order) and deep ensembles, are
+compared with the variational ones where the truth is known: y = sin(1.5 x) + noise, x from -4 to -1 and from 1 to 4.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NOISE = 0.1
 GAP, END, FAR = 1.0, 4.0, 6.0
 WIDTH = 32
 MEMBERS = 5
-"""Of the deep ensemble."""
+"""Size of the deep ensemble."""
 
 PLACES = {"where the data are": (GAP, END), "in the gap": (0.0, GAP), "beyond": (END, FAR)}
-"""Of |x|."""
+"""Ranges of |x|."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Training data, (N, 1) each, and where the curve is looked at."""
+    """Training data, (N, 1) each. at: where the curve is predicted, (M, 1)."""
 
     x: Tensor
     y: Tensor
@@ -98,7 +98,7 @@ def run(examples: int, epochs: int, samples: int, context: Context) -> dict[str,
 
 
 def _delta(model: nn.Module, found: Curve, tau: float, ard: bool) -> Prediction:
-    """The net's own output with variances by the delta method; the prior's scale by evidence."""
+    """The net's own output with variances by the delta method; the prior's scale maximizes the evidence."""
     which = weights_of(model)
     own = weights(model, which)
     prior = ard_variance(model, which) if ard else torch.ones_like(own)
@@ -110,7 +110,7 @@ def _delta(model: nn.Module, found: Curve, tau: float, ard: bool) -> Prediction:
 
 
 def judge(prediction: Prediction, found: Curve) -> dict[str, float]:
-    """For each part of the axis: the share of the curve within the net's 95% band (without noise), and its mean width (one
+    """For each of `PLACES`: the share of the curve within the net's 95% band (without noise), and the band's mean width (one
     standard deviation)."""
     std = prediction.epistemic_std[:, 0]
     off = (prediction.mean - truth(found.at).double())[:, 0].abs()

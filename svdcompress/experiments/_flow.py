@@ -1,9 +1,9 @@
 """A flow field from a few sensors: the semi-conditional auto-encoder on the wake behind an obstacle, made sparse.
 
-The lecture's second example has 8,500 fields of an ocean model, 32 x 32 x 2; here as large ones are drawn from a vortex street:
-a stream past an obstacle, vortices of both signs in two rows that drift with it, of any phase, strength and spacing, and weak
-turbulence. The prior p(z|m) and the decoder p(x|m, z) see velocities at a few places, with the sensors' noise; from these alone
-the field is drawn. Beside it the best linear estimate from the same sensors.
+The lecture's second example has 8,500 fields of an ocean model, 32 x 32 x 2. Here fields of the same size are simulated as a
+vortex street: a stream past an obstacle, vortices of both signs in two rows that drift with it, of random phase, strength and
+spacing, and weak turbulence. The prior p(z|m) and the decoder p(x|m, z) see velocities at a few places, with the sensors'
+noise; the field is drawn from these alone, and compared with the best linear estimate from the same sensors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TEST = 500
 
 @dataclass(frozen=True)
 class Settings:
-    """fields: for training. epochs, sparse_epochs: passes over them. sensors: places where both velocities are measured.
-    latent: dimensions of z. samples: draws of a reconstruction."""
+    """fields: how many for training. epochs, sparse_epochs: passes over them. sensors: places where both velocities are
+    measured. latent: dimensions of z. samples: draws for each reconstruction."""
 
     fields: int = 3000
     epochs: int = 20
@@ -43,7 +43,7 @@ class Settings:
 
 
 def wakes(count: int, generator: torch.Generator) -> Tensor:
-    """Velocities (count, 2, 32, 32) of a vortex street, the far stream being about 1: along the stream, and across it.
+    """Velocities (count, 2, 32, 32) of a vortex street, along the stream and across it; the free stream is about 1.
 
     The grid is 4 by 4 obstacle widths. Each part has a stream function, so that no mass is lost.
     """
@@ -77,8 +77,8 @@ def places(sensors: int) -> Tensor:
 
 
 class FlowVae(nn.Module):
-    """Encoder, prior from the sensors, and decoder with one noise for all places. Input: a field and its sensors' values as one
-    row, (N, 2 * 32 * 32 + 2 * sensors)."""
+    """Encoder, prior given the sensors, and decoder with one noise for all places. Input: a field and its sensors' values as
+    one row, (N, 2 * 32 * 32 + 2 * sensors)."""
 
     def __init__(self, latent: int, sensors: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def split(row: Tensor, sensors: int) -> tuple[Tensor, Tensor]:
 
 
 def measured(x: Tensor, at: Tensor, generator: torch.Generator) -> Tensor:
-    """What the sensors say of fields, with their noise: (N, 2 * sensors)."""
+    """What the sensors measure in fields, with their noise: (N, 2 * sensors)."""
     values = x[:, :, at[:, 0], at[:, 1]].flatten(1)
     return values + SENSOR_NOISE * torch.randn(values.shape, generator=generator)
 
@@ -173,7 +173,7 @@ def complete(model: Any, m: Tensor, samples: int, seed: int) -> tuple[Tensor, Te
 
 
 def least_squares(x: Tensor, seen: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """The linear estimate of the field from the sensors, and the standard deviation of what it leaves, place by place."""
+    """The linear estimate of the field from the sensors, and the standard deviation of its residuals at each place."""
     design = torch.cat([seen, torch.ones(len(seen), 1)], 1).double()
     slopes = torch.linalg.lstsq(design, x.flatten(1).double()).solution
     left = (x.flatten(1).double() - design @ slopes).std(0)
@@ -182,8 +182,8 @@ def least_squares(x: Tensor, seen: Tensor, new: Tensor) -> tuple[Tensor, Tensor]
 
 
 def judge(mean: Tensor, std: Tensor, x: Tensor) -> dict[str, float]:
-    """Of reconstructions from the sensors: the error relative to what varies in the fields (1: no better than the mean field),
-    the share of velocities within the 95% bands, and the bands' mean standard deviation."""
+    """Figures of reconstructions from the sensors: the error relative to the variation of the fields (1: no better than the
+    mean field), the share of velocities within the 95% bands, and the bands' mean standard deviation."""
     off = (mean - x).square()
     varies = (x - x.mean(0)).double().square().mean()
     return {

@@ -1,9 +1,9 @@
-"""Leak or no leak: a 1-D convolutional net on simulated series of a station on the sea floor near a store of CO2.
+"""Leak or no leak: a 1-D convolutional net on simulated series from a station on the sea floor near a CO2 storage site.
 
 As in the lecture: binary classification of multivariate time series, after a difference transform, and the leak probability's
 mean and standard deviation over time. The series are simulated: tide, season, autocorrelated noise, and plumes of 30, 300 and
-3,000 tonnes that the tidal current carries past the station; how far each stands out from what nature does is measured and
-reported. The seed's net is MC dropout; beside it stands the sparse variational one.
+3,000 tonnes that the tidal current carries past the station; how far each stands out from natural variation is measured and
+reported. The seed's net uses MC dropout; it is compared with the sparse variational one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from svdcompress.objective import LinearWarmup
 from svdcompress.uncertainty import Prediction, auroc, mc_predict, quality
 
 TONNES = (30, 300, 3000)
-WINDOW = 96  # numbers of half an hour: two days
+WINDOW = 96  # half hours: two days
 TIDE = 12.42 * 2  # half hours in the principal lunar tide
 YEAR = 2 * 24 * 365.25
 
 
 @dataclass(frozen=True)
 class Settings:
-    """series: training windows. epochs, sparse_epochs: passes over them. samples: draws. p: of MC dropout."""
+    """series: number of training windows. epochs, sparse_epochs: passes over them. samples: draws. p: rate of MC dropout."""
 
     series: int = 6000
     epochs: int = 12
@@ -60,7 +60,7 @@ def _parts(count: int, length: int, tonnes: Tensor, onset: int, generator: torch
     tide = 2 * math.pi * t / TIDE + phase[:, 1:]
     current = spring * torch.cos(tide) + 0.25 * _autocorrelated(count, length, 0.8, generator)
     temperature = 8 + 3 * season + 0.15 * torch.sin(tide) + 0.2 * _autocorrelated(count, length, 0.97, generator)
-    # Respiration makes water of higher CO2 with the season, and the tide brings it past: what a leak can be mistaken for.
+    # Respiration raises CO2 with the season, and the tide carries such water past: this can be mistaken for a leak.
     natural = 1.5 * season + 0.6 * torch.sin(tide) * spring + 0.5 * _autocorrelated(count, length, 0.95, generator)
     natural = natural + 0.15 * torch.randn(count, length, generator=generator)
     growth = ((t - onset) / 24).clamp(0, 1)
@@ -71,10 +71,10 @@ def _parts(count: int, length: int, tonnes: Tensor, onset: int, generator: torch
 
 
 def signal_to_noise(generator: torch.Generator, count: int = 2000) -> dict[str, dict[str, float]]:
-    """What of a window's CO2 the leak makes, beside what nature does, measured on simulated windows of each size of leak.
+    """How much of a window's CO2 comes from the leak, compared with natural CO2, on simulated windows of each size of leak.
 
-    Of the CO2 as it is, and of its differences, which the nets see: variance over time of the plume over that of nature, in
-    decibels, from the mean variances over all windows.
+    For the CO2 itself, and for its differences, which the nets see: variance over time of the plume over that of natural CO2,
+    in decibels, from the mean variances over all windows.
     """
     found = {}
     for size in TONNES:
@@ -102,12 +102,12 @@ def _autocorrelated(count: int, length: int, r: float, generator: torch.Generato
 
 
 def difference(series: Tensor) -> Tensor:
-    """Differences of neighbouring times for CO2 and temperature; the current as it is. (..., 3, L) -> (..., 3, L - 1)."""
+    """Differences between successive times for CO2 and temperature; the current as it is. (..., 3, L) -> (..., 3, L - 1)."""
     return torch.cat([series[..., :2, :].diff(dim=-1), series[..., 2:, 1:]], -2)
 
 
 def examples(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Windows with a leak that has gone on for a while, or none; three quarters leak, as in the seed.
+    """Windows with a leak that has gone on for a while, or with none; three quarters have a leak, as in the seed.
 
     Returns inputs (count, 3, WINDOW), labels (count,) and tonnes (count,).
     """
@@ -134,7 +134,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     dropout = train(net(settings.p), x, y, _binary, context, stage="MC dropout", epochs=settings.epochs)
     start = convert(copy.deepcopy(dropout), log_sigma2=-8.0)
     for module in start.modules():
-        if isinstance(module, nn.Dropout):  # what regularises the sparse net is the noise of its own weights
+        if isinstance(module, nn.Dropout):  # the noise of its weights regularizes the sparse net instead
             module.p = 0.0
     epochs = settings.sparse_epochs
     beta = LinearWarmup(0.1 * epochs, 0.6 * epochs, settings.beta)
@@ -177,7 +177,7 @@ DAYS, ONSET = 12, 6
 
 
 def _follow(model: nn.Module, settings: Settings, context: Context) -> dict[str, Prediction]:
-    """The leak probability in a window that slides over each of four stations, one for each size of leak."""
+    """The leak probability in a window that slides over each of four stations: no leak, and each size of leak."""
     generator = torch.Generator().manual_seed(context.seed + 1)
     tracks = {}
     for size in (0, *TONNES):
@@ -193,7 +193,7 @@ def _times(count: int) -> Tensor:
 
 
 def _summary(tracks: dict[str, Prediction]) -> dict[str, Any]:
-    """Mean leak probability before the onset, and from two and a half days after it on; and all of it over time."""
+    """Mean leak probability before the onset, and from two and a half days after it; and its course, the track, over time."""
     found = {}
     for size, prediction in tracks.items():
         p, std, days = prediction.mean[:, 0], prediction.epistemic_std[:, 0], _times(len(prediction.mean))

@@ -1,4 +1,4 @@
-"""How the experiments' pictures look: the page's colours, and a second file for the dark."""
+"""The look of the experiments' pictures: the page's colors, and a second file for the dark page."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DARK = {
     RED: "#f28e4b",
     GREEN: "#2fc79a",
     PURPLE: "#d98cc0",
-    "#000000": "#e8ebee",  # what matplotlib draws that nobody gave a colour
+    "#000000": "#e8ebee",  # matplotlib's default color
     "#ffffff": "#14171a",
 }
-"""What a colour becomes on the dark page; both sides are those of report/style.css."""
+"""What each color becomes on the dark page; both are those of report/style.css."""
 
 _RC: Any = {
     "axes.edgecolor": QUIET,
@@ -37,7 +37,7 @@ _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecol
 
 
 def figure(rows: int, columns: int, size: tuple[float, float], **kwargs: Any) -> tuple[Any, Any]:
-    """A figure outside of pyplot's state, and its axes as a (rows, columns) array."""
+    """A figure that pyplot does not manage, and its axes as a (rows, columns) array."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def figure(rows: int, columns: int, size: tuple[float, float], **kwargs: Any) ->
 def save(drawing: Any, path: Path, title: str, caption: str) -> dict[str, str]:
     """Write a figure as PNG, and as NAME-dark.png for the dark page; returns its entry in the report's `pictures`.
 
-    Raises OutputError.
+    Raises OutputError if a file cannot be written.
     """
     dark = path.with_name(f"{path.stem}-dark{path.suffix}")
     for file in (path, dark):
@@ -65,7 +65,7 @@ def save(drawing: Any, path: Path, title: str, caption: str) -> dict[str, str]:
 
 
 def _darken(drawing: Any) -> None:
-    """Give every part its colour on the dark page; pictures keep theirs."""
+    """Give every part its color on the dark page; images keep theirs."""
     from matplotlib.axes import Axes
 
     for axis in drawing.findobj(Axes):
@@ -77,12 +77,12 @@ def _darken(drawing: Any) -> None:
                 continue
             try:
                 put(_on_dark(get()))
-            except (TypeError, ValueError):  # no colour: "none", or those of a colour map
+            except (TypeError, ValueError):  # not a color: "none", or the values of a color map
                 continue
 
 
 def _on_dark(colour: Any) -> Any:
-    """A colour, or (n, 4) of them, as it is on the dark page. Raises ValueError where it stays."""
+    """A color, or an array (n, 4) of them, as on the dark page. Raises ValueError if it stays the same."""
     from matplotlib.colors import to_hex, to_rgba, to_rgba_array
 
     if isinstance(colour, str) and colour == "none":

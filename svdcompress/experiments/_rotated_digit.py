@@ -1,13 +1,14 @@
 """A "1" of MNIST turned step by step: what the nets make of it, and whether they say that they do not know.
 
 As in Gal & Ghahramani 2016 (fig. 4): LeNet with dropout before its last layer, T = 100: softmax inputs and outputs scattered
-over the angle. Beside them the dense net's confidence, the sparse variational net, the mutual information against the angle,
-and how well each net is calibrated on the test digits: the question that a seed leaves open. Also where each is surest and
+over the angle. Added to that are the dense net's confidence, the sparse variational net, the mutual information against the
+angle, how well each net is calibrated on the test digits (a question that the seed leaves open), and where each is surest and
 wrong.
 
-The posterior of the sparse net is too narrow, as mean-field ones are. Upright digits hardly say how wide it should be: over a
-wide range of factors on its variances their likelihood is the same within its own error. So the net is shown as trained, and
-with the largest factor that digits held out do not speak against, by the rule of one standard error (Breiman et al. 1984).
+The posterior of the sparse net is too narrow, as mean-field posteriors are. Upright digits hardly tell how wide it should be:
+over a wide range of factors on its variances, their likelihood is the same within its standard error. So the net is shown as
+trained, and with the largest factor that held-out digits do not rule out, by the rule of one standard error (Breiman et
+al. 1984).
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ JUDGED = 2000
 """Test digits on which calibration is judged."""
 
 FACTORS = tuple(2.0**power for power in range(9))
-"""On the variances, of which the widest that fits is taken."""
+"""Factors on the variances, of which the largest that fits is taken."""
 
 FITTED, FEW = 1000, 20
-"""Digits held out, and draws, with which they are compared."""
+"""Numbers of held-out digits and of draws with which the factors are compared."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """digits: for training, the first ones. epochs, sparse_epochs: passes over them. p: of the dropout. samples: T. angles:
-    between 0 and 180 degrees. which: of the test set's ones."""
+    """digits: how many for training, the first ones. epochs, sparse_epochs: passes over them. p: the dropout rate. samples: T.
+    angles: how many, between 0 and 180 degrees. which: index of the digit among the test set's ones."""
 
     digits: int = 12_000
     epochs: int = 6
@@ -54,7 +55,7 @@ class Settings:
     angles: int = 19
     p: float = 0.5
     which: int = 38  # an upright one
-    beta: float = 0.1  # of a training set this small, 1 would leave next to nothing
+    beta: float = 0.1  # with a training set this small, 1 would prune nearly all weights
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
@@ -96,10 +97,10 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 def widened(
     sparse: nn.Module, x: Tensor, y: Tensor, seed: int, factors: Sequence[float] = FACTORS
 ) -> tuple[nn.Module, float, dict[float, float]]:
-    """A copy with all variances times the largest factor whose NLL on held-out digits is within one standard error of the
-    least; the factor, and the NLL of each that was tried. Masks are held, so that no weight goes or comes back.
+    """A copy with all variances multiplied by the largest factor whose NLL on held-out digits is within one standard error of
+    the lowest; that factor, and the NLL of each that was tried. Masks are frozen, so that no weight is dropped or comes back.
 
-    The standard error is that of the least NLL itself, as in CART's rule for the size of a tree."""
+    The standard error is that of the lowest NLL itself, as in CART's rule for the size of a tree."""
     losses = {}
     for factor in factors:
         prediction = mc_predict(_scaled(sparse, factor), x, FEW, generator=torch.Generator().manual_seed(seed))
@@ -120,7 +121,7 @@ def _scaled(sparse: nn.Module, factor: float) -> nn.Module:
 
 
 def surest_mistake(track: dict[str, Any], degrees: list[float]) -> dict[str, float]:
-    """Where a net is surest that the digit is no 1: at which angle, which digit it sees, and how sure it is of that."""
+    """Where a net is surest that the digit is not a 1: at which angle, which digit it sees, and how sure it is of that."""
     wrong = [place for place, label in enumerate(track["label"]) if label != 1]
     if not wrong:
         return {}
@@ -129,7 +130,7 @@ def surest_mistake(track: dict[str, Any], degrees: list[float]) -> dict[str, flo
 
 
 def _nets(x: Tensor, y: Tensor, settings: Settings, context: Context) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """The dense LeNet-5, the one with dropout before the last layer, and the sparse variational one made of the dense one."""
+    """The dense LeNet-5, the one with dropout before the last layer, and the sparse variational one made from the dense one."""
     torch.manual_seed(context.seed)
     dense = train(NETS["lenet-5"](), x, y, F.cross_entropy, context, stage="dense", epochs=settings.epochs)
     dropped = NETS["lenet-5"]()
@@ -150,7 +151,7 @@ def _nets(x: Tensor, y: Tensor, settings: Settings, context: Context) -> tuple[n
 
 
 def rotate(image: Tensor, degrees: Tensor) -> Tensor:
-    """An image (C, H, W) turned anticlockwise by each of N angles, in bilinear interpolation: (N, C, H, W)."""
+    """An image (C, H, W) rotated counterclockwise by each of N angles, with bilinear interpolation: (N, C, H, W)."""
     angle = torch.deg2rad(degrees)
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     matrix = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1)
@@ -160,7 +161,7 @@ def rotate(image: Tensor, degrees: Tensor) -> Tensor:
 
 
 def _track(model: nn.Module, turned: Tensor, settings: Settings, context: Context) -> dict[str, Any]:
-    """Draws of the softmax's inputs and outputs for each angle, and the decomposition."""
+    """Draws of the logits for each angle, and the figures of the prediction: label, confidence and uncertainties."""
     generator = torch.Generator().manual_seed(context.seed)
     with torch.no_grad(), sampling(model, generator=generator):
         logits = torch.stack([model(turned) for _ in range(settings.samples)])
@@ -183,10 +184,10 @@ def _calibration(
     settings: Settings,
     context: Context,
 ) -> dict[str, dict[str, float]]:
-    """Scores of each net on the first test digits; the temperature is fitted on the digits held out of the training."""
+    """Scores of each net on the first test digits; the temperature is fitted on the digits held out of training."""
     (x, y), (validation, labels) = (test[0][:JUDGED], test[1][:JUDGED]), held_out
     dense, dropped, sparse, wide = nets
-    # A "regression" hands the logits through as they are.
+    # A "regression" passes the logits through unchanged.
     logits = mean_predict(dense, validation, task="regression").mean
     generator = torch.Generator().manual_seed(context.seed)
     predictions = {
@@ -242,7 +243,7 @@ def _plot(
 
 
 def _scatter(axis: Any, degrees: Tensor, values: Tensor, title: str) -> None:
-    """The five classes that come to the front, draws beside each other within an angle."""
+    """Plot up to six classes, those predicted at some angle and the five highest on average, with draws side by side."""
     front = values.mean(0).argmax(1)
     classes = sorted(set(front.tolist()) | set(values.mean((0, 1)).topk(5).indices.tolist()))[:6]
     step = float(degrees[1] - degrees[0]) if len(degrees) > 1 else 1.0

@@ -1,4 +1,4 @@
-"""An experiment by name, from its settings to its folder."""
+"""Runs an experiment by name, from its settings to its folder."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ EXPERIMENTS = {
     "rotated-digit": "_rotated_digit",
     "vae": "_vae",
 }
-"""The module of each experiment; it has `Settings` and `run(settings, context)`."""
+"""The module of each experiment, which has `Settings` and `run(settings, context)`."""
 
 
 def run(
     name: str, settings: Mapping[str, Any], context: Context, *, overwrite: bool = False, more: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run an experiment; its pictures, report.json and report.html go into the context's folder, which is made.
+    """Run an experiment; its pictures, report.json and report.html go into the context's folder, which is created.
 
-    context: its device as in a recipe (auto, cpu, cuda, cuda:1, mps). overwrite: what the folder holds is moved aside.
+    context: its device as in a recipe (auto, cpu, cuda, cuda:1, mps). overwrite: move aside what the folder holds.
     more: further entries of the report, such as its description.
 
     Returns what report.json holds: "experiment", "settings", "seed", "device", "versions", "seconds" of each stage, "pictures",
     and the experiment's own figures. Raises RecipeError for an unknown experiment or setting, UsageError for a device that is
-    not there or a launch of several processes, OutputError for a folder that holds something.
+    not available or a launch of several processes, OutputError for a folder that is not empty.
     """
     module, chosen = _chosen(name, settings)
     place = find_place(context.device)
@@ -49,7 +49,7 @@ def run(
     context = dataclasses.replace(context, device=str(place.device), seconds={})
     if moved := prepare(context.out, overwrite=overwrite):
         context.say(moved)
-    shutil.rmtree(context.out / "state")  # of runs that can be resumed
+    shutil.rmtree(context.out / "state")  # only for runs that can be resumed
     seed_everything(context.seed, name)
     start = time.monotonic()
     try:
@@ -95,8 +95,8 @@ def run_recipe(
 
 
 def check(recipe: Recipe, given: Iterable[str] = ()) -> None:
-    """Refuse what has no effect: fields of the recipe that its experiment does not read and that are not as by default, or that
-    somebody has set (`given`: dotted names). Raises RecipeError, which lists what the experiment takes."""
+    """Refuse fields that have no effect: those that the recipe's experiment does not read, and that differ from their default
+    or were set (`given`: dotted names). Raises RecipeError, which lists what the experiment takes."""
     if recipe.experiment is None:
         raise RecipeError("experiment: the recipe names none")
     module, _ = _chosen(recipe.experiment.name, {})
@@ -104,8 +104,8 @@ def check(recipe: Recipe, given: Iterable[str] = ()) -> None:
 
 
 def outline(recipe: Recipe) -> dict[str, Any]:
-    """What `run_recipe` would do: "experiment", "about" (its description), "settings", all of them, "data" (None: it makes its
-    own), "seed" and "device". Nothing is read or written. Raises what `run_recipe` raises of a recipe and a device."""
+    """What `run_recipe` would do: "experiment", "about" (its description), "settings" (all of them), "data" (None: it makes
+    its own), "seed" and "device". Nothing is read or written. Raises what `run_recipe` raises for a recipe and a device."""
     if recipe.experiment is None:
         raise RecipeError("experiment: the recipe names none")
     name = recipe.experiment.name

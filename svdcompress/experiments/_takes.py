@@ -1,4 +1,4 @@
-"""Which fields of a recipe have an effect on an experiment; the others are refused, lest they do nothing unseen."""
+"""Which fields of a recipe have an effect on an experiment; the others are refused, so that none is ignored silently."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DATA = ("rotated-digit", "vae")
 
 
 def check_recipe(recipe: Recipe, settings: Sequence[str], given: Iterable[str] = ()) -> None:
-    """Raises RecipeError, with what the recipe's experiment takes, for fields that differ from their default and do nothing.
+    """Raises RecipeError, which lists what the experiment takes, for fields without effect that differ from their default.
 
-    settings: names of the experiment's settings. given: further fields that somebody has set, to their default perhaps.
+    settings: names of the experiment's settings. given: further fields that were set, perhaps to their default.
     """
     assert recipe.experiment is not None
     name = recipe.experiment.name

@@ -2,7 +2,7 @@
 
 As in the lecture (SCVAE): q(z|x) encodes a digit, p(z|m) is a prior given a few of its pixels m, and the decoder p(x|m, z),
 made of ConvTranspose layers, sees both. `-log p(x|m, z) + KL[q(z|x) || p(z|m)]` bounds a digit's negative log likelihood; the
-weights' KL over N comes on top of it. Reconstruction draws z from q(z|x); from a few pixels it draws z from p(z|m).
+weights' KL over N is added to it. Reconstruction draws z from q(z|x); from a few pixels it draws z from p(z|m).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from svdcompress.sources import InMemory, open_data
 
 @dataclass(frozen=True)
 class Settings:
-    """digits: for training, the first ones. epochs, sparse_epochs: passes over them. pixels: that are measured of each digit.
-    latent: dimensions of z. samples: draws of a reconstruction from few pixels."""
+    """digits: how many for training, the first ones. epochs, sparse_epochs: passes over them. pixels: how many of each digit
+    are measured. latent: dimensions of z. samples: draws for each reconstruction from few pixels."""
 
     digits: int = 10_000
     epochs: int = 10
@@ -38,8 +38,8 @@ class Settings:
 
 
 class Vae(nn.Module):
-    """Encoder, prior from few pixels, and decoder. x: (N, 1, 28, 28) in [0, 1]; the measured pixels are drawn anew at each call
-    in `train()`, and are those of a fixed seed in `eval()`."""
+    """Encoder, prior given few pixels, and decoder. x: (N, 1, 28, 28) in [0, 1]; the measured pixels are drawn again at each
+    call in `train()`, and with a fixed seed in `eval()`."""
 
     def __init__(self, latent: int, pixels: int) -> None:
         super().__init__()
@@ -130,10 +130,10 @@ def _kept(layer: Any) -> dict[str, int]:
 
 
 def _judge(model: Vae, x: Tensor, settings: Settings, context: Context) -> dict[str, float]:
-    """Bound on new digits (nats), and mean squared errors of pixels: of reconstructions, and of those from few pixels.
+    """Bound on new digits (nats), and mean squared errors of pixels: in reconstructions, and in those from few pixels.
 
-    `few_covered`: the share of pixels away from the measured ones whose value lies within two standard deviations (and a
-    hundredth, as most pixels are black and certain)."""
+    `few_covered`: the share of the pixels that were not measured whose value lies within two standard deviations (plus 0.01,
+    since most pixels are black and certain)."""
     logits, q, p = model(x)
     mean, std = complete(model, x, settings.samples, context.seed)
     hidden = model.measure(x)[:, 1:] == 0

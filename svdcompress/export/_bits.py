@@ -1,4 +1,4 @@
-"""How many bits each layer's weights deserve, by what their posterior says of their size."""
+"""How many bits each layer's weights need, judging by their posterior variances."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from svdcompress.export._rounding import codes, steps
 from svdcompress.layers import VariationalLayer, variational_layers
 
 FEWEST, MOST = 2, 16
-"""Bits of a weight."""
+"""The fewest and the most bits of a weight."""
 
 SHARE = 0.5
-"""The rounding error that is allowed unless told otherwise, in standard deviations of the posterior: a quarter of its
-variance."""
+"""Default limit on the rounding error, in standard deviations of the posterior: a quarter of its variance."""
 
 
 @dataclass(frozen=True)
 class LayerBits:
-    """One layer. weights: how many stay. bits: of each. added: the rounding error at these bits, root mean square, in standard
-    deviations of the posterior."""
+    """The bits of one layer's weights.
+
+    weights: number of relevant weights. bits: of each weight. added: the rounding error at these bits, root mean square, in
+    standard deviations of the posterior.
+    """
 
     name: str
     weights: int
@@ -34,17 +36,17 @@ class LayerBits:
     added: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """As a JSON-able dict."""
         return asdict(self)
 
 
 def suggested_bits(model: nn.Module, share: float = SHARE) -> list[LayerBits]:
-    """The fewest bits of each layer at which rounding moves its weights by no more than a share of their posterior's deviation.
+    """The fewest bits for each layer that keep its rounding error within a share of its posterior standard deviation.
 
-    Weights are rounded to 2**bits - 1 steps of one size for each output channel, symmetric about 0 and as far as its largest
-    weight. A step of size d has an error of variance d**2 / 12; over the posterior's variance sigma2 of each weight that stays
-    it adds up to twice what rounding costs in the KL divergence (the mean moves, the variance stays): mean(d**2 / (12 sigma2))
-    is to be at most share**2.
+    Weights are rounded to 2**bits - 1 steps of one size for each output channel, symmetric about 0 and up to its largest
+    weight. A step of size d has an error of variance d**2 / 12. Divided by the posterior variance sigma2 and summed over the
+    relevant weights, it is twice what rounding adds to the KL divergence (the mean moves, the variance does not):
+    mean(d**2 / (12 sigma2)) must be at most share**2. A layer for which no number of bits is enough gets 16.
 
     Raises UsageError for a model without variational layers.
 
@@ -54,7 +56,7 @@ def suggested_bits(model: nn.Module, share: float = SHARE) -> list[LayerBits]:
 
 
 def allocated_bits(model: nn.Module, average: float) -> dict[str, int]:
-    """Bits of each layer, of so many on average over all weights that stay, that cost the least by the posterior.
+    """The bits for each layer that cost the least under the posterior, at `average` bits per relevant weight overall.
 
     Each further bit goes where it lowers the sum of d**2 / sigma2 (see `suggested_bits`) the most for its bytes.
     """
@@ -63,7 +65,8 @@ def allocated_bits(model: nn.Module, average: float) -> dict[str, int]:
 
 
 def allocate(costs: Mapping[str, Mapping[int, float]], sizes: Mapping[str, int], average: float) -> dict[str, int]:
-    """Bits of each layer within `average` bits a weight. costs: {layer: {bits: mean cost of a weight}}; sizes: weights."""
+    """Bits for each layer, at most `average` per weight overall. costs: {layer: {bits: mean cost}}; sizes: numbers of
+    weights."""
     bits = {name: FEWEST for name in costs}
     left = average * sum(sizes.values()) - sum(FEWEST * sizes[name] for name in costs)
     while True:
@@ -76,9 +79,10 @@ def allocate(costs: Mapping[str, Mapping[int, float]], sizes: Mapping[str, int],
 
 
 def importance(model: nn.Module) -> dict[str, np.ndarray]:
-    """What an error of each weight counts, by "LAYER.weight": 1 / sigma2 of its posterior, of the weight's shape.
+    """How much an error in each weight counts, as {"LAYER.weight": 1 / sigma2 of its posterior, in the weight's shape}.
 
-    For `pack` and `write_few_bits`: steps are then as fine as the data know the weights. {} without variational layers.
+    For `pack` and `write_few_bits`, whose steps are then finer where the data determine the weights better. {} for a model
+    without variational layers.
 
     Example: `pack("model.onnx", "model.svdc", "int4", importance=importance(small))`
     """
@@ -88,11 +92,11 @@ def importance(model: nn.Module) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def round_weights(model: nn.Module, bits: Mapping[str, int] | int, *, by: str = "posterior") -> nn.Module:
-    """Round the weights of variational layers in place, as a file of so many bits would hold them; returns the model.
+    """Round the weights of variational layers in place, as a file with that many bits would hold them; returns the model.
 
-    bits: of all layers, or of each by its name; others stay as they are. by: what the size of a channel's steps minimises below
-    8 bits, "posterior" (errors over the posterior's variance), "errors" (all alike), or "largest" (nothing: the last step is
-    at the largest weight).
+    bits: for all layers, or for each by its name; layers that are not named stay as they are. by: what the size of a
+        channel's steps minimizes below 8 bits: "posterior" (squared errors over the posterior variance), "errors" (squared
+        errors, all weighted alike), or "largest" (nothing: the last step is at the largest weight).
     """
     if by not in WAYS:
         raise UsageError(f"by: {by!r} is unknown; one of {', '.join(WAYS)}")
@@ -109,7 +113,7 @@ WAYS = ("posterior", "errors", "largest")
 
 
 def rounded(weight: Tensor, bits: int, axis: int = 0, importance: Tensor | None = None, *, search: bool = True) -> Tensor:
-    """A weight at 2**bits - 1 symmetric steps for each channel along an axis; see `_rounding.steps`."""
+    """Round a weight to 2**bits - 1 symmetric steps for each channel along an axis; see `_rounding.steps`."""
     array = weight.detach().cpu().numpy()
     if search:
         step = steps(array, bits, axis, None if importance is None else importance.cpu().numpy())
@@ -119,19 +123,19 @@ def rounded(weight: Tensor, bits: int, axis: int = 0, importance: Tensor | None 
 
 
 def _precision(layer: VariationalLayer) -> Tensor:
-    """1 / sigma2 of each weight, float64 on the CPU, and finite."""
+    """1 / sigma2 of each weight, float64 on the CPU, clamped so that it is finite."""
     return (-layer.log_sigma2.detach().cpu().double()).clamp(-50.0, 50.0).exp()
 
 
 def _steps(weight: Tensor, bits: int, axis: int) -> Tensor:
-    """The size of a step, for each channel along an axis, of a shape that broadcasts."""
+    """The step size of each channel along an axis, in a shape that broadcasts."""
     others = [dim for dim in range(weight.dim()) if dim != axis]
     largest = weight.abs().amax(others, keepdim=True) if others else weight.abs()
     return largest / (2 ** (bits - 1) - 1)
 
 
 def _cost(layer: VariationalLayer, bits: int) -> float:
-    """Mean of d**2 / (12 sigma2) over the weights that stay; 0 where none does."""
+    """Mean of d**2 / (12 sigma2) over the relevant weights; 0 if there are none."""
     kept = layer.relevant()
     if not bool(kept.any()):
         return 0.0
@@ -147,7 +151,7 @@ def _suggested(name: str, layer: VariationalLayer, share: float) -> LayerBits:
 
 
 def added_error(model: nn.Module, bits: Mapping[str, int]) -> dict[str, float]:
-    """`LayerBits.added` of layers at other bits than those suggested."""
+    """`LayerBits.added` of each layer named in `bits`, at those bits."""
     return {name: math.sqrt(_cost(layer, bits[name])) for name, layer in _layers(model) if name in bits}
 
 

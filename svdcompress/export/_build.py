@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Appends nodes to a graph, under names of their own.
+    """Appends nodes to a graph, under new names.
 
-    constants: the graph that keeps the constants (None: the same). stem: part of the names, one for each builder of a model.
+    constants: the graph that holds the constants (None: the same). stem: part of the names, one for each builder of a model.
     """
 
     def __init__(self, graph: ir.Graph, constants: ir.Graph | None = None, stem: str = "") -> None:
@@ -26,13 +26,13 @@ class Builder:
         self._names = (f"{OWN}{stem}{i}" for i in count())
 
     def __call__(self, kind: str, *inputs: ir.Value | None, name: str | None = None, **attributes: Any) -> ir.Value:
-        """The output of a new node. name: its name, or that of its output where it begins with OWN."""
+        """Append a node; returns its output. name: the node's name, or its output's if it begins with OWN."""
         return self._add(kind, inputs, attributes, 1, name)[0]
 
     def many(
         self, kind: str, outputs: int, *inputs: ir.Value | None, name: str | None = None, **attributes: Any
     ) -> list[ir.Value]:
-        """The outputs of a new node."""
+        """Append a node; returns its outputs."""
         return self._add(kind, inputs, attributes, outputs, name)
 
     def _add(
@@ -42,12 +42,12 @@ class Builder:
 
         own = name is not None and name.startswith(OWN)
         values = [ir.Value(name=name if own else next(self._names)) for _ in range(outputs)]
-        label = "" if own or name is None else name  # a name of a node is some bytes in the file
+        label = "" if own or name is None else name  # a node's name takes some bytes in the file
         self.graph.append(ir.node(kind, inputs, attributes, outputs=values, name=label))
         return values
 
     def constant(self, value: Any, dtype: Any = np.int64) -> ir.Value:
-        """A constant: int64, bool where the value is one, or of a type."""
+        """A constant: bool for a bool, otherwise of the given type (int64 unless given)."""
         import onnx_ir as ir
 
         array = np.array(value, dtype=bool if isinstance(value, bool) else dtype)
@@ -56,14 +56,14 @@ class Builder:
         return initializer
 
     def shape(self, *dims: ir.Value | int) -> ir.Value:
-        """A shape of scalars and numbers."""
+        """A shape made of scalar values and plain numbers."""
         vector = self.constant([-1])
         parts = [self.constant([dim]) if isinstance(dim, int) else self("Reshape", dim, vector) for dim in dims]
         return self("Concat", *parts, axis=0)
 
 
 def inner_nodes(node: ir.Node) -> list[ir.Node]:
-    """A node and those of its subgraphs."""
+    """A node and all nodes of its subgraphs."""
     import onnx_ir as ir
 
     found = [node]
@@ -76,16 +76,16 @@ def inner_nodes(node: ir.Node) -> list[ir.Node]:
 
 
 def read_by(nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """What nodes and their subgraphs read, each value once."""
+    """The values that nodes and their subgraphs read, each once."""
     return list(
         dict.fromkeys(value for node in nodes for inner in inner_nodes(node) for value in inner.inputs if value is not None)
     )
 
 
 def dependent(nodes: Iterable[ir.Node], values: Collection[ir.Value], through_shapes: bool = True) -> list[ir.Node]:
-    """Those of topologically sorted nodes that depend on one of the values.
+    """The nodes, out of topologically sorted ones, that depend on one of the values.
 
-    through_shapes: whether it counts to depend on nothing but their shapes.
+    through_shapes: whether nodes count that depend on nothing but the shapes of values.
     """
     reached, found = set(values), []
     for node in nodes:
@@ -96,7 +96,7 @@ def dependent(nodes: Iterable[ir.Node], values: Collection[ir.Value], through_sh
 
 
 def replace(nodes: Iterable[ir.Node], old: ir.Value, new: ir.Value) -> None:
-    """Have nodes (and their subgraphs) read another value."""
+    """Make nodes (and their subgraphs) read another value."""
     for node in nodes:
         for inner in inner_nodes(node):
             for index, value in enumerate(inner.inputs):

@@ -1,4 +1,4 @@
-"""The compact form of an ONNX file: zeros left out, and put in their places when the file is loaded."""
+"""The compact form of an ONNX file: zeros are left out, and put back in place when the file is loaded."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 OLDEST = 13
-"""The first opset whose operators the compact form is made of."""
+"""The first opset that has all operators of the compact form."""
 
 FIELD = 6
-"""Bytes that protobuf puts ahead of each node and initialiser, at most, in files below 2 GiB."""
+"""Maximum number of bytes that protobuf puts before each node and initializer, in files below 2 GiB."""
 
 TYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
-"""Types of the tensors that are looked at."""
+"""Types of the tensors that can be made compact."""
 
 
 def write_compact(src: str | Path, dst: str | Path) -> Exported:
-    """Write an ONNX file once more without the zeros of its weights; `src` is left as it is.
+    """Write a copy of an ONNX file without the zeros of its weights; `src` is not changed.
 
-    Each initialiser of which enough is zero becomes its other numbers and the steps from each to the next, which a few nodes
-    put back in place: Cast, CumSum, ScatterElements, Reshape. onnxruntime does so once, as it loads the file: outputs and
-    latency are those of `src`. Where that would not be smaller the tensor stays as it is; tensors whose numbers are in the same
-    places (means and variances) share their steps. Any tool that folds constants, such as onnxslim, makes the file dense again:
-    use it first. Values between the inputs and the outputs get short names.
+    Each initializer with enough zeros is replaced by its other numbers and the steps from each to the next, which a few
+    nodes put back in place: Cast, CumSum, ScatterElements, Reshape. onnxruntime runs these once, when it loads the file:
+    outputs and latency are those of `src`. A tensor that would not become smaller stays as it is; tensors whose numbers are
+    in the same places (means and variances) share their steps. Any tool that folds constants, such as onnxslim, makes the
+    file dense again: use it first. Values between the inputs and the outputs get short names.
 
-    src: a file of `export_onnx`, or any other of opset 13 or later; initialisers of subgraphs stay as they are.
+    src: a file written by `export_onnx`, or any other of opset 13 or later; initializers of subgraphs stay as they are.
 
-    Returns the file written; its `parity` is 0: what the nodes give is compared with each tensor of `src`, number by number (-0
-    comes back as 0). Raises ExportError for a file that cannot be read or is refused by onnx.checker, OutputError for a path
-    that cannot be written.
+    Returns the file written; its `parity` is 0: what the nodes give is compared with each tensor of `src`, number by number
+    (-0 comes back as 0). Raises ExportError for a file that cannot be read or is refused by onnx.checker, OutputError for a
+    path that cannot be written.
 
     Example: `write_compact("model.onnx", "model_compact.onnx").bytes`
     """
@@ -57,14 +57,14 @@ def write_compact(src: str | Path, dst: str | Path) -> Exported:
 
 
 def read(path: Path) -> ModelProto:
-    """An ONNX file of an opset that the forms made here can be of. Raises ExportError."""
+    """Load an ONNX file of opset OLDEST or later. Raises ExportError if it cannot be read or is of an earlier opset."""
     import onnx
 
     try:
         model = onnx.load(str(path))
     except FileNotFoundError as error:
         raise ExportError(f"{path}: no such file") from error
-    except Exception as error:  # protobuf's, onnx's own, of the system
+    except Exception as error:  # from protobuf, from onnx, or from the system
         raise ExportError(f"{path}: not an ONNX file ({shortened(str(error))})") from error
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions or max(versions) < OLDEST:
@@ -75,7 +75,7 @@ def read(path: Path) -> ModelProto:
 
 
 def array_of(tensor: TensorProto) -> np.ndarray:
-    """The numbers of an initialiser. Raises ExportError where they are not as many as it says."""
+    """An initializer's numbers. Raises ExportError if there are not as many as its shape says."""
     from onnx import numpy_helper
 
     try:
@@ -86,18 +86,18 @@ def array_of(tensor: TensorProto) -> np.ndarray:
 
 @dataclass
 class Part:
-    """Nodes and initialisers to be added."""
+    """Nodes and initializers to add to a graph."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     tensors: list[TensorProto] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
-        """What they take in a file."""
+        """How many bytes they take in a file."""
         return sum(each.ByteSize() + FIELD for each in (*self.nodes, *self.tensors))
 
     def replace(self, graph: GraphProto, gone: Collection[str]) -> None:
-        """Put it ahead of a graph's nodes, in the place of the initialisers of those names."""
+        """Put the part before a graph's nodes, in place of the initializers named in `gone`."""
         for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in gone]):
             del graph.initializer[place]
         graph.initializer.extend(self.tensors)
@@ -106,32 +106,32 @@ class Part:
 
 
 class Maker:
-    """Makes parts, under short names that a graph does not have yet."""
+    """Adds nodes and initializers to parts, under short names that a graph does not have yet."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._names = new_names(graph, "")
 
     def constant(self, part: Part, array: np.ndarray) -> str:
-        """The name of a new initialiser."""
+        """Add an initializer; returns its name."""
         from onnx import numpy_helper
 
         return self.take(part, numpy_helper.from_array(array))
 
     def take(self, part: Part, tensor: TensorProto) -> str:
-        """The name that a tensor gets as a new initialiser."""
+        """Add a tensor as an initializer under a new name; returns the name."""
         tensor.name = next(self._names)
         part.tensors.append(tensor)
         return tensor.name
 
     def node(self, part: Part, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """The name of a new node's output."""
+        """Add a node; returns the name of its output."""
         from onnx import helper
 
         part.nodes.append(helper.make_node(kind, inputs, [output or next(self._names)], **attributes))
         return part.nodes[-1].output[0]
 
     def filled(self, part: Part, shape: str, rest: np.ndarray, output: str | None = None) -> str:
-        """A tensor of one number (1,), of the shape that a constant holds."""
+        """Add a tensor filled with the number `rest` (1,), in the shape that a constant holds; returns its name."""
         from onnx import numpy_helper
 
         value = {} if rest.dtype == np.float32 and not rest[0] else {"value": numpy_helper.from_array(rest)}
@@ -139,7 +139,7 @@ class Maker:
 
 
 def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
-    """Change a graph; returns the tensors that its nodes now make."""
+    """Make a graph compact, in place; returns the tensors that its nodes now make."""
     import onnx
 
     fixed = fixed_names(graph)
@@ -163,7 +163,7 @@ def compacted(graph: GraphProto) -> dict[str, np.ndarray]:
 
 
 def _rest(array: np.ndarray) -> np.ndarray:
-    """The number that is left out, (1,): 0, or of whole numbers (the places in a Monte-Carlo file) the commonest."""
+    """The number to leave out, (1,): 0 for floats, else the most frequent one (as of the places in a Monte-Carlo file)."""
     if array.dtype.kind == "f":
         return np.zeros(1, array.dtype)
     values, counts = np.unique(array, return_counts=True)
@@ -171,15 +171,15 @@ def _rest(array: np.ndarray) -> np.ndarray:
 
 
 def places_of(array: np.ndarray) -> np.ndarray:
-    """Where the numbers are that are not left out, in the flat tensor."""
+    """The places, in the flat tensor, of the numbers that are not left out."""
     return np.flatnonzero(array != _rest(array))
 
 
 def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
-    """Names of the tensors that can share their steps, those with the most numbers first.
+    """Groups of names of tensors that can share their steps; in each, the one with the most numbers comes first.
 
-    One joins others of its shape where all its numbers have a place among theirs, and zeros to be stored with them cost less
-    than steps of its own.
+    A tensor joins a group of its shape if the first tensor there has numbers in all of its places, and if the zeros to be
+    stored for the other places cost no more than steps of its own.
     """
     places = {name: places_of(array) for name, array in arrays.items()}
     groups: list[list[str]] = []
@@ -199,7 +199,7 @@ def _alike(arrays: dict[str, np.ndarray]) -> Iterator[list[str]]:
 
 
 def _scattered(maker: Maker, arrays: dict[str, np.ndarray], dense: dict[str, int]) -> tuple[Part, set[str]]:
-    """The nodes that make tensors of one shape out of their numbers; and the names of those that it pays for."""
+    """The nodes that make tensors of one shape from their numbers, and the names of the tensors that get smaller by it."""
     first = next(iter(arrays.values()))
     common = Part()
     places = places_of(first)
@@ -231,9 +231,9 @@ def _scattered(maker: Maker, arrays: dict[str, np.ndarray], dense: dict[str, int
 
 
 def scattered(maker: Maker, part: Part, array: np.ndarray, numbers: Callable[[np.ndarray], str], number_bytes: float) -> str:
-    """Add what puts the numbers of a tensor that are not 0 into their places; the name of the result, of its shape.
+    """Add nodes that put a tensor's non-zero numbers in their places; returns the name of the result, of the tensor's shape.
 
-    numbers: given those (count,), adds what makes them, float32, and returns its name. number_bytes: what each takes.
+    numbers: adds what makes the given numbers (count,) in float32, and returns its name. number_bytes: bytes for each.
     """
     found = gaps(places_of(array), number_bytes)
     index = _index(maker, part, found.steps)
@@ -244,7 +244,7 @@ def scattered(maker: Maker, part: Part, array: np.ndarray, numbers: Callable[[np
 
 
 def _index(maker: Maker, part: Part, steps: np.ndarray) -> str:
-    """Add what makes places of the steps between them; its name."""
+    """Add nodes that turn steps into places; returns the name of the result."""
     wide = maker.node(part, "Cast", maker.constant(part, steps), to=_INT64)
     return maker.node(part, "CumSum", wide, maker.constant(part, np.array(0, np.int64)))
 
@@ -253,18 +253,18 @@ _INT64 = 7  # onnx.TensorProto.INT64; onnx is imported when a file is written
 
 
 def fixed_names(graph: GraphProto) -> set[str]:
-    """Names of the values that a caller may give or ask for: these initialisers stay as they are."""
+    """Names of the values that a caller may pass or ask for: initializers of these names stay as they are."""
     return {value.name for value in (*graph.input, *graph.output)}
 
 
 def new_names(graph: GraphProto, stem: str) -> Iterator[str]:
-    """Short names that a graph does not have."""
+    """Short names that a graph does not have yet."""
     taken = set(_names(graph))
     return (name for name in (f"_{stem}{number}" for number in count()) if name not in taken)
 
 
 def _names(graph: GraphProto) -> Iterator[str]:
-    """All names of a graph and of those within it."""
+    """All names of values in a graph and its subgraphs."""
     yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info))
     for node in graph.node:
         yield from (*node.input, *node.output)
@@ -274,7 +274,7 @@ def _names(graph: GraphProto) -> Iterator[str]:
 
 
 def _same(wanted: dict[str, np.ndarray], model: ModelProto, file: Path) -> None:
-    """Raises ExportError unless a file's first nodes give the tensors, to the last number."""
+    """Raises ExportError unless the nodes of a file make exactly the wanted tensors."""
     from onnx import helper
 
     if not wanted:

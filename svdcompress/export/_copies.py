@@ -1,4 +1,4 @@
-"""Copies of a model to export and to compare with; the user's own stays as it is."""
+"""Copies of a model to export and to compare with; the user's own model is not changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from svdcompress.layers import VariationalLayer, stochastic_layers, variational_
 
 
 def eval_copy(model: nn.Module) -> nn.Module:
-    """A copy in `eval()`, float32, on the CPU, without gradients, that no `sampling` context reaches.
+    """A copy in `eval()`, float32, on the CPU, without gradients and out of reach of any `sampling` context.
 
-    Wrappers of torch.compile and of data-parallel training are taken off. Raises ExportError if a copy can't be made.
+    Wrappers of torch.compile and of data-parallel training are taken off. Raises ExportError if the model cannot be copied.
     """
     model = unwrapped(model)
     samplers = [layer.sampler for layer in stochastic_layers(model)]
@@ -36,15 +36,15 @@ def eval_copy(model: nn.Module) -> nn.Module:
 
 
 def unmask_past(reference: nn.Module, example_inputs: Any) -> None:
-    """Give up the masks of layers whose weight is read past them, which the model computes without, in place; warns of them.
+    """Drop, in place and with a warning, the masks of layers whose weight is read past them, where they have no effect.
 
-    reference: an `eval_copy`. Raises ExportError where such a layer runs itself too: it then has two weights.
+    reference: an `eval_copy`. Raises ExportError if such a layer also runs itself: it then has two weights.
     """
     layers = [(name, layer) for name, layer in variational_layers(reference) if not bool(layer.relevant().all())]
     inputs = map_tensors(example_inputs, lambda t: t.detach().cpu().float() if t.is_floating_point() else t.cpu())
     try:
         reads = watch(reference, inputs, layers)
-    except Exception:  # a model that does not run on its inputs is told of elsewhere
+    except Exception:  # a model that does not run on its inputs is reported elsewhere
         return
     for name in reads.past:
         if name in reads.ran:

@@ -1,4 +1,4 @@
-"""The deterministic file: `eval()`, as dense layers with irrelevant weights at 0."""
+"""The deterministic file: the model in `eval()`, as dense layers with irrelevant weights at 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Deterministic:
-    """Trace and save one; see `export_onnx`. reference: an `eval_copy` of the model."""
+    """Traces and saves a deterministic file; see `export_onnx`. reference: an `eval_copy` of the model."""
 
     def __init__(self, reference: nn.Module, signature: Signature) -> None:
         self.reference, self.signature = reference, signature
@@ -47,7 +47,8 @@ class Deterministic:
         return graph
 
     def save(self, graph: ir.Model, path: Path, verify: bool) -> int:
-        """Bytes written; `parities` then has the largest difference from PyTorch for each batch size (verify)."""
+        """Write the file; returns its bytes. With `verify`, `parities` then has the largest difference for each batch
+        size."""
 
         def check(file: Path) -> None:
             if verify:

@@ -1,4 +1,4 @@
-"""The module that a Monte-Carlo file is traced from: one draw's statistics, and the outputs from their sums."""
+"""The module that a Monte-Carlo file is traced from: the statistics of one draw, and the outputs from their sums."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NOISE, SAMPLES, SEED, SUM = "noise", "samples", "seed", "sum_"
 
 
 class DrawModule(nn.Module):
-    """One pass of a model with given noise, and the statistics that it adds to the sums.
+    """Runs a model once with given noise, and returns the statistics to add to the sums.
 
-    model: a copy whose stochastic layers read `source`.
+    model: a copy whose stochastic layers read their noise from `source`.
     """
 
     def __init__(self, model: nn.Module, source: Source, signature: Signature, statistics: Statistics) -> None:
@@ -36,7 +36,7 @@ class DrawModule(nn.Module):
         self.widest = 1  # numbers in the widest activation, for one row of the batch
 
     def probe(self) -> None:
-        """Find out about the calls of the layers, and the shapes of the sums for one row of the batch."""
+        """Record the calls of the layers, the widest activation, and the shapes of the sums, for one row of the batch."""
         shapes: list[list[torch.Size]] = []
 
         def run(batch: int) -> None:
@@ -61,11 +61,11 @@ class DrawModule(nn.Module):
         self.sums = [tuple(shape) for shape in shapes[0]]
 
     def size(self, batch: Any) -> Any:
-        """Numbers that one draw takes at a batch size."""
+        """How many numbers of noise one draw takes at a batch size."""
         return sum(call.size(batch) for call in self.calls)
 
     def of_draw(self, tensors: Sequence[Tensor], chunks: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Statistics of one draw. chunks: for each call its noise, or the parameter that was drawn where they are placed."""
+        """Statistics of one draw. chunks: for each call its noise, or the drawn parameter if the source is `placed`."""
         self.source.give(chunks)
         return self.statistics.of_draw(self.signature.call(self.model, tensors))
 
@@ -81,10 +81,10 @@ def _hooked(model: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
 
 
 class Traced(nn.Module):
-    """All that the file computes but the loop and the draws themselves.
+    """Everything that the file computes, except for the loop and the draws themselves.
 
-    (*inputs, *chunks, *sums, samples) -> (*statistics of one draw, *outputs); chunks: of each call its noise, flattened, or the
-    parameter that was drawn.
+    (*inputs, *chunks, *sums, samples) -> (*statistics of one draw, *outputs); chunks: for each call its noise, flattened, or
+    the drawn parameter.
     """
 
     def __init__(self, draw: DrawModule) -> None:
@@ -103,7 +103,7 @@ class Traced(nn.Module):
         return (*draw.of_draw(tensors, chunks), *draw.statistics.outputs(tuple(sums), samples).values())
 
     def examples(self, batch: int) -> list[Tensor]:
-        """Arguments of a batch size."""
+        """Example arguments of a batch size."""
         chunks = [_example(call, batch) for call in self.draw.calls]
 
         def answer(tensors: list[Tensor]) -> dict[str, Tensor]:
@@ -118,14 +118,14 @@ class Traced(nn.Module):
         return [*self.draw.signature.names, *chunks, *sums, SAMPLES]
 
     def dynamic(self, batch: Any) -> list[dict[int, Any]]:
-        """What is dynamic of each argument, in terms of the dimension `batch`."""
+        """The dynamic dimensions of each argument, in terms of the dimension `batch`."""
         inputs = len(self.draw.signature.names)
         chunks: list[dict[int, Any]] = [{0: call.size(batch)} if call.per_row else {} for call in self.draw.calls]
         return [*({0: batch} for _ in range(inputs)), *chunks, *({0: batch} for _ in self.draw.sums), {}]
 
 
 def chunk_name(index: int) -> str:
-    """The traced graph's input for a call's chunk."""
+    """Name of the traced graph's input for the chunk of a call."""
     return f"{OWN}chunk_{index}"
 
 
@@ -136,7 +136,8 @@ def _example(call: Call, batch: int) -> Tensor:
 
 @torch.no_grad()
 def oracle(draw: DrawModule, tensors: Sequence[Tensor], noise: Tensor) -> dict[str, Tensor]:
-    """What the file has to give for a noise of shape (samples, size(batch)), the slow way. draw: of a model that listens."""
+    """The outputs that the file must give for noise of shape (samples, size(batch)), one draw at a time. draw: of a model
+    that was made to `listen`."""
     batch = tensors[0].shape[0]
     sums = [torch.zeros((batch, *shape), dtype=torch.float64) for shape in draw.sums]
     for row in noise:

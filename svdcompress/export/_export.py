@@ -29,13 +29,13 @@ NOISES = ("random", "seed", "input")
 
 @dataclass(frozen=True, repr=False)
 class Exported:
-    """A file that `export_onnx` wrote.
+    """An ONNX file, as `export_onnx` and the other functions that write one return it.
 
     path, bytes: where it is, and its size (with the external weights, if it has any).
     inputs, outputs: their names, in order.
     parity: largest absolute difference from PyTorch over all outputs and batch sizes, or None if it was not verified.
     parities: the same for each batch size.
-    metadata: what `metadata_props` holds. seconds: spent on all of it.
+    metadata: what `metadata_props` holds. seconds: total time spent.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class Exported:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; the path by its name alone."""
+        """As a JSON-able dict, with the file's name in place of the path."""
         return {**dataclasses.asdict(self), "path": self.path.name, "parities": {str(b): p for b, p in self.parities.items()}}
 
     def __repr__(self) -> str:
@@ -72,54 +72,57 @@ def export_onnx(
     opset: int = 20,
     verify: bool = True,
 ) -> Exported:
-    """Write a model as ONNX; the model itself is left as it is.
+    """Write a model as ONNX; the model itself is not changed.
 
-    Deterministic: `eval()`, the means of the weights with irrelevant ones at 0. The main output is "output", logits over the
-    temperature of the mean model where the likelihood has one; others keep their key, or are numbered from "output_1". With
-    `monte_carlo`: the predictive distribution over `samples` draws, as `mc_predict` has it; see the notes below.
+    Deterministic: the model in `eval()`, with the means of the weights and irrelevant ones at 0. The main output is
+    "output": logits are divided by the temperature of the mean model, if the likelihood has one. Other outputs keep their
+    key, or are numbered from "output_1". With `monte_carlo`: the predictive distribution over `samples` draws, as from
+    `mc_predict`; see the notes below.
 
-    The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example.
-    The file is checked by onnx.checker, and (`verify`) against PyTorch in onnxruntime at batches of 1, 3 and 7 rows, of which
-    only 3 was traced; a Monte-Carlo file through the form with the noise as an input, from which the one that draws differs in
-    the source of its noise alone. It appears under `path` only once all of it has passed, and what was there before is lost
-    only then. Everything is in one file; weights above 2 GiB, which protobuf cannot hold, go to `<path>.data`. Numbers are
-    float32.
+    The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example. The file
+    is checked by onnx.checker and, with `verify`, run in onnxruntime and compared with PyTorch at batches of 1, 3 and 7
+    rows, of which only 3 was traced. Of a Monte-Carlo file, the form with the noise as an input is compared; the one that
+    draws differs from it only in the source of its noise. Only once all checks have passed does the file appear under `path`
+    and replace what was there. Everything is in one file; weights above 2 GiB, which protobuf cannot hold, go to
+    `<path>.data`. Numbers are float32.
 
-    example_inputs: a tensor (its name in the file: "input"), a tuple of positional inputs or a dict of keyword inputs (names:
-        those of the arguments), batch first; values that are not tensors are fixed in the graph.
+    example_inputs: a tensor (its name in the file: "input"), a tuple of positional inputs or a dict of keyword inputs
+        (names: those of the arguments), batch first; values that are not tensors are fixed in the graph.
     monte_carlo: inputs are the model's and `samples` (int64 scalar, 1 or more); outputs `mean`, `variance`, and
         `predictive_entropy`, `expected_entropy`, `mutual_information` (classification, binary; in nats) or `aleatoric`,
         `epistemic` (regression, gaussian). Shapes: those of `mc_predict`'s results.
-    task: "classification" (logits), "binary" (one logit a question), "regression" or "gaussian" (means and log variances), or a
-        `Likelihood`. None: what the model carries (`set_likelihood`; a run's models do), or classification.
-    noise: "random": the file draws, and has an optional input `seed` (int64 scalar). "seed": the same, and it has to be given;
-        for runtimes that cannot feed an optional input, such as onnxruntime-web. "input": one more input `noise` (samples,
-        numbers), float32, standard normal: the same noise gives the same outputs. Its layout is in the metadata as "noise":
-        for each draw of a sample the layer, of what ("output", "weight" or "bias"), and the shape (None: the batch), each
-        flattened, one after the other. With "kept" only weights that stay have noise, in the weight's order.
-    tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the first.
-        None: as the likelihood has them, or none and 1.
-    parts: outputs `aleatoric` and `epistemic` for classification and binary too.
-    further: a function of the file's outputs by name that gives more of them, float32; it becomes part of the graph.
-    metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added, and "inputs" where pruning
-        removed input features: those of the first model that are read, and along which dimension.
-    opset: 18 to 23, or to 21 for a file that draws.
+    task: "classification" (logits), "binary" (one logit per question), "regression" or "gaussian" (means and log variances),
+        or a `Likelihood`. None: the one attached to the model (`set_likelihood`; models of a run have one), or
+        classification.
+    noise: "random": the file draws, and has an optional input `seed` (int64 scalar). "seed": the same, but the seed is
+        required; for runtimes that cannot handle an optional input, such as onnxruntime-web. "input": one more input `noise`
+        (samples, numbers), float32, standard normal: the same noise gives the same outputs. Its layout is in the metadata as
+        "noise": a list of what one sample draws, in order and each flattened, with the layer, what is drawn of it ("output",
+        "weight" or "bias"), and the shape (None: the batch). With "kept", only relevant weights have noise, in the weight's
+        order.
+    tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the
+        first. None: those of the likelihood, or no tau, and dimension 1.
+    parts: outputs `aleatoric` and `epistemic` for classification and binary, too.
+    further: a function from the file's outputs by name to more outputs, float32; it becomes part of the graph.
+    metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added and, if pruning removed input
+        features, "inputs": which features of the original model are still read, and along which dimension.
+    opset: 18 to 23, but at most 21 for a file that draws.
 
-    A Monte-Carlo file computes what depends on no noise once, and loops over draws for the rest: its memory does not grow with
-    `samples`. Sums are float64. A layer whose weights each meet a row once has noise of its output for each row; one whose
-    weights are used at several positions (convolutions, tokens, a layer called twice, tied weights) has its weights drawn, once
-    for each sample and the same for all rows.
+    A Monte-Carlo file computes once what does not depend on noise, and loops over draws for the rest: its memory does not
+    grow with `samples`. Sums are float64. A layer whose weights are each used once per row has noise on its output, for each
+    row; a layer whose weights are used at several positions (convolutions, tokens, a layer called twice, tied weights) has
+    its weights drawn, once for each sample and the same for all rows.
 
-    The generator is part of the graph. A `seed` of 0 or more gives the same draws again, in any session, process and runtime
-    (but for the last bits of log, sin and cos). Without one, or with one below 0, each call draws anew, in any session, thread
-    and process: the graph takes a fresh seed from onnxruntime's process-wide counter.
+    The random generator is part of the graph. A `seed` of 0 or more gives the same draws again, in any session, process and
+    runtime (except for the last bits of log, sin and cos). Without a seed, or with one below 0, each call makes new draws,
+    in any session, thread and process: the graph takes a fresh seed from onnxruntime's process-wide counter.
 
     `samples` or a batch below 1, inputs that are not finite, and a mean or variance that is not finite fail in a node whose
     name says so.
 
-    Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold (a copy by `to_sparse`,
-    too), that has nothing to sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options that are
-    unknown or do not go together; OutputError for a path that cannot be written.
+    Raises ExportError for a model that branches on its batch size or on values, that ONNX cannot hold (such as a copy made
+    by `to_sparse`), that has nothing to sample (monte_carlo), or whose file disagrees with PyTorch; UsageError for options
+    that are unknown or do not go together; OutputError for a path that cannot be written.
     """
     start = time.perf_counter()
     path = Path(path)
@@ -151,8 +154,8 @@ def check_parity(
 ) -> float:
     """Largest absolute difference of a deterministic file from a model in `eval()`, over batches of 1, 3 and 7 rows.
 
-    task: whose temperature is in the file; None: that of the likelihood that the model carries. further: as for the file.
-    Raises ExportError beyond the tolerance, for a file that onnxruntime cannot load, or with other inputs than the model's.
+    task: the likelihood whose temperature is in the file; None: the one attached to the model. further: as for the file.
+    Raises ExportError beyond the tolerance, and for a file that onnxruntime cannot load or whose inputs are not the model's.
     """
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
@@ -184,7 +187,7 @@ def _check_tau(likelihood: Likelihood) -> None:
 
 
 def _temperature(likelihood: Likelihood, monte_carlo: bool) -> dict[str, float]:
-    """The temperature that is in the file, where it is not 1."""
+    """Metadata on the temperature that is in the file; {} if it is 1."""
     found = likelihood.temperature if monte_carlo else likelihood.of_mean().temperature
     return {} if found == 1 else {"temperature": found}
 
@@ -202,7 +205,7 @@ def _sign(graph: Any, props: Mapping[str, str], name: str) -> None:
 
 
 def _inputs(model: nn.Module) -> dict[str, Any]:
-    """Which input features pruning has left, as the model or a module within it (a wrapper's) records them."""
+    """Metadata on the input features that pruning left, as the model or, for a wrapper, a module within it records them."""
     for module in model.modules():
         kept = (getattr(module, "surgery", None) or {}).get("inputs")
         if kept:

@@ -1,4 +1,4 @@
-"""Weights stored in four or eight bits: the graph computes in float32 all the same."""
+"""Weights stored in four or eight bits; the graph still computes in float32."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
 
 FEW_BITS_OPSET, IR = 21, 10
-"""The first that have numbers of four bits."""
+"""The first opset and IR version with 4-bit integers."""
 
 SMALLEST = 64
-"""Numbers of a weight below which it stays as it is: the nodes that widen it again would take more."""
+"""Numbers in a weight below which it stays as it is: the nodes that widen it again would take more bytes than it saves."""
 
 FORMS = (4, 8)
-"""Bits of a weight."""
+"""The possible bits of a weight."""
 
 
 def write_few_bits(
@@ -39,18 +39,19 @@ def write_few_bits(
     importance: Mapping[str, np.ndarray] | None = None,
     compact: bool = True,
 ) -> Exported:
-    """Write an ONNX file with its weights as whole steps of 4 or 8 bits, a step's size for each channel; `src` stays as it is.
+    """Write an ONNX file with its weights as integers of 4 or 8 bits and a step size per channel; `src` is not changed.
 
-    A Cast and a Mul make float32 of them as the file is loaded: outputs differ by the rounding, latency does not. What else
-    there is of 64 numbers and more (biases, the sizes of the steps) is stored as float16, as `write_half` does. The file is of
+    A Cast and a Mul turn them into float32 when the file is loaded: outputs differ by the rounding, latency does not. All
+    other tensors of 64 numbers or more (biases, step sizes) are stored as float16, as `write_half` does. The file is of
     opset 21, which onnxruntime 1.20 and later load.
 
-    src: a deterministic file of `export_onnx`. bits: of all weights (of two dimensions and more), or of each by its name; those
-    without are stored as float16. importance: see `pack`. compact: without zeros too. Returns the file, with `parity`
-    None.
+    src: a deterministic file written by `export_onnx`. bits: for all weights (of two dimensions or more), or for each by its
+    name; weights that are not named are stored as float16. importance: see `pack`. compact: leave out zeros, too
+    (`write_compact`). Returns the file, with `parity` None.
 
-    Raises UsageError for a Monte-Carlo file, whose variances steps would distort, and for other bits; ExportError for a file
-    that cannot be read or be of opset 21, OutputError for a path that cannot be written.
+    Raises UsageError for a Monte-Carlo file, whose variances such steps would distort, for other bits, and for unknown
+    names; ExportError for a file that cannot be read or converted to opset 21, OutputError for a path that cannot be
+    written.
 
     Example: `write_few_bits("model.onnx", "model_int4.onnx").bytes`
     """
@@ -75,14 +76,14 @@ def write_few_bits(
 
 
 def weights_of(path: str | Path) -> list[str]:
-    """Names of the weights of a file that `write_few_bits` makes steps of, in the file's order."""
+    """Names of the weights in a file that `write_few_bits` turns into integers, in the file's order."""
     graph = read(Path(path)).graph
     fixed = fixed_names(graph)
     return [tensor.name for tensor in graph.initializer if _taken(tensor, fixed) is not None]
 
 
 def _taken(tensor: TensorProto, fixed: set[str]) -> np.ndarray | None:
-    """The numbers of a weight; None of other tensors."""
+    """The numbers of a weight to be rounded; None for other tensors."""
     import onnx
 
     if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2 or tensor.name in fixed:
@@ -92,7 +93,7 @@ def _taken(tensor: TensorProto, fixed: set[str]) -> np.ndarray | None:
 
 
 def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping[str, np.ndarray], compact: bool) -> set[int]:
-    """The bits that weights now have."""
+    """Round the weights of a graph, in place; returns the numbers of bits that were used."""
     fixed, maker = fixed_names(graph), Maker(graph)
     second, turned = second_dimension(graph), flipped(graph)
     added, gone, used = Part(), set(), set[int]()
@@ -105,7 +106,7 @@ def _round(graph: GraphProto, bits: int | Mapping[str, int], importance: Mapping
         whole = codes(array, step, count)
         with np.errstate(over="ignore"):
             if not np.isfinite(whole.astype(np.float32) * step).all():
-                continue  # a mask of finfo.min, beyond float32's end by rounding
+                continue  # a mask of finfo.min, which rounding takes beyond float32's range
         forms = [_dense(maker, whole, step, count, tensor.name)]
         if compact and len(places_of(whole)):
             forms.append(_sparse(maker, whole, step, count, tensor.name))
@@ -142,7 +143,7 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT; onnx is imported when a file is written
 
 
 def _stored(maker: Maker, part: Part, whole: np.ndarray, bits: int) -> str:
-    """A new initialiser of whole numbers in so many bits."""
+    """Add whole numbers as an initializer of `bits` bits each; returns its name."""
     from onnx import TensorProto, helper
 
     if bits == 8:
@@ -153,7 +154,7 @@ def _stored(maker: Maker, part: Part, whole: np.ndarray, bits: int) -> str:
 
 
 def _at_opset(model: ModelProto, src: Path) -> ModelProto:
-    """The model at FEW_BITS_OPSET or what it has beyond that. Raises ExportError."""
+    """The model, converted to FEW_BITS_OPSET if its opset is lower. Raises ExportError if it cannot be converted."""
     from onnx import version_converter
 
     if model.functions or model.graph.sparse_initializer:
@@ -163,7 +164,7 @@ def _at_opset(model: ModelProto, src: Path) -> ModelProto:
         return model
     try:
         found = version_converter.convert_version(model, FEW_BITS_OPSET)
-    except Exception as error:  # onnx's own, of C++
+    except Exception as error:  # one of onnx's C++ exceptions
         raise ExportError(
             f"{src.name}: cannot be of opset {FEW_BITS_OPSET} ({shortened(str(error))}); export it with --opset "
             f"{FEW_BITS_OPSET}"

@@ -1,16 +1,16 @@
-"""The file's own generator: random numbers from integer arithmetic that every runtime has, reproducible by a seed.
+"""The file's own random number generator: integer arithmetic that every runtime has, reproducible by a seed.
 
-The numbers of a round fill a table. Each is a product of odd integers modulo 2^64: one of its row, one of its column, and one
-of the round, which is multiplied by a constant from round to round. So each place has a multiplicative congruential generator
-(the constant: Steele & Vigna 2022, "Computationally easy, spectrally good multipliers"). The factors of rows and columns, and
-that of the first round, are hashes of seed and place (the finalizer of SplitMix64; Steele, Lea & Flood 2014). Of a product the
-upper bits count, which a conversion to float keeps.
+The numbers of a round fill a table. Each is a product of three odd integers modulo 2^64: one for its row, one for its
+column, and one for the round, which is multiplied by a constant from round to round. So each place in the table is a
+multiplicative congruential generator (the constant: Steele & Vigna 2022, "Computationally easy, spectrally good
+multipliers"). The factors of rows and columns, and that of the first round, are hashes of seed and place (the finalizer of
+SplitMix64; Steele, Lea & Flood 2014). Of a product only the upper bits count, and a conversion to float keeps these.
 
-Two multiplications and one conversion a number take a quarter to a half of the time of onnxruntime's RandomUniformLike, whose
-seed is fixed when a session is made. Tried too: SplitMix64 on a counter (as slow as RandomUniformLike), a 32-bit hash (slower),
-RandomNormalLike (slower).
+Two multiplications and one conversion per number take a quarter to a half of the time of onnxruntime's RandomUniformLike,
+whose seed is fixed when a session is made. Also tried: SplitMix64 on a counter (as slow as RandomUniformLike), a 32-bit hash
+(slower), RandomNormalLike (slower).
 
-Normal numbers come by pairs from uniform ones (Box & Muller 1958).
+Normal numbers are made in pairs from uniform ones (Box & Muller 1958).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from svdcompress.export._loop import Rounds
 
 COLUMNS = 128
-"""Of the table; it has two rows or more, so that some noise is made in vain where a draw takes little."""
+"""Columns of the table, which has two rows or more: where a draw takes little noise, some is made in vain."""
 
 FRESH = -1
-"""The default seed: any below 0 asks for a fresh one."""
+"""The default seed: any seed below 0 asks for a fresh one."""
 
 STEP, GAMMA, KEY = 0xF1357AEA2E62A9C5, 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def draw_inside(model: ir.Model, rounds: Rounds, required: bool) -> None:
-    """Have the loop draw its noise itself, standard normal, instead of reading it from an input; `seed` becomes an input.
+    """Make the loop draw its noise itself, standard normal, instead of reading it from an input; `seed` becomes an input.
 
-    required: it has no default.
+    required: whether `seed` has no default.
     """
     graph = model.graph
     graph.inputs.pop()
     op = Builder(graph, stem="outer_")
-    draws = op("Mul", rounds.sizes, rounds.copies)  # numbers of each call in a round
+    draws = op("Mul", rounds.sizes, rounds.copies)  # numbers for each call in a round
     count = op("ReduceSum", draws, keepdims=0)
     half = op("Div", op("Add", count, op.constant(2 * COLUMNS - 1)), op.constant(2 * COLUMNS))
     lanes = op("Mul", half, op.constant(2))
@@ -64,7 +64,7 @@ def draw_inside(model: ir.Model, rounds: Rounds, required: bool) -> None:
     flat = inner("Reshape", _normal(inner, op, inner("Cast", product, to=1)), op.constant([-1]))
     pieces = inner.many("Split", len(rounds.pieces) + 1, flat, sizes, axis=0)
     old = [piece for piece in rounds.pieces]
-    # (copies, size), as the noise of an input has it
+    # (copies, size), like noise that is read from an input
     shaped = [inner("Reshape", piece, op.shape(rounds.copies, -1)) for piece in pieces[:-1]]
     for before, now in zip(old, shaped, strict=True):
         replace(list(rounds.body), before, now)
@@ -72,7 +72,7 @@ def draw_inside(model: ir.Model, rounds: Rounds, required: bool) -> None:
 
 
 def _carry(rounds: Rounds, first: ir.Value, op: Builder) -> tuple[ir.Node, ir.Value]:
-    """Have the loop carry the round's number: the loop's node, and the number."""
+    """Make the loop carry the factor of the round; returns the new loop node, and the factor within its body."""
     import onnx_ir as ir
 
     old, body = rounds.loop, rounds.body
@@ -94,7 +94,7 @@ def _carry(rounds: Rounds, first: ir.Value, op: Builder) -> tuple[ir.Node, ir.Va
 
 
 def _seed(graph: ir.Graph, op: Builder, required: bool) -> ir.Value:
-    """The input `seed`, a scalar; with a default callers may leave it out."""
+    """Add the input `seed`; returns it as a scalar. Unless it is required it has a default, and callers may leave it out."""
     import onnx_ir as ir
 
     seed = ir.Value(name=SEED, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
@@ -106,16 +106,16 @@ def _seed(graph: ir.Graph, op: Builder, required: bool) -> ir.Value:
 
 
 def _key(op: Builder, seed: ir.Value) -> ir.Value:
-    """The seed, or a fresh one in its place.
+    """The seed, or a fresh one if it is below 0.
 
-    onnxruntime's generators start from the time at which its library was loaded, and those of each session's nodes anew from
-    there. Dropout alone takes its seeds from a counter of the whole process, so that no two calls have the same, of whatever
-    session and thread; its mask tells that seed. The uniform numbers that it drops, whose generator starts from other digits of
-    the clock, keep apart processes whose counters happen to meet.
+    onnxruntime's generators are seeded with the time at which its library was loaded, and the nodes of each new session
+    start from that again. Only Dropout takes its seeds from a counter of the whole process, so that no two calls get the
+    same one, whatever their session and thread; its mask reveals that seed. The uniform numbers that Dropout is applied to,
+    whose generator starts from other digits of the clock, separate processes whose counters happen to agree.
     """
     bits = 61
     uniform = op("RandomUniform", dtype=11, shape=[bits])
-    # A Dropout whose mask nobody reads is taken for one of inference, and taken out.
+    # onnxruntime takes a Dropout whose mask is not read for one in inference, and removes it.
     _, mask = op.many("Dropout", 2, uniform, op.constant(0.5, np.float32), op.constant(True))
     some = op("Where", mask, uniform, op.constant(0, np.float64))
     fresh = op("Cast", op("MatMul", some, op.constant([2.0**place for place in range(bits)], np.float64)), to=7)
@@ -123,7 +123,7 @@ def _key(op: Builder, seed: ir.Value) -> ir.Value:
 
 
 def _odd_numbers(op: Builder, key: ir.Value, count: ir.Value) -> ir.Value:
-    """As many odd 64-bit numbers, a hash of key and place each."""
+    """`count` odd 64-bit numbers, each a hash of the key and its place."""
     places = op("Range", op.constant(0), count, op.constant(1))
     value = op("Add", op("Mul", places, op.constant(_signed(GAMMA))), op("Mul", key, op.constant(_signed(KEY))))
     for place, (shift, factor) in enumerate(MIX):
@@ -135,7 +135,7 @@ def _odd_numbers(op: Builder, key: ir.Value, count: ir.Value) -> ir.Value:
 
 
 def _normal(op: Builder, outer: Builder, integers: ir.Value) -> ir.Value:
-    """Standard normal numbers from odd 64-bit integers as floats, an even number of rows."""
+    """Standard normal numbers from odd 64-bit integers, given as floats in an even number of rows."""
     one, two = op.many("Split", 2, integers, axis=0, num_outputs=2)
     number = lambda value: outer.constant(value, np.float32)  # noqa: E731
     uniform = op("Mul", op("Abs", one), number(2.0**-63))  # above 0: the integers are odd
@@ -145,5 +145,5 @@ def _normal(op: Builder, outer: Builder, integers: ir.Value) -> ir.Value:
 
 
 def _signed(value: int) -> int:
-    """A 64-bit word as ONNX's multiplication has it."""
+    """An unsigned 64-bit word as the signed number with the same bits, for ONNX's multiplication."""
     return (value + 2**63) % 2**64 - 2**63

@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MOST_SAMPLES = 2**31 - 1
-"""More would take years, and a good deal more would be too many for the arithmetic of the rounds."""
+"""Maximum number of samples: more would take years, and a good deal more would overflow the arithmetic of the rounds."""
 
 
 def at_least(op: Builder, value: ir.Value, least: ir.Value, name: str) -> ir.Value:
-    """A scalar once it is known to be no less than another; else the node `name` fails."""
+    """A scalar that has to be no less than another; otherwise the node `name` fails."""
     return op("Add", value, _zero_unless(op, op("Less", value, least), name))
 
 
 def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) -> ir.Value:
-    """`samples` as a scalar, once it is in order, floating inputs are finite and no place in an embedding is below 0."""
+    """`samples` as a scalar; a node fails unless it is in range, floating inputs are finite and indices are 0 or more."""
     scalar = op("Reshape", samples, op.constant([]), name="samples_must_be_one_number")
     scalar = at_least(op, scalar, op.constant(1), "samples_must_be_1_or_more")
     too_many = op("Div", scalar, op.constant(MOST_SAMPLES + 1))
     scalar = op("Add", scalar, op("Gather", op.constant([0]), too_many, name="samples_must_be_below_2_to_the_31"))
     for value in data:
         if value.dtype is not None and value.dtype.is_floating_point():
-            # Maximum pooling, for one, would hide a NaN and leave a sure prediction.
+            # Max pooling, for example, could hide a NaN and leave a confident prediction.
             scalar = op("Add", scalar, _zero_unless(op, _not_finite(op, value), f"{value.name}_must_be_finite"))
         elif any(node.op_type == "Gather" and place == 1 for node, place in value.uses()):
-            # ONNX counts places below 0 from the end, where PyTorch's embedding fails: -1 would be the last word.
+            # ONNX counts indices below 0 from the end, where PyTorch's embedding fails: -1 would be the last word.
             below = op("Cast", op("Less", value, op("CastLike", op.constant(0), value)), to=7)
             wrong = op("Less", op.constant(0), op("ReduceSum", below, keepdims=0))
             scalar = op("Add", scalar, _zero_unless(op, wrong, f"{value.name}_must_be_0_or_more"))
@@ -41,7 +41,7 @@ def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) ->
 
 
 def checked_outputs(op: Builder, outputs: Sequence[ir.Value]) -> list[ir.Value]:
-    """The file's outputs once mean and variance are finite: a draw that is not makes the mean of its row NaN or infinite."""
+    """The file's outputs; a node fails unless mean and variance are finite, which they are not if any draw is not."""
     mean, variance = (next(value for value in outputs if value.name == name) for name in ("mean", "variance"))
     zero = _zero_unless(op, _not_finite(op, op("Add", mean, variance)), "outputs_must_be_finite", np.float32)
     checked = []
@@ -55,7 +55,7 @@ def checked_outputs(op: Builder, outputs: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def _not_finite(op: Builder, value: ir.Value) -> ir.Value:
-    return op("IsNaN", op("ReduceSum", op("Mul", value, op.constant(0, np.float32)), keepdims=0))  # of the sum of 0, or NaN
+    return op("IsNaN", op("ReduceSum", op("Mul", value, op.constant(0, np.float32)), keepdims=0))  # 0 * infinity is NaN
 
 
 def _zero_unless(op: Builder, wrong: ir.Value, name: str, dtype: type = np.int64) -> ir.Value:

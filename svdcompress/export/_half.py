@@ -1,4 +1,4 @@
-"""Numbers stored in two bytes: the graph computes in float32 all the same."""
+"""Weights stored as float16; the graph still computes in float32."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from onnx import GraphProto
 
 SMALLEST = 64
-"""Numbers of a tensor from which on two bytes fewer for each are more than the nodes that widen them again."""
+"""Fewest numbers in a tensor for which saving two bytes each outweighs the nodes that widen them again."""
 
 LARGEST = 2.0**15
-"""What the largest number of a tensor is stored as, at most: float16 ends at 65,504."""
+"""Maximum to which a tensor's largest number is scaled: float16 ends at 65,504."""
 
 
 def write_half(
     src: str | Path, dst: str | Path, *, compact: bool = True, check: Callable[[Path], Any] = lambda file: None
 ) -> Exported:
-    """Write an ONNX file with its float32 weights stored as float16, each tensor times a power of two; `src` stays as it is.
+    """Write an ONNX file with its float32 weights stored as float16, each tensor times a power of two; `src` is not changed.
 
-    A Cast, and a Mul where the scale is not 1, widen them as the file is loaded: it computes in float32 throughout
-    (onnxruntime's CPU has hardly a kernel for float16, and would cast to and fro around each). A number keeps 11 bits: it is
-    off by 1/2048 of itself at most, or by 2**-40 of the tensor's largest.
+    A Cast, and a Mul where the scale is not 1, widen them when the file is loaded: it computes in float32 throughout
+    (onnxruntime has hardly any float16 kernel for the CPU, and would cast back and forth around each node). A number keeps
+    11 bits: it is off by at most 1/2048 of itself, or by 2**-40 of the tensor's largest number.
 
-    src: a file of `export_onnx`, also a Monte-Carlo one: its means and variances. compact: without zeros too (`write_compact`).
-    check: called with the file before it appears; what it raises is raised. Returns the file, with `parity` None.
+    src: a file written by `export_onnx`; for a Monte-Carlo file, both means and variances are stored as float16. compact:
+    leave out zeros, too (`write_compact`). check: called with the file before it appears under `dst`; its exceptions are
+    passed on. Returns the file, with `parity` None.
 
     Raises ExportError for a file that cannot be read, OutputError for a path that cannot be written.
 
@@ -54,23 +55,23 @@ def write_half(
 
 
 def as_half(array: np.ndarray) -> tuple[np.ndarray, float]:
-    """A float32 tensor as float16, and the power of two that it has to be multiplied by.
+    """A float32 tensor as float16, and the power of two to multiply it by.
 
-    Numbers at float32's end, such as the finfo.min of a mask, may round to what is no float32 any more: see `bearable`.
+    Numbers at the end of float32's range, such as the finfo.min of a mask, may round to something beyond it: see `bearable`.
     """
     largest = float(np.abs(array).max(initial=0.0))
     if not np.isfinite(largest) or largest == 0:
         return array.astype(np.float16), 1.0
     power = 2.0 ** float(np.floor(np.log2(LARGEST / largest)))
     if 2.0**-10 <= largest <= LARGEST and (np.abs(array[array != 0]) >= 2.0**-14).all():
-        power = 1.0  # all of them are normal numbers as they are
+        power = 1.0  # all of them are normal float16 numbers without scaling
     power = float(np.clip(power, 2.0**-100, 2.0**100))
     with np.errstate(over="ignore"):
         return (array.astype(np.float64) * power).astype(np.float16), 1 / power
 
 
 def bearable(array: np.ndarray, half: np.ndarray, scale: float) -> bool:
-    """Whether a finite tensor is still finite once it is widened again, as a runtime does it: in float32."""
+    """Whether a finite tensor is still finite once it is widened again, in float32, as a runtime does it."""
     if not np.isfinite(array).all():
         return True
     with np.errstate(over="ignore", invalid="ignore"):
@@ -78,8 +79,8 @@ def bearable(array: np.ndarray, half: np.ndarray, scale: float) -> bool:
 
 
 def halve(graph: GraphProto) -> None:
-    """Store a graph's float32 initialisers of SMALLEST numbers and more as float16, in place, but for those that float16 and a
-    power of two cannot hold (see `bearable`)."""
+    """Store a graph's float32 initializers of SMALLEST numbers or more as float16, in place, except those that float16 times
+    a power of two cannot hold (see `bearable`)."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -92,7 +93,7 @@ def halve(graph: GraphProto) -> None:
             continue
         half, scale = as_half(array)
         if not bearable(array, half, scale):
-            continue  # minus infinity in place of a mask's finfo.min makes NaN of a row of them: it stays in float32
+            continue  # minus infinity instead of a mask's finfo.min would turn a row of them into NaN: it stays in float32
         name, stored = tensor.name, next(names)
         if scale == 1:
             nodes.append(helper.make_node("Cast", [stored], [name], to=onnx.TensorProto.FLOAT))

@@ -49,14 +49,14 @@ class Signature:
         return [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
 
     def tried(self, batch: int, answer: Callable[[list[Tensor]], dict[str, Tensor]]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Inputs of a batch size on which models can be told apart, and PyTorch's answer to them.
+        """Inputs of a batch size that can tell models apart, and PyTorch's outputs for them.
 
-        As `resized`, with floating inputs moved by noise, so that rows differ even where the example is all zeros. A square
-        root or a logarithm makes NaN of noise, which any other NaN equals: then the examples' own values are put into another
-        order, then taken as they are, then without their signs. The first that is answered in finite numbers throughout is
-        taken, else the one with the most of them.
+        As `resized`, with noise added to floating inputs, so that rows differ even if the example is all zeros. Noise can
+        make a square root or a logarithm NaN, and any NaN counts as equal to another. In that case the examples' own values
+        are tried in another order, then as they are, then without their signs. The first variant whose outputs are all
+        finite is taken, otherwise the one with the most finite numbers.
 
-        answer: outputs by name. Raises what it raises, where it answers none of these.
+        answer: from inputs to PyTorch's outputs by name. If it fails for every variant, its first exception is raised.
         """
         best: tuple[int, list[Tensor], dict[str, Tensor]] | None = None
         failed: Exception | None = None
@@ -75,13 +75,13 @@ class Signature:
             if finite == sum(value.numel() for value in outputs.values()):
                 break
         if best is None:
-            assert failed is not None  # of the examples as they are, at least
+            assert failed is not None  # at least the examples as they are were tried
             raise failed
         return best[1], best[2]
 
 
 def _names(model: nn.Module, keys: list[int | str]) -> list[str]:
-    """Names of the inputs; of a wrapper that takes any those of the model that it names as `arguments_of`."""
+    """Names of the inputs. A wrapper that takes any arguments names the model whose arguments they are as `arguments_of`."""
     if not keys:
         raise ExportError("example_inputs: hold no tensor")
     if keys == [0]:
@@ -119,8 +119,8 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _spread(tensor: Tensor) -> Tensor:
-    """How far noise moves a tensor: three tenths of its standard deviation. Columns of a table (N, columns) have units of their
-    own; one that is constant has its size for a deviation, and one of zeros that of most others."""
+    """How far noise moves a tensor: three tenths of its standard deviation. The columns of a table (N, columns) have units
+    of their own; for a constant column its absolute value is used, and for a column of zeros the median of the others."""
     if not tensor.numel():
         return torch.ones(1)
     columns = tensor.double() if tensor.dim() == 2 else tensor.double().reshape(-1, 1)
@@ -149,4 +149,4 @@ def _positive(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 _CHANGES = [_moved, _shuffled, _as_it_is, _positive]
-"""What is made of a floating input, one after the other; see `Signature.tried`."""
+"""The changes to a floating input, in the order in which they are tried; see `Signature.tried`."""

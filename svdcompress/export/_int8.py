@@ -1,4 +1,4 @@
-"""Integer files: onnxruntime's own quantiser and calibrators, on a file that `export_onnx` wrote."""
+"""Integer files, made by onnxruntime's own quantizer and calibrators from a file that `export_onnx` wrote."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose weights become integers."""
 
 BETWEEN = ("Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool", "Relu", "Reshape", "Transpose")
-"""Operators between them that onnxruntime runs on integers too; what else there is stays in floating point."""
+"""Operators between those that onnxruntime also runs on integers; all others stay in floating point."""
 
 METHODS = {"minmax": "MinMax", "percentile": "Percentile", "entropy": "Entropy"}
-"""How ranges of activations are found: the names of onnxruntime's calibrators."""
+"""Methods to find the ranges of activations, with the names of onnxruntime's calibrators."""
 
 
 class Int8:
     """Integer forms of one ONNX file: weights int8, symmetric, with a scale for each channel; activations uint8; QDQ form.
 
-    src: a deterministic file of `export_onnx` (float32). feeds: inputs to calibrate with, {input name: array} each, of training
-    data. Both are read when first needed.
+    src: a deterministic float32 file written by `export_onnx`; it is prepared for the quantizer when that is first needed.
+    feeds: batches of training data to calibrate with, each as {input name: array}.
 
-    Raises UsageError for a Monte-Carlo file (whose draws integers distort: the mutual information was off by 13% and more), and
-    ExportError where onnxruntime's quantiser fails.
+    Raises UsageError without feeds and for a Monte-Carlo file (integers distort its draws: the mutual information was off by
+    13% and more), and ExportError if onnxruntime's quantizer fails.
 
     Example: `Int8("model.onnx", [{"input": images}]).write("model_int8.onnx").bytes`
     """
@@ -61,7 +61,7 @@ class Int8:
 
     @cached_property
     def _prepared(self) -> Path:
-        """The file as the quantiser takes it: batch normalisation is folded into convolutions, constants are folded."""
+        """The file, prepared for the quantizer: batch normalization is folded into convolutions, constants are folded."""
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         path = Path(self._folder.name) / "prepared.onnx"
@@ -71,7 +71,7 @@ class Int8:
 
     @cached_property
     def layers(self) -> dict[str, str]:
-        """Nodes whose weights can become integers, in order: {layer: node}; a layer has the name of its weight."""
+        """Nodes whose weights can become integers, in order, as {layer: node}; a layer has the name of its weight."""
         import onnx
 
         graph = onnx.load(str(self._prepared)).graph
@@ -87,8 +87,8 @@ class Int8:
     def write(self, dst: str | Path, *, leave: Collection[str] = (), method: str = "minmax", compact: bool = True) -> Exported:
         """Write the integer file.
 
-        leave: layers that stay in floating point. method: one of METHODS. compact: in the form of `write_compact`, where that
-        is smaller. Returns the file, with `parity` None: how far it is from the float file has to be measured on data.
+        leave: layers that stay in floating point. method: one of METHODS. compact: in the form of `write_compact`, where
+        that is smaller. Returns the file, with `parity` None: its difference from the float file has to be measured on data.
         """
         from onnxruntime import quantization as q
 
@@ -124,7 +124,7 @@ class Int8:
         return written(model, dst, start)
 
     def _signed(self, raw: Path) -> ModelProto:
-        """The quantiser's file with the metadata of the one that it was made of, and without shapes of inner values."""
+        """The quantizer's file, with the metadata of the original file and without the shapes of inner values."""
         import onnx
 
         before, model = onnx.load(str(self.src), load_external_data=False), onnx.load(str(raw))
@@ -137,14 +137,14 @@ class Int8:
 
 
 def _weight(node: NodeProto, constants: Collection[str]) -> str | None:
-    """The weight of a node, if it is a constant."""
+    """Name of a node's weight if that is a constant, otherwise None."""
     if node.op_type not in WEIGHTED or len(node.input) < 2:
         return None
     return next((name for name in (node.input[1], node.input[0]) if name in constants), None)
 
 
 class _Feeds:
-    """What onnxruntime's calibrators read."""
+    """The batches, in the form that onnxruntime's calibrators read."""
 
     def __init__(self, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
         self.feeds = iter(feeds)
@@ -159,14 +159,14 @@ class _Feeds:
 
 @contextlib.contextmanager
 def _reported(src: Path, what: str) -> Iterator[None]:
-    """Without the quantiser's prints and log lines; its errors as ExportError."""
+    """Silence the quantizer's prints and log lines, and raise its errors as ExportError."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
-    except Exception as error:  # of onnx, onnxruntime, numpy
+    except Exception as error:  # from onnx, onnxruntime or numpy
         reason = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
         raise ExportError(f"{src.name}: onnxruntime's quantiser cannot {what} it ({reason})") from error
     finally:

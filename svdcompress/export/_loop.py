@@ -1,12 +1,12 @@
-"""From the graph of one draw to a graph that loops over draws.
+"""Turning the graph of one draw into a graph that loops over draws.
 
-Every node that depends on no noise is computed once, ahead of the loop: the mean and variance of a first layer with noise of
-its output among them. The loop's body holds the rest, and adds each draw's statistics to sums, so that memory does not grow
-with the number of samples. What depends on the sums comes after the loop.
+Every node that does not depend on noise is computed once, before the loop: among them the mean and variance of a first layer
+with noise on its output. The loop's body holds the rest, and adds each draw's statistics to sums, so that memory does not
+grow with the number of samples. What depends on the sums comes after the loop.
 
-A round of the loop makes several draws at once where that can be: calling a node costs as much as some thousand numbers, and a
-batch of one row has few. What comes after the last layer whose weights are drawn works on the rows of all draws (see `_rows`).
-What comes before, where each draw has weights of its own, is an inner loop over the draws of the round.
+A round of the loop makes several draws at once where possible: calling a node costs as much as computing some thousand
+numbers, and a batch of one row has few. Nodes after the last layer whose weights are drawn work on the rows of all draws
+(see `_rows`). Nodes before that, where each draw has its own weights, form an inner loop over the draws of the round.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 ROUND = 2**16
-"""Numbers in the widest activation of a round that makes several draws: 256 KiB of float32. Measured: half is slower."""
+"""Limit on numbers in the widest activation of a round of several draws: 256 KiB of float32. Measured: half is slower."""
 
 
 def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
-    """Turn the graph of a `Traced` into that of a file; inputs: the model's, `samples`, and `noise` (samples, numbers).
+    """Turn the graph of a `Traced` into that of a file, in place. Its inputs are then the model's, `samples`, and `noise`
+    (samples, numbers).
 
-    several: have a round make several draws; raises RowsError where the graph is not of that kind.
+    several: make several draws in a round; raises RowsError if the graph does not allow it.
     """
     import onnx_ir as ir
 
@@ -69,10 +70,11 @@ def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
 
 
 class _Parts:
-    """The nodes of a draw, in two: up to the last that reads a drawn parameter, and those that follow.
+    """The nodes of a draw in two parts: those up to the last that reads a drawn parameter, and those that follow.
 
-    head: empty where no parameter is drawn, or where a round makes a single draw. tail: the rest.
-    crossing: values of the head that the tail reads. width: numbers in the widest of them, for one row of the batch.
+    head: the nodes that read drawn parameters and those they depend on; empty if no parameter is drawn, or if a round makes
+    a single draw. tail: the rest. crossing: values of the head that the tail reads, or that are statistics. width: numbers
+    in the widest of them, for one row of the batch.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class _Parts:
         return [node for node in self.nodes if node in found]
 
     def _check(self, inside: set[ir.Node]) -> None:
-        """Several draws of the tail are rows of one batch."""
+        """Raises RowsError unless several draws of the tail can be rows of one batch."""
         read = set(read_by(self.tail))
         for value, call in self.chunks:
             if value in read and (call.shape[:1] != (None,) or None in call.shape[1:] or call.fixed):
@@ -112,11 +114,11 @@ class _Parts:
 
 
 class Rounds:
-    """How many draws a round of the loop makes, and its body.
+    """How many draws a round of the loop makes, and the loop's body.
 
-    batch, samples, copies (draws of a round), rows (of all copies), trips (rounds): int64 scalars of the graph.
-    sizes: numbers that each call takes in a draw, a vector. loop: the node. body: its graph. pieces: the round's noise, a value
-    for each call: (copies, size).
+    batch, samples, copies (draws in a round), rows (of all copies), trips (number of rounds): int64 scalars of the graph.
+    sizes: numbers of noise that each call takes in a draw, a vector. loop: the Loop node. body: its graph. pieces: the
+    round's noise, a value (copies, size) for each call.
     """
 
     loop: ir.Node | None
@@ -132,14 +134,14 @@ class Rounds:
         if parts.several:
             most = op("Div", op.constant(ROUND), self._numbers())
             self.trips = self._rounded_up(self.samples, op("Max", most, one))
-            self.copies = self._rounded_up(self.samples, self.trips)  # evenly: few draws are made in vain in the last round
+            self.copies = self._rounded_up(self.samples, self.trips)  # evenly: the last round makes few draws in vain
             self.rows = op("Mul", self.copies, self.batch)
         sizes = op("Mul", self.batch, op.constant([call.per_row for call in draw.calls]))
         fixed = [call.fixed for call in draw.calls]
         self.sizes = op("Add", sizes, op.constant(fixed)) if any(fixed) else sizes
 
     def _numbers(self) -> ir.Value:
-        """Numbers in the largest tensor of a draw that a round holds for all of its draws."""
+        """Numbers for one draw in the largest tensor that a round holds for all of its draws."""
         parameters = sum(call.posterior.mean.numel() for call in self.draw.calls if call.posterior is not None)
         width = self.draw.widest if not self.parts.head else self.parts.width
         numbers = self.op("Mul", self.batch, self.op.constant(width))
@@ -150,7 +152,7 @@ class Rounds:
         return op("Div", op("Add", value, op("Sub", by, self.one)), by)
 
     def make_body(self, noise: ir.Value) -> ir.Graph:
-        """The loop's body: a round, its statistics added to the sums."""
+        """The loop's body: one round, with its statistics added to the sums."""
         import onnx_ir as ir
 
         parts, draw = self.parts, self.draw
@@ -179,7 +181,7 @@ class Rounds:
         return self.body
 
     def _places(self, op: Builder, index: ir.Value) -> ir.Value:
-        """Which draws the round makes, by number: (copies,). The last round may go beyond `samples`."""
+        """Indices of the draws in the round, (copies,). The last round may go beyond `samples`."""
         outer = self.op
         if not self.parts.several:
             return op("Reshape", index, outer.constant([1]))
@@ -187,7 +189,7 @@ class Rounds:
         return op("Add", op("Mul", index, self.copies), steps)
 
     def _read(self, op: Builder, noise: ir.Value, places: ir.Value) -> list[ir.Value]:
-        """The round's noise from the input: for each call that of all draws, (copies, size)."""
+        """The round's noise, read from the input: for each call that of all draws, (copies, size)."""
         if self.parts.several:
             places = op("Min", places, self.op("Sub", self.samples, self.one))
         block = op("Gather", noise, places, axis=0, name="noise_must_have_a_row_for_each_sample")
@@ -195,12 +197,12 @@ class Rounds:
         return op.many("Split", len(self.draw.calls), block, self.sizes, axis=1, name=name)
 
     def _placed(self, op: Builder, piece: ir.Value, posterior: Posterior) -> ir.Value:
-        """A parameter of all draws of the round, (copies, *its shape), or of the single one."""
+        """A drawn parameter for all draws of the round, (copies, *its shape), or for its only one, of its shape."""
         outer, mask = self.op, posterior.mask
         mean, std = (tensor.flatten() if mask is None else tensor[mask] for tensor in (posterior.mean, posterior.std))
         noise = op("Reshape", piece, outer.shape(self.copies, posterior.count))
         drawn = op("Add", op("Mul", noise, outer.constant(std.numpy(), np.float32)), outer.constant(mean.numpy(), np.float32))
-        if mask is not None:  # the others are 0, and stand at the end
+        if mask is not None:  # all others take the 0 that is padded at the end
             places = np.where(mask.flatten().numpy(), mask.flatten().cumsum(0).numpy() - 1, posterior.count)
             padded = op("Pad", drawn, outer.constant([0, 0, 0, 1]))
             drawn = op("Gather", padded, outer.constant(places, np.int32), axis=1)
@@ -208,7 +210,7 @@ class Rounds:
         return op("Reshape", drawn, outer.shape(*copies, *posterior.mean.shape))
 
     def _add_head(self, op: Builder, values: list[ir.Value]) -> None:
-        """The inner loop; the tail then reads what crosses for the rows of all draws."""
+        """Add the inner loop; the tail then reads the crossing values for the rows of all draws."""
         import onnx_ir as ir
 
         parts = self.parts
@@ -231,7 +233,7 @@ class Rounds:
             parts.statistics = [rows if statistic is value else statistic for statistic in parts.statistics]
 
     def _summed(self, op: Builder, value: ir.Value, places: ir.Value, shape: tuple[int, ...]) -> ir.Value:
-        """A statistic of the round's draws, summed over those that count."""
+        """A statistic summed over the round's draws, except those beyond `samples`."""
         if not self.parts.several:
             return value
         outer = self.op
@@ -253,7 +255,7 @@ def _going(name: str) -> ir.Value:
 
 
 def finish(model: ir.Model) -> None:
-    """Take out what nothing reads or what is there twice, and put all in order."""
+    """Merge equal constants, remove unused nodes and sort the graph."""
     import onnx_ir.passes.common as passes
 
     merge_constants(model)

@@ -1,4 +1,4 @@
-"""What a file says about itself: `metadata_props`, string to string."""
+"""The metadata of a file: `metadata_props`, string to string."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def encode(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Values as strings: text as it is, everything else (and text that would read as something else) as JSON."""
+    """Values as strings: text as it is, everything else (and text that `decode` would take for something else) as JSON."""
     encoded = {}
     for key, value in metadata.items():
         try:
@@ -34,12 +34,12 @@ def decode(text: str) -> Any:
 
 
 PROMISES = ("coverage", "answer_above")
-"""Entries of what validation data promise."""
+"""Names of the entries that hold promises made from validation data."""
 
 
 def rounded(model: onnx.ModelProto, precision: str) -> None:
-    """Have a file say that its numbers were rounded. What is known of the one in float32 does not hold for it: `metrics` go,
-    and promises say whose they are."""
+    """Record in a file's metadata that its numbers were rounded. What was measured with the float32 file does not hold for
+    it: `metrics` is removed, and promises are marked as those of the float32 file."""
     kept = [(entry.key, entry.value) for entry in model.metadata_props if entry.key not in ("metrics", "precision")]
     del model.metadata_props[:]
     for key, text in [*kept, ("precision", precision)]:
@@ -48,15 +48,15 @@ def rounded(model: onnx.ModelProto, precision: str) -> None:
 
 
 def draws(model: onnx.ModelProto) -> bool:
-    """Whether a file is a Monte-Carlo one, as it says itself."""
+    """Whether a file is a Monte-Carlo file, according to its metadata."""
     return any(entry.key == "kind" and decode(entry.value) == "monte_carlo" for entry in model.metadata_props)
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """The metadata of an ONNX file: what the caller of `export_onnx` gave, and "svdcompress_version", "torch_version",
-    "kind" ("deterministic" or "monte_carlo").
+    """The metadata of an ONNX file: what was passed to `export_onnx`, and "svdcompress_version", "torch_version", "kind"
+    ("deterministic" or "monte_carlo").
 
-    Raises ExportError if the file is missing or is no ONNX file.
+    Raises ExportError if the file is missing or is not an ONNX file.
     """
     import onnx
 

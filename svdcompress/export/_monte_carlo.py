@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 CHECKED_SAMPLES = 3
-"""Draws of the comparison with PyTorch."""
+"""Number of draws in the comparison with PyTorch."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """See `export_onnx`."""
+    """Options of a Monte-Carlo file; see `export_onnx`."""
 
     likelihood: Likelihood
     noise: str
@@ -44,7 +44,7 @@ class Options:
 
 
 class MonteCarlo:
-    """Trace and save one; see `export_onnx`. reference: an `eval_copy` of the model."""
+    """Traces and saves a Monte-Carlo file; see `export_onnx`. reference: an `eval_copy` of the model."""
 
     def __init__(self, reference: nn.Module, signature: Signature, options: Options) -> None:
         active = active_layers(reference)
@@ -69,10 +69,11 @@ class MonteCarlo:
         self._cases: dict[int, tuple[list[Tensor], dict[str, Tensor]]] = {}
 
     def graph(self, opset: int, verify: bool) -> ir.Model:
-        """The graph to save, and (verify) the parities of the form with the noise as an input, from which the other differs
-        in the source of its noise alone.
+        """The graph to save. With `verify`, also sets the parities of the form with the noise as an input, from which a file
+        that draws differs only in the source of its noise.
 
-        A round of the loop makes several draws where that is possible and, as PyTorch bears out in any case, right.
+        A round of the loop makes several draws if that is possible and agrees with PyTorch, which is checked even without
+        `verify`.
         """
         for several in (True, False):
             graph = self._traced(opset)
@@ -93,7 +94,7 @@ class MonteCarlo:
         return graph
 
     def save(self, graph: ir.Model, path: Path, verify: bool) -> int:
-        """Bytes written."""
+        """Write the file; returns its size in bytes."""
         return write(graph, path, self._try if verify else lambda file: None)
 
     def _traced(self, opset: int) -> ir.Model:
@@ -112,7 +113,7 @@ class MonteCarlo:
         return torch.randn(CHECKED_SAMPLES, self._reference.size(batch), generator=generator)
 
     def _case(self, batch: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Inputs of a batch size, and what PyTorch makes of them and of `_noise`."""
+        """Inputs of a batch size, and PyTorch's outputs for them with `_noise`."""
         if batch not in self._cases:
             noise = self._noise(batch)
             self._cases[batch] = self.signature.tried(batch, lambda tensors: oracle(self._reference, tensors, noise))
@@ -131,11 +132,11 @@ class MonteCarlo:
             wide = copy.deepcopy(self._reference).double()
             return oracle(wide, _parity.widened(self._inputs(batch)), self._noise(batch).double())
 
-        floor = 1.0 if self.options.likelihood.probabilities else 0.0  # probabilities and nats are measured by 1
+        floor = 1.0 if self.options.likelihood.probabilities else 0.0  # probabilities and nats are measured against 1
         self.parities.update(_parity.differences(expected, got, double, floor))
 
     def _try(self, file: Path) -> None:
-        """Run the file itself: its outputs have the shapes of the batch."""
+        """Run the file itself, and check that its outputs have a row for each input."""
         session = _parity.session(file)
         names = [value.name for value in session.get_outputs()]
         for batch in _parity.BATCHES:

@@ -1,8 +1,8 @@
 """A model whose noise is an input: the stochastic layers read it from a source, in the order in which they are called.
 
-The noise of one draw is one vector of standard normal numbers, for one call after the other: that of a layer's output,
-flattened, or of a parameter that is drawn whole. Dropout needs no other kind: a unit stays where its number is below the
-quantile of the rate at which units stay.
+The noise of one draw is one vector of standard normal numbers, with the parts for all calls one after the other: noise for a
+layer's output, flattened, or for a parameter that is drawn whole. Dropout uses the same kind of noise: a unit is kept where
+its number is below the normal quantile of the rate at which units are kept.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from svdcompress.layers import Sampler, StochasticLayer, VariationalLayer, Weigh
 
 @dataclass(frozen=True)
 class Call:
-    """A draw that a pass asks for: the noise of one call of a layer, or a parameter that is drawn whole.
+    """One request for noise in a pass: for one call of a layer, or for a parameter that is drawn whole.
 
-    layer: its name. of: "output", "weight" or "bias". shape: of the noise, with None where it is the batch.
-    posterior: of the parameter (None for "output").
+    layer: its name. of: what is drawn, "output", "weight" or "bias". shape: of the noise, with None for the batch. per_row,
+    fixed: how many numbers it takes per batch row, and apart from these. posterior: of the parameter (None for "output").
     """
 
     layer: str
@@ -37,23 +37,23 @@ class Call:
     posterior: Posterior | None
 
     def size(self, batch: Any) -> Any:
-        """Numbers that it takes at a batch size (an int, or symbolic)."""
+        """How many numbers of noise it takes at a batch size (an int, or symbolic)."""
         return self.per_row * batch + self.fixed
 
     def to_dict(self) -> dict[str, Any]:
-        """For the metadata. "kept": of the weights only those that stay are drawn, in the weight's order."""
+        """As a dict, for the metadata. "kept": only relevant weights are drawn, in the weight's order."""
         kept = {"kept": True} if self.posterior is not None and self.posterior.mask is not None else {}
         return {"layer": self.layer, "shape": list(self.shape), "of": self.of, **kept}
 
 
 Asked = tuple[str, str, tuple[int, ...], Posterior | None]
-"""Layer, of what, shape of the noise, posterior: as in `Call`."""
+"""`layer`, `of`, shape of the noise, and `posterior`, as in `Call`."""
 
 
 class Source:
-    """Where the layers of one model copy get their noise from.
+    """The source from which the layers of one copy of a model get their noise.
 
-    placed: parameters are given as they were drawn, instead of noise for them.
+    placed: drawn parameters are given, instead of noise for them.
     """
 
     def __init__(self, placed: bool = False) -> None:
@@ -63,19 +63,19 @@ class Source:
         self._drawn: dict[Posterior, Tensor] = {}
 
     def give(self, chunks: Sequence[Tensor]) -> None:
-        """Noise of the next forward pass, a vector for each call; parameters themselves where they are placed."""
+        """Set the noise of the next forward pass, a vector for each call; if `placed`, the drawn parameters themselves."""
         self._chunks, self._drawn = iter(chunks), {}
 
     def listen(self) -> None:
-        """The next forward pass has no noise, and is recorded."""
+        """Record the requests of the next forward pass, which gets zeros as noise."""
         self._chunks, self._drawn, self.record = None, {}, []
 
     def take(self, layer: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Noise of a shape for a layer; zeros, and a record of who asked, until some is given."""
+        """Noise of a given shape for a layer; until noise is given, zeros, and the request is recorded."""
         return self._next((layer, "output", tuple(shape), None), like).reshape(shape)
 
     def parameter(self, posterior: Posterior) -> Tensor:
-        """A draw of a parameter, the same one for all who ask in a pass."""
+        """A draw of a parameter, the same for all requests in a pass."""
         if posterior not in self._drawn:
             chunk = self._next((posterior.layer, posterior.of, posterior.noise_shape, posterior), posterior.mean)
             placed = self.placed and self._chunks is not None
@@ -90,7 +90,7 @@ class Source:
 
 
 class _FromSource(Sampler):
-    """What a layer draws with, so that its own forward pass reads the source."""
+    """A sampler that makes a layer's own forward pass read its noise from the source."""
 
     def __init__(self, source: Source, layer: str) -> None:
         super().__init__()
@@ -104,9 +104,9 @@ class _FromSource(Sampler):
 
 
 def active_layers(model: nn.Module) -> list[str]:
-    """Names of the layers that draw in `eval()`: dropout at a rate above 0, variational layers with a weight left.
+    """Names of the layers that draw in `eval()`: dropout at a rate above 0, variational layers with any variance left.
 
-    Raises ExportError if there is none.
+    Raises ExportError if there are none.
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, StochasticLayer)]
     active = [name for name, layer in layers if _is_active(layer)]
@@ -130,9 +130,9 @@ def _is_active(layer: StochasticLayer) -> bool:
 
 
 def listen(model: nn.Module, active: Sequence[str], whole: Sequence[str]) -> Source:
-    """Have the active layers of a copy draw from a source: what the file is compared with.
+    """Make the active layers of a copy draw from a source; the file is compared with this copy.
 
-    whole: those whose weights are drawn; the others have noise of their output, by their own forward pass.
+    whole: names of the layers whose weights are drawn; the others have noise on their output, in their own forward pass.
     """
     source = Source()
     drawn = posteriors([(name, _variational(model, name)) for name in active if name in whole])
@@ -146,9 +146,9 @@ def listen(model: nn.Module, active: Sequence[str], whole: Sequence[str]) -> Sou
 
 
 def freeze(model: nn.Module, active: Sequence[str] = (), whole: Sequence[str] = ()) -> Source:
-    """As `listen`, for the copy to be traced: relevance and variances are computed here and not in the graph."""
+    """As `listen`, for the copy to be traced: masks and variances are computed here and not in the graph."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, VariationalLayer)]
-    # all of them ahead of any change: layers may share a weight, and yet keep different parts of it
+    # all masks before any change: layers may share a weight, but keep different parts of it
     masks = [layer.relevant() for _, layer in layers]
     source = listen(model, active, whole)
     source.placed = True
@@ -165,7 +165,7 @@ def _variational(model: nn.Module, name: str) -> VariationalLayer:
 
 
 def _from_draws(layer: VariationalLayer, drawn: DrawnWhole, source: Source) -> Callable[..., Tensor]:
-    """The forward pass of a layer by the weights that a source draws."""
+    """The forward pass of a layer, with the weights that a source draws."""
 
     def forward(x: Tensor, *args: Any) -> Tensor:
         weight = source.parameter(drawn.weight)
@@ -178,7 +178,7 @@ def _from_draws(layer: VariationalLayer, drawn: DrawnWhole, source: Source) -> C
 
 @torch.no_grad()
 def _frozen(layer: VariationalLayer, mask: Tensor, active: bool) -> Callable[..., Tensor]:
-    """The forward pass of a layer in `eval()`, with noise of its output where it is active, as plain linear maps."""
+    """The forward pass of a layer in `eval()` as plain linear maps, with noise on its output if it is active."""
     layer.weight = nn.Parameter(layer.weight * mask, requires_grad=False)
     sigma2 = layer.posterior.spread(layer, mask)
     leaves, form = tree_flatten(layer.log_sigma2.exp() * mask if sigma2 is None else sigma2)
@@ -193,7 +193,7 @@ def _frozen(layer: VariationalLayer, mask: Tensor, active: bool) -> Callable[...
             return linear(x, layer.weight, layer.bias)
         sigma2 = tree_unflatten([getattr(layer, f"sigma2_{i}") for i in range(len(leaves))], form)
         mean, variance = moments(linear, x, Weights(layer.weight, sigma2, layer.bias, layer.bias_sigma2))
-        if not isinstance(layer, nn.Linear):  # fast convolutions may come out below 0; a sum of products of squares does not
+        if not isinstance(layer, nn.Linear):  # fast convolutions may give values below 0; a sum of products of squares does not
             variance = variance.clamp_min(0)
         sampler: Any = layer.sampler
         return mean + variance.sqrt() * sampler.normal(mean)
@@ -202,7 +202,7 @@ def _frozen(layer: VariationalLayer, mask: Tensor, active: bool) -> Callable[...
 
 
 def calls(source: Source, run: Callable[[int], Any], batches: tuple[int, int]) -> list[Call]:
-    """Who draws how much, from runs at two batch sizes. run: the forward pass at a batch size.
+    """The requests for noise in a pass, from runs at two batch sizes. run: the forward pass at a batch size.
 
     Raises ExportError if the calls depend on the batch size in more than the sizes of their noise.
     """

@@ -16,9 +16,12 @@ from svdcompress.export._inputs import Signature
 
 
 def named_outputs(output: Any, taken: Sequence[str] = ()) -> dict[str, Tensor]:
-    """All tensors of an output. The main one (`main_output`: the tensor itself, the first of a tuple, the logits of a dict or
-    dataclass) comes first and is called "output". Others keep their key, or are numbered from "output_1"; one that is
-    "output" or an input's name (`taken`) gets a `_`, as a value of a graph has one source."""
+    """All tensors of an output, by name.
+
+    The main one (`main_output`: the tensor itself, the first of a tuple, the logits of a dict or dataclass) comes first and
+    is called "output". Others keep their key, or are numbered from "output_1"; one that would be called "output" or like an
+    input (`taken`) gets a `_`, as the names in a graph are unique.
+    """
     if isinstance(output, Tensor):
         return {"output": output}
     found = dict(_leaves(output, ""))
@@ -53,7 +56,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 @contextlib.contextmanager
 def running(model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Without gradients, and with failures of a model put down to the example inputs."""
+    """Run without gradients, and raise a model's failure as an ExportError about the example inputs."""
     try:
         with torch.no_grad():
             yield
@@ -65,9 +68,9 @@ def running(model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor]) -
 
 
 class Positional(nn.Module):
-    """A model called with the file's inputs by position, that returns its outputs as a plain tuple.
+    """A module that calls a model with the file's inputs by position, and returns its outputs as a plain tuple.
 
-    tensors: inputs to find the names of its outputs with. Raises ExportError if the model cannot compute them.
+    tensors: inputs with which to find the names of the outputs. Raises ExportError if the model fails on them.
     """
 
     def __init__(self, model: nn.Module, signature: Signature, tensors: Sequence[Tensor]) -> None:

@@ -1,8 +1,8 @@
-"""One small archive of an ONNX file, for sending: entropy-coded, its weights as exact as asked for.
+"""A small archive of an ONNX file, for sending: entropy-coded, with weights as exact as requested.
 
-The archive is an xz stream (or one of zstandard) of a safetensors file with four tensors of bytes: `graph`, the ONNX file
-without the data of its weights; `steps`, from each number that is not 0 to the next, deflated where that is shorter; `numbers`;
-`scales`. Its metadata say which weight has how many of each. Nothing of it names a file, and nothing of it is code.
+The archive is an xz stream (or a zstandard one) of a safetensors file with four tensors of bytes: `graph`, the ONNX file
+without the data of its weights; `steps`, from each non-zero number to the next, deflated if that is shorter; `numbers`;
+`scales`. Its metadata say how many of each belong to which weight. No part of it names a file, and no part of it is code.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 PRECISIONS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
-"""Bits of a weight, by name."""
+"""Bits of a weight for each precision."""
 
 CODECS = ("xz", "zstd")
 
 FORMAT = 2
-"""The layout of what is in an archive: in 1 the steps are as they are, in 2 they may be deflated."""
+"""The layout of an archive: in 1 the steps are stored as they are, in 2 they may be deflated."""
 
 LEAST_OF_DRAWS = 8
-"""Bits of the weights of a Monte-Carlo file, at least: coarser steps distort its variances, and so its mutual information."""
+"""Fewest bits for the weights of a Monte-Carlo file: coarser steps distort its variances, and so its mutual information."""
 
 SMALLEST = 8
-"""Numbers of a tensor below which it stays in the graph as it is."""
+"""Numbers in a tensor below which it stays in the graph as it is."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An archive. bytes: of the archive; before: of the ONNX file. precision: asked for; largest: the largest difference of a
-    weight, relative to the largest of its tensor. missing: names in `bits` of which the file has no weight."""
+    """An archive that `pack` wrote.
+
+    bytes: size of the archive; before: of the ONNX file. precision: as requested; largest: the largest difference of a
+    weight, relative to the largest weight in its tensor. missing: names in `bits` that are not in the file.
+    """
 
     path: Path
     bytes: int
@@ -60,7 +63,7 @@ class Packed:
 
 
 class Entry(NamedTuple):
-    """One weight. form: one of TYPES; places: numbers stored; axis: of the scales, -1 for one scale."""
+    """One weight. form: one of TYPES; places: how many numbers are stored; axis: of the scales, -1 for one scale."""
 
     name: str
     form: str
@@ -77,16 +80,17 @@ def pack(
     importance: Mapping[str, np.ndarray] | None = None,
     codec: str = "xz",
 ) -> Packed:
-    """Write the archive of a deterministic or Monte-Carlo ONNX file. `src` stays as it is.
+    """Write the archive of a deterministic or Monte-Carlo ONNX file; `src` is not changed.
 
-    precision: "float32" (exact), "float16", "int8" or "int4": weights of two dimensions and more as integers with a scale for
-    each channel, others as float16; a tensor that these make infinite, such as a mask of finfo.min, stays exact.
-    bits: of single weights by name (2 to 16), in place of those. importance: what an error of each number counts where there
-    are few bits, by the weight's name and of its layer's shape (`importance` of a model).
+    precision: "float32" (exact), "float16", "int8" or "int4": weights of two dimensions or more as integers with a scale for
+    each channel, others as float16; a tensor that this would make infinite, such as a mask of finfo.min, stays exact.
+    bits: for single weights by name (2 to 16), instead of those of `precision`. importance: how much an error in each number
+    counts if there are few bits, by the weight's name and in the shape of its layer's weight (see `importance`).
     codec: "xz", in Python's standard library, or "zstd", which needs the package zstandard.
 
-    Raises UsageError for unknown names, and for fewer than 8 bits of a Monte-Carlo file; DependencyError without zstandard,
-    ExportError for a file that cannot be read, OutputError for a path that cannot be written.
+    Raises UsageError for unknown options, for bits out of range, and for fewer than 8 bits in a Monte-Carlo file;
+    DependencyError without zstandard, ExportError for a file that cannot be read, OutputError for a path that cannot be
+    written.
 
     Example: `pack("model.onnx", "model.svdc", "int8").bytes`
     """
@@ -113,7 +117,7 @@ def pack(
 
     weights = json.dumps(entries, separators=(",", ":"))
     forms = [({"format": "1", "weights": weights}, streams)]
-    if len(jumps := _huffman(streams["steps"])) < len(streams["steps"]):  # which xz's own coder is slow to learn
+    if len(jumps := _huffman(streams["steps"])) < len(streams["steps"]):  # xz's own coder is slow to adapt to them
         forms.append(({"format": str(FORMAT), "deflated": "steps", "weights": weights}, {**streams, "steps": jumps}))
     data = min(
         (
@@ -130,7 +134,7 @@ def pack(
 def _streams(
     model: ModelProto, precision: str, bits: Mapping[str, int], importance: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, bytes], list[Entry], float]:
-    """Take the weights out of a model."""
+    """Move the weights out of a model, in place: (streams, entries, largest relative difference of a weight)."""
     import onnx
 
     fixed, entries, worst = fixed_names(model.graph), [], 0.0
@@ -146,7 +150,7 @@ def _streams(
         counts = of_weight(importance, tensor.name, array, tensor.name in turned)
         form, values, scale, axis = _values(array, count, int(tensor.name in second), counts)
         back = dense(values, form, scale, axis)
-        if not np.isfinite(back).all():  # a mask of finfo.min: minus infinity would make NaN of a row of it
+        if not np.isfinite(back).all():  # a mask of finfo.min: minus infinity would turn a row of it into NaN
             form, values, scale, axis = _values(array, PRECISIONS["float32"], 0, None)
             back = array
         places = np.flatnonzero(values)
@@ -164,12 +168,12 @@ def _streams(
 
 
 def _planes(numbers: np.ndarray) -> bytes:
-    """Bytes (count, size) with those of a kind together, which a codec makes more of."""
+    """Bytes (count, size), regrouped by their place within a number, which a codec compresses better."""
     return np.ascontiguousarray(numbers.T).tobytes()
 
 
 def _values(array: np.ndarray, bits: int, axis: int, importance: np.ndarray | None) -> tuple[str, np.ndarray, np.ndarray, int]:
-    """Form, numbers of the tensor's shape, scales, and their axis. axis: of the outputs."""
+    """A tensor's form, its numbers in its shape, the scales, and their axis. axis: of the output channels."""
     one = np.ones(0, np.float32)
     if bits >= 32:
         return "raw", array, one, -1
@@ -184,13 +188,13 @@ def _values(array: np.ndarray, bits: int, axis: int, importance: np.ndarray | No
 
 
 def _upwards(scale: np.ndarray) -> np.ndarray:
-    """The next float32 of 8 bits, which needs two bytes: no number of the tensor is then beyond the last step."""
+    """Round up to float32 of 8 significant bits (two bytes): no number of the tensor is then beyond the last step."""
     found = scale.astype("<f4").view("<u4")
     return ((found + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view("<f4")
 
 
 def dense(values: np.ndarray, form: str, scale: np.ndarray, axis: int) -> np.ndarray:
-    """The float32 tensor again."""
+    """The float32 tensor that was packed."""
     if form == "raw":
         return values
     shape = [1] * values.ndim
@@ -203,11 +207,11 @@ def dense(values: np.ndarray, form: str, scale: np.ndarray, axis: int) -> np.nda
 TYPES: dict[str, Any] = {"raw": np.float32, "float16": np.float16, "int8": np.int8, "int16": np.int16}
 
 MORE = 255
-"""A step of this byte, which takes no number: there is more to come."""
+"""A byte of `steps` that stands for no number of its own: the step goes on in the next byte."""
 
 
 def _jumps(places: np.ndarray) -> bytes:
-    """Bytes: from each place to the next, as many MOREs as needed and the rest."""
+    """The steps from each place to the next as bytes: as many MOREs as needed, then the rest."""
     jumps = np.diff(places, prepend=0)
     more = jumps // MORE
     ends = np.cumsum(more + 1) - 1
@@ -217,7 +221,7 @@ def _jumps(places: np.ndarray) -> bytes:
 
 
 def _huffman(data: bytes) -> bytes:
-    """Bytes by how often each is there (RFC 1951, without matches)."""
+    """Bytes in a Huffman code (RFC 1951, without matches)."""
     coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
     return coder.compress(data) + coder.flush()
 
@@ -228,7 +232,7 @@ def _encoded(data: bytes, codec: str) -> bytes:
     if codec != "xz":
         raise UsageError(f"codec: {codec!r} is unknown; one of {', '.join(CODECS)}")
     found = []
-    for context in (0, 1, 3):  # bytes before, which say something of the next in text and little in weights
+    for context in (0, 1, 3):  # bits of the byte before as context: they help in text, hardly in weights
         chain = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": context, "lp": 0, "pb": 0}]
         chain[0]["dict_size"] = max(4096, min(1 << 26, len(data)))
         found.append(lzma.compress(data, lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=chain))
@@ -236,7 +240,7 @@ def _encoded(data: bytes, codec: str) -> bytes:
 
 
 def zstandard() -> Any:
-    """The optional package. Raises DependencyError."""
+    """The optional package zstandard. Raises DependencyError if it is missing."""
     try:
         return importlib.import_module("zstandard")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What onnxruntime makes of a file, beside PyTorch."""
+"""Comparing a file in onnxruntime with PyTorch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOLERANCE = 1e-4
 """Largest difference allowed, relative to the largest number of an output."""
 
 SMALL = 1e-3
-"""What outputs are measured by that are 0 throughout, or, at least, where PyTorch's rounding isn't known."""
+"""Size that outputs count as if they are 0 throughout; also their least size if PyTorch's rounding isn't known."""
 
 ROUNDINGS = 20
-"""Times PyTorch's own rounding that a file may be off: it adds the same numbers in another order."""
+"""How many times PyTorch's own rounding a file may be off: it adds the same numbers in another order."""
 
 FLAGS, FLIPPED = "set", 0.05
-"""An output of zeros and ones, and the share of it that may be otherwise: rounding moves what lies at a set's limit."""
+"""Name of the output of zeros and ones, and the share of it that may differ: rounding flips what lies at a set's limit."""
 
 BATCHES = (1, 3, 7)
 """Batch sizes of the check; only 3 was traced, and 1 finds what torch.export's guard cannot (`if batch == 1`, `squeeze()`)."""
@@ -42,7 +42,7 @@ def session(path: Path) -> Any:
 
 
 def run(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarray], where: str) -> list[np.ndarray]:
-    """Outputs by name. `where` names the case in the error's text."""
+    """The named outputs. where: names the case in an error's text."""
     try:
         return session.run(list(names), dict(feeds))
     except Exception as error:
@@ -50,7 +50,7 @@ def run(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarray], whe
 
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, floating ones as float64."""
+    """The tensors, with floating ones as float64."""
     return [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
 
 
@@ -62,9 +62,9 @@ def differences(
 ) -> dict[int, float]:
     """Largest absolute difference of a file from PyTorch for each batch size.
 
-    expected: PyTorch's outputs by name, for each batch size. got: onnxruntime's at a batch size, in the same order.
-    double: PyTorch's, computed in float64; asked only where a difference might be rounding. floor: size that outputs count as,
-    at least. Raises ExportError beyond TOLERANCE times an output's size, which is its largest number in all batches.
+    expected: PyTorch's outputs by name, for each batch size. got: onnxruntime's at a batch size, in the same order. double:
+    PyTorch's, computed in float64; called only where a difference might be rounding. floor: the least size that outputs
+    count as. Raises ExportError beyond TOLERANCE times an output's size, which is its largest number in all batches.
     """
     theirs = {batch: {name: value.numpy() for name, value in outputs.items()} for batch, outputs in expected.items()}
     sizes: dict[str, float] = {}
@@ -81,7 +81,7 @@ def differences(
                     with torch.no_grad():
                         wide.update({key: value.double().numpy() for key, value in double(batch).items()})
                 return _size(wide[name] - theirs[batch][name].astype(np.float64))
-            except Exception:  # a model that computes in float32 alone
+            except Exception:  # a model that only computes in float32
                 return None
 
         result[batch] = max(
@@ -101,9 +101,10 @@ def difference(
 ) -> float:
     """Largest absolute difference of an output from PyTorch's.
 
-    size: what it is measured by; None: the output's largest number. rounding: by how much PyTorch itself is off by the rounding
-    of float32, None where that isn't known: outputs that are what is left of much larger numbers are as exact as those.
-    Raises ExportError beyond TOLERANCE, for other shapes, and where PyTorch has no finite number, which any file would equal.
+    size: what the difference is measured against; None: the output's largest number. rounding: by how much PyTorch itself is
+    off by the rounding of float32, None if that isn't known: outputs that are small differences of much larger numbers are
+    only as exact as those. Raises ExportError beyond the tolerance, for other shapes, and if PyTorch has no finite number,
+    which any file would equal.
     """
     if ours.shape != torch.shape:
         raise ExportError(f"{name!r} has the shape {ours.shape} in onnxruntime and {torch.shape} in PyTorch {where}; {ADVICE}")
@@ -133,7 +134,7 @@ def difference(
 
 
 def _size(array: np.ndarray) -> float:
-    """The largest finite number."""
+    """The largest finite absolute value."""
     return float(np.abs(array.astype(np.float64)[np.isfinite(array)]).max(initial=0.0))
 
 

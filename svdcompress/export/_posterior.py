@@ -1,7 +1,7 @@
-"""Weights that are drawn whole, once for each Monte-Carlo sample: the mean and the spread of each number that stays.
+"""Weights that are drawn whole, once for each Monte-Carlo sample: the mean and standard deviation of each relevant number.
 
-Where a weight is used at several positions (convolutions, tokens, a layer called twice, tied layers), only a draw of the weight
-itself is a draw from the posterior: noise of each activation would average out between the positions.
+Where a weight is used at several positions (convolutions, tokens, a layer called twice, tied layers), only a draw of the
+weight itself is a draw from the posterior: separate noise for each activation would average out over the positions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from svdcompress.export._outputs import running
 from svdcompress.layers import VariationalLayer, shared_over_positions, weight_of
 
 SPARSE = 0.4
-"""Share of numbers that stay up to which only those are drawn and put in their places: measured to be as fast as to draw all of
-them, and smaller (each that stays brings its place)."""
+"""Share of relevant numbers up to which only these are drawn and put in their places: measured to be as fast as drawing all
+of them, and smaller (each relevant number needs its place in the file)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """A tensor of independent normal numbers.
 
-    layer, of ("weight", "bias"): whose. mean, std: of one shape.
-    mask: bool, which numbers have noise of their own (mean and std of the others are 0); None: all of them.
-    noise_shape: of the noise that a draw takes.
+    layer, of ("weight", "bias"): the parameter that it describes. mean, std: of the same shape. mask: bool, which numbers
+    have noise of their own (mean and std of the others are 0); None: all of them. noise_shape: shape of the noise that a
+    draw takes.
     """
 
     layer: str
@@ -37,7 +37,7 @@ class Posterior:
     mean: Tensor
     std: Tensor
     mask: Tensor | None
-    noise_shape: tuple[int, ...] = field(init=False)  # while a model is traced no tensor can be counted
+    noise_shape: tuple[int, ...] = field(init=False)  # kept, as the mask cannot be counted while a model is traced
 
     def __post_init__(self) -> None:
         shape = self.mean.shape if self.mask is None else (int(self.mask.sum()),)
@@ -45,7 +45,7 @@ class Posterior:
 
     @property
     def count(self) -> int:
-        """Numbers that a draw takes."""
+        """How many numbers of noise a draw takes."""
         return math.prod(self.noise_shape)
 
     def at(self, noise: Tensor) -> Tensor:
@@ -57,8 +57,11 @@ class Posterior:
 
 @dataclass(frozen=True)
 class DrawnWhole:
-    """What a layer draws whole. part: 1 where it keeps the weight that another layer shares, else 0 (None: it keeps all of it).
-    bias: None where it is certain."""
+    """What a layer draws whole.
+
+    part: 1 where it keeps a weight that it shares with another layer, else 0 (None: it keeps all of them). bias: None if it
+    has no variance.
+    """
 
     weight: Posterior
     part: Tensor | None
@@ -79,7 +82,7 @@ def drawn_whole(model: nn.Module, signature: Signature, batches: Sequence[int]) 
 
 @torch.no_grad()
 def posteriors(layers: Sequence[tuple[str, VariationalLayer]]) -> dict[str, DrawnWhole]:
-    """What each of the layers draws, by name; tied ones have one posterior of their weight, of all that either keeps."""
+    """What each layer draws, by name; tied layers share one posterior of their weight, of all that any of them keeps."""
     masks = {name: layer.relevant() for name, layer in layers}
     union: dict[Any, Tensor] = {}
     for name, layer in layers:

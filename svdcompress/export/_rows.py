@@ -1,7 +1,7 @@
 """Several draws in one pass: the nodes that depend on noise work on the batch repeated, one copy of it for each draw.
 
-What they read from nodes that depend on no noise is made to fit: values with the batch first are repeated, and shapes are
-computed anew. It asks that rows of a batch do not look at each other, which the comparison with PyTorch finds out.
+What they read from nodes that do not depend on noise is adapted: values with the batch first are repeated, and shapes are
+computed again. This requires that rows of a batch do not affect each other, which the comparison with PyTorch checks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class RowsError(Exception):
 
 
 def repeat_rows(op: Builder, noisy: Sequence[ir.Node], data: Sequence[ir.Value], copies: ir.Value, rows: ir.Value) -> None:
-    """Have the noisy nodes read values for copies of the batch. Values still have their traced shapes.
+    """Make the noisy nodes read values for all copies of the batch. Values must still have their traced shapes.
 
-    data: the model's inputs. copies: how many, a scalar. rows: copies * batch, of shape (1,).
+    data: the model's inputs. copies: their number, a scalar. rows: copies * batch, of shape (1,).
     """
     quiet = list(op.graph)
     values = {output for node in dependent(quiet, data, through_shapes=False) for output in node.outputs} | set(data)
@@ -41,7 +41,7 @@ def repeat_rows(op: Builder, noisy: Sequence[ir.Node], data: Sequence[ir.Value],
 
 
 def led_by_batch(value: ir.Value) -> bool:
-    """Whether the batch is the first dimension. Raises RowsError if it is elsewhere, or if nobody knows."""
+    """Whether the batch is the first dimension. Raises RowsError if it is elsewhere, or if the shape is unknown."""
     if value.shape is None:
         raise RowsError(f"the shape of {value.name} is unknown")
     batch = [re.search(r"\bbatch\b", str(dim)) is not None for dim in value.shape]
@@ -60,7 +60,7 @@ def _repeated(op: Builder, value: ir.Value, copies: ir.Value) -> ir.Value:
 def _recomputed(
     op: Builder, value: ir.Value, rows: ir.Value, values: set[ir.Value], shapes: set[ir.Value], made: dict[ir.Value, ir.Value]
 ) -> ir.Value:
-    """A value that depends on shapes alone, for as many rows."""
+    """A value that depends on shapes alone, computed again for `rows` rows."""
     if value not in shapes:
         return value
     if value not in made:

@@ -1,4 +1,4 @@
-"""A model's output as its file gives it: with its temperature, and whatever else is made of the main output."""
+"""A model's output as its file gives it: with its temperature, and with further outputs computed from it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from svdcompress.export._outputs import named_outputs
 from svdcompress.likelihoods import Likelihood, Statistics
 
 Further = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-"""More outputs, float32, from a file's own ones by name."""
+"""A function from a file's own outputs by name to more outputs, float32."""
 
 
 def finished(reference: nn.Module, likelihood: Likelihood, further: Further | None = None) -> nn.Module:
-    """A deterministic file's model, in place: `reference` with the mean model's temperature in its output, and further outputs.
+    """Apply the mean model's temperature to the output of `reference`, and add further outputs, in place; returns it.
 
-    reference: an `eval_copy`. A hook, so that the model's own arguments keep their names.
+    reference: an `eval_copy`. A hook does this, so that the model's own arguments keep their names.
     """
     own = likelihood.of_mean()
     if own.temperature != 1 or further is not None:
@@ -44,7 +44,7 @@ class _Finish:
 
 
 def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """The same structure with one tensor in another's place."""
+    """The same structure with one tensor replaced by another."""
     if value is old:
         return new
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Mapping):
@@ -58,7 +58,7 @@ def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 class WithFurther(Statistics):
-    """Statistics whose outputs have further ones beside them."""
+    """Statistics with further outputs."""
 
     def __init__(self, inner: Statistics, further: Further) -> None:
         super().__init__(inner.likelihood, inner.parts)

@@ -1,4 +1,4 @@
-"""A graph in fewer bytes that computes the same: short names within it, and no attributes that say what goes without saying."""
+"""Making a graph smaller without changing what it computes: short inner names, and no attributes with their default."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def tidy(model: ModelProto) -> None:
-    """Change a model in place.
+    """Make a model's graph smaller, in place.
 
-    Names of inputs, outputs and initialisers stay, those of nodes go, and values in between get numbers. A graph that holds
-    others (a Loop's body) keeps its names, as these may mean them. Attributes that are their operator's default go.
+    Inputs, outputs and initializers keep their names, nodes lose theirs, and values in between get numbers. A graph with
+    subgraphs (a Loop's body) keeps all names, as the subgraphs may refer to them. Attributes that equal their operator's
+    default are removed.
     """
     graph = model.graph
     opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
@@ -48,7 +49,7 @@ def _without_defaults(node: NodeProto, opset: int) -> None:
 
     try:
         known = defs.get_schema(node.op_type, opset, node.domain).attributes
-    except Exception:  # onnx's own, of C++: an operator that it does not know
+    except Exception:  # one of onnx's C++ exceptions: an operator that it does not know
         return
     kept = [attribute for attribute in node.attribute if not _is_default(attribute, known)]
     if len(kept) < len(node.attribute):

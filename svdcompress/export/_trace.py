@@ -1,4 +1,4 @@
-"""From PyTorch to a clean onnx_ir model: torch.export with a dynamic batch as the guard, then torch.onnx."""
+"""From PyTorch to a clean onnx_ir model: torch.export, with a dynamic batch as a check of the model, then torch.onnx."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 TRACE_BATCH = 3
-"""Batch size of the trace: 0 and 1 would be taken for constants by torch.export."""
+"""Batch size of the trace: torch.export would take 0 and 1 for constants."""
 
 OWN = "mc_"
-"""How the names of what is added to a traced graph begin."""
+"""Prefix of the names of what is added to a traced graph."""
 
 RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 
@@ -42,13 +42,13 @@ def trace(
     dynamic: Callable[[Any], Sequence[Mapping[int, Any]]],
     opset: int,
 ) -> ir.Model:
-    """The module's graph, its batch dimension called "batch", with nothing in it of the machine that made it.
+    """The module's graph, with its batch dimension called "batch" and nothing in it about the machine that made it.
 
-    examples: arguments of a batch size. names: of the arguments. dynamic: for each argument {dimension: size}, in terms of the
-    batch dimension that it is given.
-    Raises ExportError for a model whose Python code depends on the batch size or on values of tensors.
+    examples: arguments of a batch size. names: of the arguments. dynamic: for each argument {dimension: size}, in terms of
+    the batch dimension that is passed to it. Raises ExportError for a model whose Python code depends on the batch size or
+    on values of tensors.
     """
-    import torch.onnx  # ahead of `_quiet`, which silences loggers that exist
+    import torch.onnx  # before `_quiet`, which silences only the loggers that exist then
 
     with _quiet(), torch.no_grad():
         program = _export(module, examples(TRACE_BATCH), dynamic(torch.export.Dim("batch")))
@@ -88,7 +88,7 @@ def _export(module: Any, tensors: Sequence[Tensor], dynamic: Sequence[Mapping[in
 
 
 def _check_single_row(program: torch.export.ExportedProgram, module: Traceable, tensors: Sequence[Tensor]) -> None:
-    """torch.export takes it for granted that a dynamic dimension is not 1, so that `if batch == 1` slips through."""
+    """Check a batch of one row: torch.export assumes that a dynamic dimension is not 1, and misses `if batch == 1`."""
     for name, traced, expected in zip(module.names, program.module()(*tensors), module(*tensors), strict=True):
         if traced.shape != expected.shape or not torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True):
             raise ExportError(
@@ -109,7 +109,7 @@ def _refuse_random(model: ir.Model) -> None:
 
 
 def _rename_batch(model: ir.Model) -> None:
-    """torch.export calls the batch s0, s77 ...: call it "batch", within expressions too."""
+    """Rename the batch, which torch.export calls s0, s77 ..., to "batch", also within expressions."""
     inputs: Any = model.graph.inputs
     symbol = str(inputs[0].shape[0])
     pattern = re.compile(rf"\b{re.escape(symbol)}\b")
@@ -122,7 +122,8 @@ def _rename_batch(model: ir.Model) -> None:
 
 
 def _contiguous(model: ir.Model) -> None:
-    """Transposed weights that were folded are views, which the pass that finds tied weights cannot hash."""
+    """Copy constants that are not contiguous: folded transposed weights are views, which the pass that finds tied weights
+    cannot hash."""
     import numpy as np
     import onnx_ir as ir
 
@@ -133,7 +134,7 @@ def _contiguous(model: ir.Model) -> None:
 
 
 def _clean(model: ir.Model) -> None:
-    """Take out what names the machine (stack traces with paths), and names that clash with those of the file."""
+    """Remove what identifies the machine (stack traces with paths), and rename values that clash with names of the file."""
     import onnx_ir.passes.common as passes
 
     passes.ClearMetadataAndDocStringPass()(model)
@@ -148,12 +149,12 @@ def _clean(model: ir.Model) -> None:
     for value in (*inner, *list(model.graph.initializers.values())):
         value.metadata_props.clear()
         name = re.sub(r"^(draw\.)?model\.", "", str(value.name))
-        # x.mean() is called "mean", as an output may be
+        # x.mean() is called "mean", which may be an output's name, too
         value.name = f"inner_{name}" if name in taken or name.startswith(OWN) else name
 
 
 def merge_constants(model: ir.Model) -> None:
-    """Keep equal constants, tied weights above all, once; the default of an input is none."""
+    """Merge equal constants, such as tied weights; the defaults of inputs are left alone."""
     import onnx_ir.passes.common as passes
 
     _contiguous(model)
@@ -162,7 +163,7 @@ def merge_constants(model: ir.Model) -> None:
 
 
 def strip_shapes(model: ir.Model) -> None:
-    """Forget the shapes of inner values and constants, which are in the file for nobody's use."""
+    """Remove the shapes and types of inner values and constants, which nothing in the file needs."""
     constants = model.graph.initializers.values()
     for value in (*constants, *(value for node in model.graph.all_nodes() for value in node.outputs)):
         if not value.is_graph_output():
@@ -171,11 +172,11 @@ def strip_shapes(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the chatter of torch.export and torch.onnx: warnings, log lines, prints."""
+    """Silence torch.export and torch.onnx: warnings, log lines, prints."""
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in ("torch", "onnxscript", "onnx_ir")]
     loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
-    for logger in loggers:  # loggers made meanwhile hand their lines on to these
+    for logger in loggers:  # loggers created meanwhile pass their lines on to these
         logger.handlers, logger.propagate = [logging.NullHandler()], False
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Archives read back: sizes are looked at before anything is made of them."""
+"""Reading archives: sizes are checked before anything of that size is made."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ XZ, ZSTD = b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 STREAMS = ("graph", "numbers", "scales", "steps")
 
 HEADER = 2**24
-"""Bytes of the header, at most."""
+"""Maximum size of the header, in bytes."""
 
 MEMORY = 2**28
-"""Bytes that a decoder may take for itself."""
+"""Maximum memory for a decoder itself, in bytes."""
 
 
 def unpack(src: str | Path, dst: str | Path, most: int = 2**31) -> Exported:
-    """Write the ONNX file that an archive holds, dense; it passes onnx.checker and loads in onnxruntime.
+    """Write the ONNX file that an archive holds, dense; it has to pass onnx.checker and to load in onnxruntime.
 
-    most: bytes that it may come to. What the archive says of its sizes is looked at before anything of that size is made, and
-    no more is decoded than it says; it names no files, and none but `dst` is written.
+    most: limit on its size, in bytes. The sizes that the archive states are checked before anything of that size is made,
+    and no more is decoded than they say; an archive names no files, and only `dst` is written.
 
-    Raises CheckpointError for a file that is no archive, is damaged, or would come to more; OutputError for a path that cannot
-    be written.
+    Raises CheckpointError for a file that is not an archive, is damaged, or would exceed `most`; OutputError for a path that
+    cannot be written.
 
     Example: `unpack("model.svdc", "model.onnx").bytes`
     """
@@ -48,7 +48,7 @@ def unpack(src: str | Path, dst: str | Path, most: int = 2**31) -> Exported:
 
 
 class _Archive:
-    """Reads one, piece by piece. most: see `unpack`."""
+    """Reads an archive piece by piece. most: see `unpack`."""
 
     def __init__(self, path: Path, most: int) -> None:
         self.path, self.most = path, most
@@ -72,7 +72,7 @@ class _Archive:
         raise CheckpointError(f"{self.path}: {reason}; write it again with: svdc pack")
 
     def _decoder(self, file: Any) -> Any:
-        """A stream of what was encoded, read as needed."""
+        """A stream of the decoded bytes, read as needed."""
         magic = file.read(6)
         file.seek(0)
         if magic == XZ:
@@ -82,7 +82,7 @@ class _Archive:
         self._refuse("no archive of svdc")
 
     def _read(self, stream: Any) -> tuple[dict[str, bytes], list[Entry], bool]:
-        """The four streams, of the sizes that the header says, the weights, and whether the steps are deflated."""
+        """The four streams, of the sizes stated in the header, the weights' entries, and whether the steps are deflated."""
         count = int.from_bytes(self._exactly(stream, 8), "little")
         if not 2 <= count <= HEADER:
             self._refuse("no archive of svdc")
@@ -132,7 +132,7 @@ class _Archive:
 
         try:
             model = onnx.load_model_from_string(streams["graph"])
-        except Exception as error:  # protobuf's
+        except Exception as error:  # one of protobuf's
             raise CheckpointError(f"{self.path}: its graph is damaged") from error
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         if any(tensor.external_data or tensor.data_location for tensor in _all_tensors(model)):
@@ -165,7 +165,7 @@ class _Archive:
         return model
 
     def _inflated(self, data: bytes, most: int) -> bytes:
-        """The steps of as many numbers: a byte for each, and one for each 255 zeros."""
+        """The steps, inflated: for each number a byte, and one for each 255 zeros. Refuses more than `most` bytes."""
         decoder = zlib.decompressobj(-15)
         try:
             found = decoder.decompress(data, most + 1)
@@ -193,7 +193,7 @@ def _all_tensors(model: ModelProto) -> list[TensorProto]:
 
 
 class _Filler:
-    """Puts numbers in their places, tensor by tensor."""
+    """Fills tensors with the numbers of the streams, one after the other."""
 
     def __init__(self, streams: dict[str, np.ndarray]) -> None:
         self.streams = streams
@@ -202,7 +202,7 @@ class _Filler:
         self.seen = 0
 
     def fill(self, tensor: TensorProto, entry: Entry) -> None:
-        """Raises ValueError where the streams do not have what it needs."""
+        """Fill a tensor. Raises ValueError if the streams do not have what it needs."""
         shape = tuple(tensor.dims)
         size, kind = int(np.prod(shape)), np.dtype(TYPES[entry.form])
         values = np.zeros(size, kind)
@@ -246,11 +246,11 @@ class _Xz(io.RawIOBase):
         self.file, self.decoder = file, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY)
 
     def readable(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer."""
+        """Fill a buffer with decoded bytes; returns how many."""
         while not self.decoder.eof:
             more = self.file.read(2**16) if self.decoder.needs_input else b""
             if self.decoder.needs_input and not more:

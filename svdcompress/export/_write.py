@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SINGLE_FILE_LIMIT = 2**31 - 2**24
-"""Bytes of weights up to which everything goes into one file: protobuf ends at 2 GiB, the graph needs some of it."""
+"""Maximum bytes of weights in a single file: protobuf ends at 2 GiB, and the graph needs some of that."""
 
 
 def write(model: ir.Model | onnx.ModelProto, path: Path, verify: Callable[[Path], Any]) -> int:
     """Write the model to `path` once it has passed onnx.checker and `verify`; returns the bytes on disk.
 
-    Weights of more than SINGLE_FILE_LIMIT go to `<name>.data` beside the file. Until all checks have passed everything is in a
-    folder of its own beside `path`, which goes in any case: on failure what was there before is untouched.
-    Raises OutputError if the place cannot be written.
+    Weights of more than SINGLE_FILE_LIMIT go to `<name>.data` next to the file. Until all checks have passed, everything is
+    in a temporary folder next to `path`, which is removed in any case: on failure what was there before is untouched. Raises
+    OutputError if the file cannot be written.
     """
     if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder; give the name of a file")

@@ -1,4 +1,4 @@
-"""The end that all forms of a file have: a graph is written once it loads, and told."""
+"""The last step of writing any form of a file: the graph has to load in onnxruntime, and an `Exported` describes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def written(
     model: ModelProto, dst: Path, start: float, *, check: Callable[[Path], Any] | None = None, parity: float | None = None
 ) -> Exported:
-    """Write a model that onnxruntime loads and that passes `check`. start: by time.perf_counter, when the work began."""
+    """Write a model if onnxruntime loads it and it passes `check`. start: time.perf_counter() when the work began."""
 
     def tried(file: Path) -> None:
         _parity.session(file)

@@ -1,1 +1,1 @@
-"""Other people's training frameworks, one file each, imported only when named: `svdcompress.interop.lightning`."""
+"""Integrations with other training frameworks, one file each, imported only when named: `svdcompress.interop.lightning`."""

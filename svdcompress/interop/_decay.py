@@ -1,4 +1,4 @@
-"""Weight decay, which means weights: it would pull log variances to 0, a standard deviation of 1."""
+"""Weight decay, which is meant for weights: it would pull log variances to 0, a standard deviation of 1."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ DECAYED = (
     "weight decay pulls log_sigma2 to 0, a standard deviation of 1, whatever the data say: give the variances a group of the "
     'optimizer without it, {"params": svdcompress.layers.variance_parameters(model), "weight_decay": 0.0}'
 )
-"""A warning, where that cannot be helped from outside."""
+"""The warning for cases where a callback cannot prevent this."""
 
 
 def decays(optimizer: Any, parameters: Iterable[Tensor]) -> bool:
-    """Whether an optimizer lets some of these parameters decay."""
+    """Whether an optimizer applies weight decay to any of these parameters."""
     ids = {id(parameter) for parameter in parameters}
     return any(group.get("weight_decay") and any(id(p) in ids for p in group["params"]) for group in optimizer.param_groups)
 
 
 class WithoutDecay:
-    """Takes some parameters out of an optimizer's weight decay.
+    """Exempts some parameters from an optimizer's weight decay.
 
-    They get groups of their own during each step alone, with the settings that their group has then, such as a learning rate
-    that a schedule has set. So schedules, and states that are saved and loaded, know the optimizer's own groups only.
+    They form groups of their own during each step only, with the settings that their group has then, such as a learning rate
+    that a schedule has set. So schedules, and states that are saved and loaded, only see the optimizer's own groups.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
@@ -34,12 +34,12 @@ class WithoutDecay:
         self._hooks = [optimizer.register_step_pre_hook(self._split), optimizer.register_step_post_hook(self._join)]
 
     def remove(self) -> None:
-        """Let them decay again."""
+        """Let the parameters decay again."""
         for hook in self._hooks:
             hook.remove()
 
     def _split(self, optimizer: Any, *_: Any) -> None:
-        self._join(optimizer)  # after a step that broke off
+        self._join(optimizer)  # in case the last step failed
         for group in list(optimizer.param_groups):
             if not group.get("weight_decay"):
                 continue

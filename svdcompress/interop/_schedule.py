@@ -1,4 +1,4 @@
-"""What callbacks of all frameworks share: beta by the epoch, and what is added to a loss."""
+"""What the callbacks of all frameworks share: beta by epoch, and the term added to a loss."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from svdcompress.objective import Constant, Schedule, kl_divergence
 
 
 class Penalty:
-    """`beta KL / N`, which a callback adds to the loss of somebody else's loop.
+    """`beta KL / N`, which a callback adds to the loss of a framework's training loop.
 
-    num_examples: N, the number of training examples; None: to be found by `count`. schedule: beta by epoch, or a constant.
-    options: of `convert`.
+    num_examples: N, the number of training examples; None: `count` finds it. schedule: beta by epoch, or a constant.
+    options: arguments of `convert`.
     """
 
     def __init__(self, num_examples: int | None, schedule: Schedule | float, options: dict[str, Any]) -> None:
@@ -30,12 +30,12 @@ class Penalty:
         self.beta = self.schedule(0)
 
     def convert(self, model: nn.Module) -> None:
-        """Convert a model in place, unless its owner has done so."""
+        """Convert a model in place, unless it has variational layers already."""
         if not any(variational_layers(model)):
             convert(model, **self.options)
 
     def count(self, loader: Any) -> None:
-        """Take N from a data loader, where it was not given."""
+        """Take N from a data loader if it was not given."""
         if self.num_examples is not None:
             return
         dataset = getattr(loader, "dataset", None)
@@ -48,7 +48,7 @@ class Penalty:
         if isinstance(sampler, DistributedSampler):  # its own length is that of one process
             sampler = sampler.dataset  # the data, or Lightning's wrapper of another sampler
             sampler = getattr(sampler, "_sampler", sampler)
-        # This one takes the same part of the data in each epoch; the length of others is how much of all an epoch takes.
+        # SubsetRandomSampler takes the same part of the data in each epoch; the length of others is how much an epoch takes.
         self.num_examples = len(sampler) if isinstance(sampler, SubsetRandomSampler) else len(dataset)
 
     def set_epoch(self, epoch: float) -> None:

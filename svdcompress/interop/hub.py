@@ -1,4 +1,4 @@
-"""Models of your own class to the Hugging Face hub and back, by huggingface_hub's mixin."""
+"""Saves models of your own class to the Hugging Face hub and loads them, with huggingface_hub's mixin."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class HubMixin(ModelHubMixin, library_name="svdcompress", tags=["svdcompress", "
     """Gives a model class `save_pretrained`, `push_to_hub` and `from_pretrained`, for dense, converted and pruned models.
 
     Arguments of the class's `__init__` go into config.json, parameters and the manifest into model.safetensors, so that
-    `from_pretrained` builds a fresh model with the same arguments and loads what is left of it, exact to the bit. No pickle,
-    and no code from the hub: the class is the caller's own. The arguments have to be JSON-able.
+    `from_pretrained` builds a fresh model with the same arguments and loads what pruning left of it, exact to the bit. No
+    pickle, and no code from the hub: the class is the caller's own. The arguments have to be JSON-able.
 
     `from_pretrained` returns the model in `eval()`. It raises CheckpointError for a file that is damaged or made for another
-    class, ModelError for a class without torch.nn.Module; `push_to_hub` and downloads raise what huggingface_hub raises.
+    class, ModelError for a class that is not a torch.nn.Module; `push_to_hub` and downloads raise what huggingface_hub
+    raises.
 
     Example:
         >>> from svdcompress.interop.hub import HubMixin

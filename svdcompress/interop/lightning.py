@@ -23,19 +23,19 @@ class SparsifyCallback(pl.Callback):
     """Convert a LightningModule and train it with the annealed ELBO.
 
     The module is converted in place before its optimizer is made, and `beta KL / N` is added to what its `training_step`
-    returns, once for each optimizer step however many batches are accumulated (of fewer at an epoch's end their share, as
-    Lightning weighs the data there, too). Beta follows the schedule within epochs too.
-    `svdc_beta` and `svdc_sparsity` are logged once an epoch.
+    returns, once for each optimizer step however many batches are accumulated (if fewer are left at an epoch's end, only
+    their share of it, just as Lightning weights the data there). Beta follows the schedule within epochs, too. `svdc_beta`
+    and `svdc_sparsity` are logged once an epoch.
 
-    num_examples: N; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler. schedule: of beta
-        by epoch, or a constant.
-    options: of `svdcompress.convert` (prior, share, include, exclude, log_sigma2 ...).
+    num_examples: N; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler. schedule: beta by
+        epoch, or a constant.
+    options: arguments of `svdcompress.convert` (prior, share, include, exclude, log_sigma2 ...).
 
-    Weight decay would pull log variances to 0: where `configure_optimizers` has some, give them a group without it (a warning
+    Weight decay would pull log variances to 0: if `configure_optimizers` uses it, give them a group without it (a warning
     says so): `{"params": svdcompress.layers.variance_parameters(self), "weight_decay": 0.0}`.
 
     The module's own loss has to average over the batch (a sum would make the KL count too little). Modules with manual
-    optimization are refused: they call their optimizers themselves, and no loss passes by here.
+    optimization are refused: they call their optimizers themselves, and the callback sees no loss.
 
     Example:
         >>> from svdcompress.interop.lightning import SparsifyCallback
@@ -80,18 +80,18 @@ class SparsifyCallback(pl.Callback):
             self._plain = None
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """The same after Ctrl-C or an exception, when Lightning calls no `teardown`."""
+        """The same after Ctrl-C or an exception, when Lightning does not call `teardown`."""
         self.teardown(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find N, and look at the optimizers."""
+        """Find N, and warn if an optimizer decays the variances."""
         self.penalty.count(trainer.train_dataloader)
         variances = variance_parameters(pl_module)
         if any(decays(optimizer, variances) for optimizer in trainer.optimizers):
             warnings.warn(DECAYED, stacklevel=2)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Beta at this point of the epoch."""
+        """Set beta for this point of the epoch."""
         batches = trainer.num_training_batches
         done = batch_idx / batches if isinstance(batches, int) and batches > 0 else 0.0
         self.penalty.set_epoch(trainer.current_epoch + done)

@@ -1,4 +1,4 @@
-"""Relevance in torch-pruning: its pruners, ratios and schedules by log alpha, and its choices carried out exactly."""
+"""Relevance for torch-pruning: its pruners, ratios and schedules based on log alpha, and its choices carried out exactly."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ OUTPUTS = (
 class RelevanceImportance(tp.importance.Importance):
     """Importance of torch-pruning's groups: the information, in nats, in the weights that write or read a channel.
 
-    It is that of `svdcompress.relevance.information`, summed over all variational layers, of the weights that live: 0 for
-    dead channels, which go first. Layers of any kind compare, so that `global_pruning=True` needs no normalizer. Groups without
-    a variational layer are left alone.
+    It is that of `svdcompress.relevance.information`, summed over the relevant weights of all variational layers: 0 for dead
+    channels, which go first. Layers of any kind are comparable, so that `global_pruning=True` needs no normalizer. Groups
+    without a variational layer are left alone.
 
-    sides: "both", "readers" or "writers" alone. weigh: the worth of each weight of a layer, in the shape of its weight.
-    benchmarks/ranking.py compares them.
+    sides: which layers count, "both", "readers" or "writers" alone. weigh: the value of each weight of a layer, in the
+    weight's shape. benchmarks/ranking.py compares them.
 
     Raises UsageError for other sides.
 
-    torch-pruning's surgery knows nothing of variances, and is not exact (see docs/pruning.md): let `chosen` take its choice as
-    masks, and `svdcompress.prune` carry it out.
+    torch-pruning's surgery does not handle variances and is not exact (see docs/pruning.md): use `chosen` to get its choice
+    as masks, and `svdcompress.prune` to carry it out.
 
     Example:
         >>> pruner = tp.pruner.BasePruner(model, x, RelevanceImportance(), global_pruning=True, pruning_ratio=0.5)
@@ -49,7 +49,7 @@ class RelevanceImportance(tp.importance.Importance):
 
     @torch.no_grad()
     def __call__(self, group: Any) -> Tensor | None:
-        """Of each channel of a group's root; None where no variational layer tells."""
+        """The importance of each channel of a group's root; None if no variational layer reads or writes it."""
         score, told = torch.zeros(len(group[0].idxs), dtype=torch.float64), False
         for item in group:
             layer, reads = item.dep.target.module, item.dep.handler in INPUTS
@@ -68,17 +68,18 @@ class RelevanceImportance(tp.importance.Importance):
 
 
 def _depthwise(layer: VariationalLayer) -> bool:
-    """Whether a layer's channels are each read by themselves alone."""
+    """Whether each output channel of a layer is a group of its own."""
     return getattr(layer, "groups", 1) > 1 and getattr(layer, "groups", 1) == getattr(layer, "out_channels", 0)
 
 
 def chosen(pruner: Any) -> Masks:
     """The next step of a torch-pruning pruner on a converted model, as masks: what it would cut is masked, nothing is cut.
 
-    What is masked already stays so. Hold the masks (`svdcompress.relevance.hold`), train, and call it again for the pruner's
-    next step: its ratios count from the whole model, and dead channels are the first that it takes. As nothing is replaced,
-    optimizers go on. `svdcompress.prune` with the masks then makes the model small, by this package's own groups and with its
-    own check: where torch-pruning's graph is wrong nothing comes out wrong, but what cannot go exactly stays masked.
+    Weights that are masked already stay so. Freeze the masks (`svdcompress.relevance.hold`), train, and call it again for
+    the pruner's next step: its ratios refer to the whole model, and it takes dead channels first. As no parameter is
+    replaced, optimizers can go on. `svdcompress.prune` with the masks then makes the model small, by this package's own
+    dependency groups and with its own equivalence check: if torch-pruning's graph is wrong, the result is still right, but
+    what cannot be removed exactly stays masked.
 
     pruner: a `tp.pruner.BasePruner` or one of its kind. Raises PruneError if its model has no variational layer.
     """

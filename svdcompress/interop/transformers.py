@@ -22,21 +22,21 @@ IGNORED = -100
 
 ITEMS = "num_items_in_batch"
 MEAN, LABELS, SHIFTED = "mean", "labels", "shifted labels"
-"""What a loss is: the mean of its batch, or a sum over the labels, or over all but each row's first, divided by ITEMS."""
+"""Kinds of loss: the mean of its batch, or a sum over the labels (or all but each row's first), divided by ITEMS."""
 
 
 class SparsifyCallback(TrainerCallback):
     """Convert the model of a Trainer and train it with the annealed ELBO.
 
-    The model is converted in place when the Trainer is made, ahead of its optimizer, and `beta KL / N` is added to the loss
-    that the model returns in `train()`, so that it weighs as much against it however many batches a step accumulates. Weight
-    decay leaves the log variances out.
+    The model is converted in place when the Trainer is made, before its optimizer, and `beta KL / N` is added to the loss
+    that the model returns in `train()`, so that their relative weight does not depend on how many batches a step
+    accumulates. Weight decay leaves the log variances out.
 
-    num_examples: N; None: the length of the training set. schedule: of beta by epoch, or a constant.
-    options: of `svdcompress.convert`; exclude embeddings' projections and heads as you would there.
+    num_examples: N; None: the length of the training set. schedule: beta by epoch, or a constant.
+    options: arguments of `svdcompress.convert`; exclude embeddings' projections and heads as you would there.
 
     The loss has to be the model's own (labels in the batch). With `label_smoothing_factor` or a `compute_loss_func` the
-    Trainer computes it elsewhere: wrap that in svdcompress.ELBO (see recipes/examples/hf_trainer_callback.py).
+    Trainer computes it elsewhere: wrap that loss in svdcompress.ELBO (see recipes/examples/hf_trainer_callback.py).
 
     Example:
         >>> from svdcompress.interop.transformers import SparsifyCallback
@@ -72,9 +72,9 @@ class SparsifyCallback(TrainerCallback):
         train_dataloader: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Find N, and see to it that the optimizer knows the variances and the model's loss the KL."""
+        """Find N, check that the optimizer knows the variances, and add the KL to the model's loss."""
         self._leave(model)  # on_train_end does not run after Ctrl-C or an exception
-        self.penalty.convert(model)  # a callback that was added after the Trainer was made
+        self.penalty.convert(model)  # for a callback that was added after the Trainer was made
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
         _check_optimizer(model, optimizer)
         if args.label_smoothing_factor:
@@ -88,13 +88,13 @@ class SparsifyCallback(TrainerCallback):
         self._spare(model, optimizer)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Beta at this point of the training."""
+        """Set beta for this point of the training."""
         self.penalty.set_epoch(state.epoch or 0.0)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        """Leave the model's forward pass and the optimizer as they were."""
+        """Restore the model's forward pass and the optimizer."""
         self._leave(model)
 
     def _leave(self, model: nn.Module) -> None:
@@ -104,7 +104,7 @@ class SparsifyCallback(TrainerCallback):
             self._spared = None
 
     def _spare(self, model: nn.Module, optimizer: Any) -> None:
-        """Take the variances out of the weight decay; the Trainer lets all parameters decay but for biases and norms."""
+        """Exempt the variances from weight decay; the Trainer applies it to all parameters but biases and norms."""
         variances = variance_parameters(model)
         if isinstance(optimizer, torch.optim.Optimizer):
             self._spared = WithoutDecay(optimizer, variances)
@@ -112,7 +112,7 @@ class SparsifyCallback(TrainerCallback):
             warnings.warn(DECAYED, stacklevel=2)
 
     def _add(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        """The forward hook: the model's loss, and the KL's share of this batch."""
+        """The forward hook: adds the KL's share of this batch to the model's loss."""
         if not model.training:
             return None
         loss = _loss_of(output)
@@ -125,10 +125,10 @@ class SparsifyCallback(TrainerCallback):
         return output
 
     def _share(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> float | Tensor:
-        """What part of a step a batch is, in the units of its loss.
+        """The share of a step that a batch makes up, in the units of its loss.
 
-        A loss that divides its sum by the items of all batches of the step adds up with theirs. A mean counts as it is: the
-        Trainer divides it by the number of batches, unless it was told ITEMS and ignored them, and with it the KL.
+        A loss that divides its sum by the items of all batches of the step adds up over these batches. A mean counts fully:
+        the Trainer divides it and the KL by the number of batches, unless the model was given ITEMS and ignored them.
         """
         items, labels = kwargs.get(ITEMS), kwargs.get("labels")
         if kwargs.get("shift_labels") is not None:
@@ -140,8 +140,8 @@ class SparsifyCallback(TrainerCallback):
 
 
 def _kind_of_loss(model: nn.Module, args: tuple, kwargs: dict[str, Any], labels: Tensor) -> str | None:
-    """What the loss of a model that takes ITEMS makes of them, seen by a pass with a number of them and one without; None: this
-    batch does not tell."""
+    """How the loss of a model that takes ITEMS uses them, found by a pass with a given number of them and one without; None
+    if this batch cannot tell."""
     plain = {name: value for name, value in kwargs.items() if name != ITEMS}
     number = 2 * labels.numel()
     items = torch.full_like(torch.as_tensor(kwargs[ITEMS]), number)
@@ -149,7 +149,7 @@ def _kind_of_loss(model: nn.Module, args: tuple, kwargs: dict[str, Any], labels:
     with in_eval(model), torch.no_grad(), torch.random.fork_rng(devices):
         try:
             mean, part = (float(_loss_of(model(*args, **given))) for given in (plain, {**plain, ITEMS: items}))
-        except Exception:  # a model of somebody's own that cannot do without them
+        except Exception:  # a custom model that cannot do without ITEMS
             return LABELS
     if mean == 0 or not math.isfinite(part / mean):
         return None

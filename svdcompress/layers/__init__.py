@@ -1,4 +1,4 @@
-"""The variational layers, their KL terms, and the reparameterised forward."""
+"""Variational layers, their KL terms, and the reparameterized forward pass."""
 
 from svdcompress.layers._alpha import group_log_alpha, log_alpha, start_at
 from svdcompress.layers._arranged import arranged_convolutions

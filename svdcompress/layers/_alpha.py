@@ -1,4 +1,4 @@
-"""Log alpha: the noise of weights over their signal, for one weight or a group of them."""
+"""Log alpha: the log of the noise-to-signal ratio of a weight or of a group of weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-8
-"""Added to mu^2 inside the logarithm of log alpha, so that a weight of exactly zero is irrelevant, not infinite."""
+"""Added to mu^2 inside the logarithm of log alpha, so that a weight of exactly zero has a high but finite log alpha."""
 
 
 def log_alpha(weight: Tensor, log_sigma2: Tensor) -> Tensor:
@@ -19,13 +19,13 @@ def log_alpha(weight: Tensor, log_sigma2: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """A tensor in float32 at least."""
+    """Cast a tensor to float32, unless its dtype is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @torch.no_grad()
 def start_at(weight: Tensor, log_alpha: float) -> float:
-    """The log variance that gives the root-mean-square weight of a layer this log alpha."""
+    """The log variance at which a weight of the layer's root-mean-square size has this log alpha."""
     return float(log_alpha + torch.log(wide(weight).square().mean() + EPS))
 
 

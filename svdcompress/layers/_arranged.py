@@ -1,4 +1,4 @@
-"""All convolutions of torch, arranged so that a CPU computes them right in bfloat16, and none far slower than it could."""
+"""Rearranges torch's convolutions in bfloat16 so that a CPU computes them correctly, and none far slower than necessary."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from svdcompress.layers._side_by_side import AMX, has_many_weights, laid, side_b
 _DIRECT = (F.conv1d, F.conv2d, F.conv3d)
 _TENSORS = ("input", "weight", "bias")
 _MORE = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
-"""Of F.conv2d, after the bias."""
+"""The arguments of F.conv2d after the bias, with their defaults."""
 
 _TRANSPOSED = 6
-"""Where torch.convolution has that argument."""
+"""Position of the argument `transposed` of torch.convolution."""
 
 
 def _argument(args: Any, kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
@@ -34,7 +34,7 @@ class _Arranged(TorchFunctionMode):
         if not direct:
             return func(*args, **kwargs)
         x, weight, bias = (_argument(args, kwargs, place, name, None) for place, name in enumerate(_TENSORS))
-        if x is None or weight is None or not in_bfloat16(x):  # of the former torch complains
+        if x is None or weight is None or not in_bfloat16(x):  # torch reports missing tensors itself
             return func(*args, **kwargs)
         named = {name: value for name, value in kwargs.items() if name not in _TENSORS}
 
@@ -51,9 +51,9 @@ class _Arranged(TorchFunctionMode):
 
 
 def arranged_convolutions(models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
-    """Within it convolutions of torch in bfloat16 on a CPU, those of dense layers too, are computed by `in_parts` or
-    `side_by_side` where these are needed; nothing where no model has such weights, as every call of torch takes a little longer
-    then."""
+    """Context in which torch's bfloat16 convolutions on a CPU, also those of dense layers, are computed by `in_parts` or
+    `side_by_side` where needed. It does nothing if no model has weights that need them, since it makes every torch call a
+    little slower."""
     weights = [parameter for model in models for parameter in model.parameters()]
     wanted = any(map(has_wide_kernel, weights)) or (AMX and any(map(has_many_weights, weights)))
     return _Arranged() if wanted else nullcontext()

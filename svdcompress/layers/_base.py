@@ -37,33 +37,33 @@ from svdcompress.layers.priors import ARD, Prior, check_prior, kl_apart
 
 DEFAULT_THRESHOLD = 3.0
 
-_unwatched: Any = torch._C.DisableTorchFunction  # whoever measures a pass's activations does not see weights
+_unwatched: Any = torch._C.DisableTorchFunction  # keeps weights out of measurements of a pass's activations
 
 
 class VariationalLayer(Weighted):
-    """A linear map whose weights have the posterior N(weight, exp(log_sigma2)), independently.
+    """A linear map whose weights are independent, with the posterior N(weight, exp(log_sigma2)).
 
-    What the variances are made of is the posterior's affair (`posteriors/`), the KL and log alpha are the prior's (`priors/`).
+    The posterior (`posteriors/`) defines the parameters of the variances, the prior (`priors/`) the KL and log alpha.
 
-    It stands before the torch.nn class of the same map in the bases of a concrete layer, so that a dense layer becomes
+    A concrete layer lists it before the torch.nn class of the same map in its bases, so that a dense layer becomes
     variational by a change of class (`from_dense`) that keeps its parameters, hooks, mode and identity.
 
     Modes of `forward`:
-        train(): a draw by local reparameterisation (Kingma et al. 2015, eq. 6).
+        train(): a draw by local reparameterization (Kingma et al. 2015, eq. 6).
         eval(): the mean, with irrelevant weights at 0.
-        eval() under `sampling`: a draw, with irrelevant weights at 0, mean and variance.
+        eval() under `sampling`: a draw, with mean and variance of irrelevant weights at 0.
 
     Attributes:
         weight: mean of the weights, as in torch.nn.
-        log_sigma2: log variance of the weights, same shape: the parameter of that name, or what another posterior than
-            "independent" makes of its own ones, anew at each look (to change it, write to those).
-        mask: which weights stay, a bool buffer of the same shape that holds in every mode, or None: log alpha decides in
-            `eval()` and everything lives in `train()`.
-        bias_sigma2: variance of the bias, a buffer of its shape, or None. Only pruning sets it: the noise of a removed
-            unit's constant output goes there.
+        log_sigma2: log variance of the weights, same shape: a parameter under the posterior "independent"; other posteriors
+            compute it from their own parameters at each access (to change it, write to those).
+        mask: the frozen mask, a bool buffer of the same shape that applies in every mode, or None: then log alpha decides in
+            `eval()`, and all weights count in `train()`.
+        bias_sigma2: variance of the bias, a buffer of its shape, or None. Only pruning sets it, to the noise of the constant
+            outputs of removed units.
         prior, posterior: a `Prior` and a `Posterior`, which equal their names, as in `layer.prior == "ard"`.
-        share: {name: part} of which weights share a prior variance.
-        threshold: {name: limit}; weights ("weight") or groups ("input" ...) of log alpha at or above it are irrelevant.
+        share: {name: part}, the kinds of prior group, with their parts in the KL; the parts add up to 1.
+        threshold: {name: limit}; weights ("weight") or prior groups ("input" ...) with log alpha at or above it are irrelevant.
         variance_dtype: precision of the variance path: "float32", "bfloat16", or "auto" for bfloat16 where the chip is fast
             at it and the layer large enough to gain. A float64 layer computes all of it in float64.
     """
@@ -114,9 +114,9 @@ class VariationalLayer(Weighted):
         variance_dtype: str = "auto",
         posterior: str | Posterior = "independent",
     ) -> VariationalLayer:
-        """Turn a dense layer into this variational one in place, weights kept bit for bit; returns the same object.
+        """Turn a dense layer into this variational one in place, without changing its weights; returns the same object.
 
-        log_sigma2: where every log variance starts (None: where the prior says), or the parameters to share with a tied layer
+        log_sigma2: the initial value of all log variances (None: the prior's), or the parameters to share with a tied layer
         (its `variance_parameters()`).
         """
         if type(layer) is not cls.dense_class:
@@ -131,7 +131,7 @@ class VariationalLayer(Weighted):
         return changed
 
     def to_dense(self) -> nn.Module:
-        """Turn this layer back into its torch.nn class in place: the mean, with irrelevant weights at 0."""
+        """Turn this layer back into its torch.nn class in place; weights are the means, with irrelevant weights at 0."""
         with torch.no_grad():
             self.weight.mul_(self.relevant())
         for name in (*self.posterior.parameters, "mask", "bias_sigma2", "share", "threshold", "variance_dtype"):
@@ -146,7 +146,7 @@ class VariationalLayer(Weighted):
 
     def log_alpha(self, share: str = "weight") -> Tensor:
         """Log alpha of each weight (the weight's shape), or of each group of a share (shape of the canonical view, with
-        the dimensions that the group spans kept at size 1). Groups are what a held mask leaves of them."""
+        the dimensions that the group spans kept at size 1). A frozen mask limits groups to the weights inside it."""
         if share == "weight":
             return self.prior.log_alpha(self.weight, self.log_sigma2)
         weight, log_sigma2 = self.canonical(self.weight), self.canonical(self.log_sigma2)
@@ -157,16 +157,16 @@ class VariationalLayer(Weighted):
         return alpha.reshape([1 if d in REDUCED[share] else n for d, n in enumerate(weight.shape)])
 
     def limits(self, threshold: Threshold | None = None) -> dict[str, float]:
-        """The limit on log alpha of each share, by a threshold as `relevant` takes it: what that does not name is the layer's
-        own."""
+        """The limit on log alpha of each share, from a threshold as `relevant` takes it: names that it lacks have the
+        layer's own limits."""
         return self.threshold if threshold is None else parse_threshold(threshold, self.threshold)
 
     @torch.no_grad()
     def relevant(self, threshold: Threshold | None = None, ignoring: str | None = None) -> Tensor:
-        """Which weights stay: bool, the weight's shape. A held `mask` counts before log alpha unless a threshold is given.
+        """Which weights are relevant: bool, the weight's shape. Without a threshold, a frozen `mask` is returned unchanged.
 
-        A weight stays when log alpha is below the threshold for each of the shares that it belongs to, but for the share
-        `ignoring`, which somebody else judges.
+        A weight is relevant if it is inside the frozen mask, if any, and log alpha is below the threshold in all prior
+        groups that it belongs to, except those of the share `ignoring`, which the caller judges.
         """
         if threshold is None and self.mask is not None:
             return self.mask
@@ -188,18 +188,18 @@ class VariationalLayer(Weighted):
 
     @property
     def apart(self) -> bool:
-        """Whether the KL is that of weights which each have an ARD prior of their own: what `kl_apart` takes."""
+        """Whether `kl_apart` can compute the KL: each weight has its own ARD prior, and no mask is frozen."""
         own = "log_sigma2" in self._parameters
         plain = own and type(self.prior) is ARD and list(self.share) == ["weight"] and self.mask is None
-        # The compiler fuses the other function's operations with others, but not these.
+        # The compiler fuses the operations of `Prior.kl` with others, but not those of `kl_apart`.
         return plain and self.weight.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
 
     def kl(self) -> Tensor:
-        """KL(posterior || prior) summed over the weights that a held mask leaves, in nats; a scalar with gradient."""
+        """KL(posterior || prior) in nats, summed over the weights inside the frozen mask, if any; a scalar with gradient."""
         return kl_apart([self.weight], [self.log_sigma2]) if self.apart else self.kl_of(self.mask)
 
     def kl_of(self, mask: Tensor | None) -> Tensor:
-        """The same of the weights that a mask of the weight's shape leaves; None: of all."""
+        """The same, summed over the weights inside a mask of the weight's shape; None: over all."""
         short = self.posterior.kl(self, self.prior, self.share) if mask is None else None
         if short is not None:
             return short
@@ -212,7 +212,7 @@ class VariationalLayer(Weighted):
         raise NotImplementedError
 
     def _as_map(self, x: Tensor, *args: Any) -> tuple[Tensor, Map]:
-        """The same map as data, and its input: padded where the map cannot, and with a batch dimension."""
+        """The input, with a batch dimension and with padding that the map cannot express, and the same map as data."""
         raise NotImplementedError
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -234,7 +234,7 @@ class VariationalLayer(Weighted):
         dtype = variance_dtype(self.variance_dtype, map, batch, self.weight)
         if torch.is_grad_enabled():
             if sampler is not None:
-                sampler.caches.pop(self, None)  # a step may follow, and fused optimizers write without counting it
+                sampler.caches.pop(self, None)  # a step may follow, and fused optimizers do not raise version counters
             y = self._train(batch, map, dtype, None if sampler is None else sampler.normal)
         else:
             y = self._sample(batch, map, dtype, sampler)
@@ -243,11 +243,11 @@ class VariationalLayer(Weighted):
         return y if batch.dim() == input.dim() else y.squeeze(0)
 
     def moments(self, x: Tensor, *args: Any, variance: Tensor | None = None, **kwargs: Any) -> Moments:
-        """Mean and variance of each number of the output, in the layer's mode, without drawing.
+        """Mean and variance of each element of the output, in the layer's mode, without drawing.
 
-        x: as for `forward`. variance: of x's numbers, of its shape, where x is the mean of independent ones; None: x is
-        certain. Both results have the output's shape, the variance in float32 at least. They are exact, but for a variance
-        with padding by copies ("reflect", "replicate"), which count as independent of what they copy.
+        x: as for `forward`. variance: the variances of independent inputs whose means are x, of x's shape; None: x is exact.
+        Both results have the output's shape, the variance in float32 at least. They are exact, except for a variance
+        together with padding by copies ("reflect", "replicate"), which count as independent of their originals.
         """
 
         def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -256,15 +256,15 @@ class VariationalLayer(Weighted):
         return moments(linear, x, self._weights(torch.promote_types(self.weight.dtype, torch.float32)), variance)
 
     def rows(self, y: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """An output as rows (rows, outputs): one for each position of each example. y: of `forward`, x: what it was given."""
+        """An output as (rows, outputs), one row for each position of each example. y: `forward`'s output for the input x."""
         batch, map = self._as_map(x, *args, **kwargs)
         return outputs(map, y if batch.dim() == x.dim() else y.unsqueeze(0))
 
     def windows(self, x: Tensor, at: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What some of these rows are made of, (rows, groups, inputs per group, kernel positions): times the `canonical` view
-        of the weight, summed over the last two dimensions, and plus the bias it is the row.
+        """The inputs of some of these rows, (rows, groups, inputs per group, kernel positions): multiplied by the
+        `canonical` view of the weight, summed over the last two dimensions, and with the bias added, they give the row.
 
-        x: as for `forward`. at: (rows,) which. A transposed convolution has none.
+        x: as for `forward`. at: (rows,), indices of the rows. Transposed convolutions are not supported.
         """
         batch, map = self._as_map(x, *args, **kwargs)
         return windows(map, batch, getattr(self, "kernel_size", ()), at)
@@ -273,7 +273,7 @@ class VariationalLayer(Weighted):
         """A draw with gradients."""
         mask = self.mask if self.training else self.relevant()
         spread = self.posterior.spread(self, mask)
-        if spread is None:  # the kernel for a variance of each weight
+        if spread is None:  # each weight has its own variance: use the autograd function
             own = self.weight, self.log_sigma2, self.bias, self.bias_sigma2
             return LocalReparameterization.apply(x, *own, mask, map, dtype, noise)
         ones = as_ones(mask, self.weight)
@@ -299,7 +299,7 @@ class VariationalLayer(Weighted):
         return moments(partial(apply, map), x, Weights(mean.to(x.dtype), sigma2, bias, bias_sigma2))
 
     def _weights(self, dtype: torch.dtype, sampler: Sampler | None = None, dense: bool = False) -> Weights:
-        """What counts of the parameters in this mode, the variances in a dtype. dense: as a tensor of the weight's shape."""
+        """The parameters as they count in this mode, variances in `dtype`. dense: as a tensor of the weight's shape."""
 
         def make() -> tuple[Tensor, Any]:
             mask = self.mask if self.training else self.relevant()
@@ -311,7 +311,7 @@ class VariationalLayer(Weighted):
                 spread = sigma2 if ones is None else sigma2 * ones
             return weight, _cast(spread, dtype)
 
-        if sampler is None:  # outside of `sampling` a change through `.data`, which no counter shows, has to count
+        if sampler is None:  # outside of `sampling` changes through `.data`, which no counter shows, have to count
             mean, sigma2 = make()
         else:
             key = (self.training, tuple(self.threshold.items()), tuple(self.share), dtype, dense)
@@ -320,8 +320,8 @@ class VariationalLayer(Weighted):
         return Weights(mean, sigma2, self.bias, self.bias_sigma2)
 
     def _member(self, sampler: Sampler) -> tuple[Tensor, Tensor | None]:
-        """One draw of weight and bias, by noise that the sampler keeps until it resamples: tied layers have the same."""
-        # float16 has no room for small variances.
+        """One draw of weight and bias, from noise that the sampler keeps until it resamples; tied layers share it."""
+        # The range of float16 is too small for the variances.
         weight, sigma2, bias, bias_sigma2 = self._weights(
             torch.promote_types(self.weight.dtype, torch.float32), sampler, dense=True
         )
@@ -340,8 +340,8 @@ class VariationalLayer(Weighted):
         return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        # A dense state_dict has no variances: where they start is kept. Buffers that are None by default appear or go as
-        # the state has them, but stay where a state need not be whole (an average of the parameters, one layer's weights).
+        # A dense state_dict has no variances: the layer keeps its own. Buffers that are None by default appear or go to
+        # match the state, but stay where it may be partial (an average of the parameters, one layer's weights).
         for name, parameter in self.variance_parameters().items():
             state_dict.setdefault(prefix + name, parameter.detach())
         for name, like in (("mask", self.weight), ("bias_sigma2", self.bias)):
@@ -368,11 +368,11 @@ def variational_layers(model: nn.Module) -> Iterator[tuple[str, VariationalLayer
 
 
 def variance_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that the variances of a model's weights are made of, each once."""
+    """The parameters that define the variances of a model's weights, each once."""
     found = {id(own): own for _, layer in variational_layers(model) for own in layer.variance_parameters().values()}
     return list(found.values())
 
 
 def _cast(spread: Any, dtype: torch.dtype) -> Any:
-    """Variances in a dtype, a tensor or a tuple of them."""
+    """Cast variances, a tensor or a tuple of tensors, to a dtype."""
     return spread.to(dtype) if isinstance(spread, Tensor) else type(spread)(*(part.to(dtype) for part in spread))

@@ -1,4 +1,4 @@
-"""What `sampling` computes from the parameters again and again: kept as long as the parameters stay what they are."""
+"""Caches what `sampling` computes repeatedly from the parameters, as long as these do not change."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 class Cache:
-    """What is derived from tensors, valid while those have the same storage and version, and a key the same value.
+    """A value derived from tensors, valid as long as their storage and version, and the value of a key, stay the same.
 
-    Only for use without gradients. A change past torch's version counters (in place, through `.data`) cannot be seen: each
-    `sampling` and each call of `mc_predict` starts with empty ones.
+    Only for use without gradients. A change that bypasses torch's version counters (in place, through `.data`) goes
+    unnoticed: so each `sampling` and each call of `mc_predict` starts with empty caches.
     """
 
     def __init__(self) -> None:
-        # Stamp, aliases of the sources (so that their storage cannot be freed and its address used again), what was derived.
+        # Stamp; aliases of the sources, so that their storage cannot be freed and its address reused; the derived value.
         self._entry: tuple[list[Any], list[Tensor], Any] | None = None
 
     def get(self, sources: Sequence[Tensor | None], key: Any, make: Callable[[], Any]) -> Any:
-        """`make()`, or what it gave before from the same sources and key."""
+        """`make()`, or its earlier result for the same sources and key."""
         if torch.compiler.is_compiling() or not all(map(_traceable, sources)):
             return make()
         if torch.is_grad_enabled():
@@ -39,7 +39,7 @@ _core: Any = torch._C
 
 
 def _traceable(source: Tensor | None) -> bool:
-    """Whether changes of a tensor can be seen: a plain one with storage and a version counter."""
+    """Whether changes of a tensor can be detected: a plain tensor with storage and a version counter."""
     if source is None:
         return True
     plain = type(source) in (Tensor, torch.nn.Parameter) and not _core._functorch.is_functorch_wrapped_tensor(source)

@@ -11,7 +11,7 @@ from svdcompress.layers._maps import Convolution, Map
 
 
 class _VariationalConv(VariationalLayer):
-    """Stride, dilation, groups and all of torch's padding modes are those of torch.nn."""
+    """A convolution with the stride, dilation, groups and padding modes of torch.nn."""
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return in_parts(self._conv_forward, x, weight, bias)
@@ -48,7 +48,7 @@ class VariationalConv3d(_VariationalConv, nn.Conv3d):
 
 
 class _VariationalConvTranspose(VariationalLayer):
-    """The optional `output_size` of torch.nn's forward is taken too."""
+    """A transposed convolution; `forward` also takes torch.nn's optional `output_size`."""
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: list[int] | None = None) -> Tensor:
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.kernel_size) - 1]
@@ -61,7 +61,7 @@ class _VariationalConvTranspose(VariationalLayer):
         return x, Convolution(self.stride, self.padding, self.dilation, True, tuple(extra), self.groups)
 
     def _extra(self, x: Tensor, output_size: list[int] | None) -> list[int]:
-        """Padding of the output on one side."""
+        """The output padding, on one side of each spatial dimension."""
         dims = len(self.kernel_size)
         return self._output_padding(x, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
 

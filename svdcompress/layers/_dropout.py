@@ -1,4 +1,4 @@
-"""Dropout that can be asked to draw in `eval()`: MC dropout, for comparison with the variational layers."""
+"""Dropout that can draw in `eval()` too: MC dropout, for comparison with the variational layers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class _NoiseLayer(StochasticLayer):
     """Multiplies its input by noise of mean 1.
 
     p: dropout rate in [0, 1).
-    channels: one draw for a whole channel (inputs of shape (batch, channels, *)), as torch.nn.Dropout2d does.
+    channels: one random number for each whole channel (inputs of shape (batch, channels, *)), as torch.nn.Dropout2d does.
 
-    Of a member (`sampling(members=True)`) a layer drops the same units at each call: at each step of a recurrence (Gal &
-    Ghahramani 2016), and likewise where a network uses the one object at several places, at all of which the noise is then the
-    same. Give each place a layer of its own where it should not be.
+    Within a member (`sampling(members=True)`) a layer drops the same units at each call: at each step of a recurrence (Gal &
+    Ghahramani 2016), but also wherever a network uses the same object in several places. To get different noise there, give
+    each place its own layer.
     """
 
     def __init__(self, p: float = 0.5, channels: bool = False) -> None:
@@ -52,7 +52,7 @@ class _NoiseLayer(StochasticLayer):
         return x * noises[shape[1:]]
 
     def _shape(self, x: Tensor, channels: int) -> Sequence[int]:
-        """Of the noise; channels: dimensions of x up to that of the channels."""
+        """Shape of the noise; channels: number of dimensions of x up to and including the channels."""
         return x.shape[:channels] + (1,) * (x.dim() - channels) if self.channels else x.shape
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""The variational layer of the Conv1D of transformers (the Linear of GPT-2); imported only where transformers has been."""
+"""The variational layer for transformers' Conv1D (the Linear of GPT-2); imported only if transformers has been."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class VariationalHFConv1D(VariationalLayer, Conv1D):
     dense_class = Conv1D
     transposed = True
 
-    def forward(self, x: Tensor) -> Tensor:  # its own name of the argument
+    def forward(self, x: Tensor) -> Tensor:  # Conv1D calls the argument x
         return super().forward(x)
 
     def _transform(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

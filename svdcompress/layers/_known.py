@@ -1,4 +1,4 @@
-"""Which variational layer stands for which dense class: those that are registered, and subclasses that compute the same."""
+"""The variational layer for each dense class: registered classes, and subclasses that compute the same."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ VARIATIONAL_CLASSES: dict[type[nn.Module], type[VariationalLayer]] = {
 """The variational layer of each torch.nn class that has one; register a class here to have it converted."""
 
 COMPUTING = {"__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__getattribute__", "weight", "bias"}
-"""What a subclass may not have of its own, whatever the known class."""
+"""Names that a subclass must not define itself, whatever the known class."""
 
 HARMLESS = {"__init__", "extra_repr", "__repr__", "reset_parameters", "__setstate__"}
-"""What a subclass may have of its own although the known class has it too."""
+"""Names that a subclass may define itself although the known class has them too."""
 
 _made: dict[tuple[type[nn.Module], type[VariationalLayer]], type[VariationalLayer] | None] = {}
 
 
 def register_loaded() -> None:
-    """Register the layers of packages that are in use: transformers' Conv1D. A model that has one has imported its package."""
+    """Register the layers of imported packages: transformers' Conv1D. A model that has one has imported its package."""
     if "transformers.pytorch_utils" in sys.modules:
         from svdcompress.layers._hf import VariationalHFConv1D
 
@@ -52,13 +52,12 @@ def register_loaded() -> None:
 
 
 def known_class(kind: type) -> type[nn.Module] | None:
-    """The registered class that a class is, or is derived from."""
+    """The registered class that a class is or derives from; None if there is none."""
     return next((base for base in kind.__mro__ if base in VARIATIONAL_CLASSES), None)
 
 
 def changes(kind: type) -> list[str]:
-    """What a subclass has of its own in place of what its known class computes with: `forward`, say. [] where it computes
-    the same."""
+    """Names that a subclass overrides and its known class computes with, such as `forward`; [] if it computes the same."""
     known = known_class(kind)
     if known is None or known is kind:
         return []
@@ -68,7 +67,7 @@ def changes(kind: type) -> list[str]:
 
 
 def clashes(module: nn.Module) -> list[str]:
-    """Names that a layer of a subclass has for itself, and that its variational layer would need."""
+    """Names that a layer of a subclass uses itself, but that its variational layer would need."""
     known = known_class(type(module))
     if known is None:
         return []
@@ -84,8 +83,8 @@ def clashes(module: nn.Module) -> list[str]:
 
 
 def variational_class(kind: type[nn.Module]) -> type[VariationalLayer] | None:
-    """The variational layer for a dense class: the registered one, or for a subclass that computes what its known class does
-    one that is made here, an instance of both. None where there is none."""
+    """The variational layer for a dense class: the registered one, or, for a subclass that computes what its known class
+    does, a class made here that derives from both. None if there is none."""
     known = known_class(kind)
     if known is None or changes(kind):
         return None
@@ -96,25 +95,25 @@ def variational_class(kind: type[nn.Module]) -> type[VariationalLayer] | None:
         about: dict[str, Any] = {
             "__doc__": f"{kind.__name__} with Gaussian weights, as {base.__name__}.",
             "__module__": kind.__module__,
-            "__reduce_ex__": _reduce,  # so that it can be pickled although no module has it by name
+            "__reduce_ex__": _reduce,  # makes it picklable although no module has it by name
             "dense_class": kind,
             "generated": True,
         }
         try:
             _made[kind, base] = types.new_class(f"Variational{kind.__name__}", (base, kind), {}, lambda own: own.update(about))
-        except TypeError:  # a class that wants arguments of its subclasses, or whose bases do not go together with ours
+        except TypeError:  # a class whose subclasses need arguments, or whose bases conflict with ours
             _made[kind, base] = None
     return _made[kind, base]
 
 
 def class_name(layer: VariationalLayer) -> str:
-    """The name by which a file tells a layer's class: that of the registered one, also for a subclass."""
+    """The name that files store for a layer's class: that of the registered class, also for a subclass."""
     kind = type(layer)
     return (kind.__bases__[0] if "generated" in vars(kind) else kind).__name__
 
 
 def _added(kind: type, known: type) -> set[str]:
-    """What a class and its bases have beside those of the known class."""
+    """Names defined by a class or one of its bases, other than the known class and its bases."""
     return {name for base in kind.__mro__ if base not in known.__mro__ for name in vars(base)}
 
 
@@ -123,7 +122,7 @@ def _is_about_the_class(name: str) -> bool:
 
 
 def _reduce(self: Any, protocol: Any) -> tuple:
-    state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # Python 3.10 has none
+    state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__  # Python 3.10 does not have it
     return _empty, (self.dense_class,), state
 
 

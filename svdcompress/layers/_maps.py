@@ -39,7 +39,7 @@ Map = Convolution | Transposed | None
 
 
 def apply(map: Map, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The map of x, as torch.nn.Linear or a convolution computes it.
+    """Apply the map to x, as torch.nn.Linear or a convolution computes it.
 
     x: (*, in) for a matrix product, (batch, channels, *space) for a convolution.
     """
@@ -59,7 +59,7 @@ def _convolved(map: Convolution, x: Tensor, weight: Tensor, bias: Tensor | None)
 def gradients(
     map: Map, grad: Tensor, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and of the weight, each only where asked for (else None)."""
+    """Gradients with respect to x and the weight; None for one that is not asked for."""
     if not (of_x or of_weight):
         return None, None
     if map is None:
@@ -73,24 +73,24 @@ def gradients(
 
 
 def bias_gradient(map: Map, grad: Tensor) -> Tensor:
-    """Gradient of a bias: the sum over everything but the output units."""
+    """Gradient with respect to a bias: the sum over all dimensions but that of the output units."""
     if isinstance(map, Convolution):
         return grad.sum((0, *range(2, grad.dim())))
     return grad.reshape(-1, grad.shape[-1]).sum(0)
 
 
 def outputs(map: Map, y: Tensor) -> Tensor:
-    """What a map gave as the rows of a matrix product: (rows, outputs)."""
+    """A map's output as the rows of a matrix product: (rows, outputs)."""
     return (y.movedim(1, -1) if isinstance(map, Convolution) else y).reshape(
         -1, y.shape[1 if isinstance(map, Convolution) else -1]
     )
 
 
 def windows(map: Map, x: Tensor, kernel: Sequence[int], at: Tensor) -> Tensor:
-    """What some of these rows are made of: (rows, groups, inputs per group, kernel positions), in the order of a weight's view.
+    """The inputs of some of these rows: (rows, groups, inputs per group, kernel positions), in the order of a weight's view.
 
-    x: as for `apply`. kernel: lengths of the weight behind its first two dimensions. at: numbers of the rows. Transposed
-    convolutions have none.
+    x: as for `apply`. kernel: sizes of the weight after its first two dimensions. at: indices of the rows. Transposed
+    convolutions are not supported.
     """
     if not isinstance(map, Convolution):
         return x.reshape(-1, x.shape[-1])[at][:, None, :, None]

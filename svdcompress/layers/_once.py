@@ -1,4 +1,4 @@
-"""Derivatives that are computed by hand, and cannot be differentiated again."""
+"""Hand-written derivatives, which cannot be differentiated again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_C: Any = torch._C  # which does not declare this
+_C: Any = torch._C  # its stubs do not declare DelayedError
 
 _ERROR = (
     b"svdcompress: second derivatives do not go through the KL, nor through what variational layers draw in train(); "
@@ -18,10 +18,10 @@ _ERROR = (
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A `backward` whose gradients raise RuntimeError where they are differentiated, by the inputs that it has saved too.
+    """Make the gradients of a `backward` raise RuntimeError if they are differentiated, also with respect to saved inputs.
 
-    torch's own raises only where the incoming gradient needs one, and only by that: behind a constant, as at the end of a
-    loss, second derivatives were 0 without a word.
+    torch's own decorator raises only for derivatives with respect to the incoming gradient, if that requires one: where it
+    is constant, as at the end of a loss, second derivatives were silently 0.
     """
 
     @functools.wraps(backward)

@@ -1,9 +1,9 @@
-"""Where a weight meets each row of a batch once, and where it is shared over positions: found by tracing shapes.
+"""Finds which weights meet each row of a batch once, and which are shared over positions, by tracing shapes.
 
-Noise of its own for each row (the local reparameterisation) is a draw of the weights only where each weight meets each row
+Independent noise for each row (local reparameterization) is a draw of the weights only where each weight meets each row
 once. Where a weight is used at several positions (a convolution, a Linear on tokens, a batch folded into rows, a module
-called twice, a tied weight), those positions see the same weight, and only a draw of the weight itself is right. So it is where
-rows meet (a mean over the batch, attention between rows): independent noise would average out.
+called twice, a tied weight), those positions see the same weight, and only a draw of the weight itself is right. The same
+holds where rows meet (a mean over the batch, attention between rows): independent noise would average out.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stoc
 
 
 def positions(layer: StochasticLayer, output: Tensor) -> int:
-    """At how many positions a variational layer's weight was used for an output."""
+    """The number of positions at which a variational layer's weight was used for an output."""
     groups, outputs = layer.canonical(layer.weight).shape[:2]
     return output.numel() // max(groups * outputs, 1)
 
 
 class Shapes(Sampler):
-    """Takes note of what layers put out; they do not draw."""
+    """Counts positions in the outputs of layers, which do not draw."""
 
     def __init__(self) -> None:
         super().__init__()
         self.positions: Counter[tuple[int, ...]] = Counter()
 
     def saw(self, layer: StochasticLayer, output: Tensor) -> None:
-        """A variational layer's output in a pass."""
+        """Count the positions in a variational layer's output."""
         self.positions[weight_of(layer)] += positions(layer, output)
 
     def not_once(self, layers: Sequence[StochasticLayer], batch: int) -> set[StochasticLayer]:
@@ -42,16 +42,16 @@ class Shapes(Sampler):
 
 
 def shared_over_positions(model: nn.Module, run: Callable[[int], Any], batches: Sequence[int] = (2, 3)) -> set[StochasticLayer]:
-    """The variational layers of a model whose weights have to be drawn; the others may have noise for each row.
+    """The variational layers of a model whose weights have to be drawn; the others may draw noise for each row.
 
-    A layer is left out of the set when its weight is used at as many positions (numbers of the output over output channels,
-    summed over all calls of all layers with that weight) as there are rows, at each of the batch sizes. Anything else is in
-    it: more positions, fewer, and layers that were not called, of which nothing is known. All of them are in it where rows
-    meet (see `rows_meet`).
+    A layer is left out of the set if its weight is used at as many positions (elements of the output over output channels,
+    summed over all calls of all layers with that weight) as there are rows, at each of the batch sizes. All others are in
+    it: those with more or fewer positions, and those that were not called, of which nothing is known. If rows meet (see
+    `rows_meet`), all layers are in it.
 
     model: in `eval()`; it runs without noise and is not changed. run: its forward pass at a batch size, on the first rows of
-    the same inputs; what it raises is raised, and rows are compared where it returns the output. batches: two or more sizes, at
-    least one above 1: at one size alone, positions might equal rows by chance.
+    the same inputs; its exceptions pass through, and rows are compared if it returns the output. batches: two or more sizes,
+    at least one above 1: at a single size, positions might equal rows by chance.
     """
     layers = stochastic_layers(model)
     shared: set[StochasticLayer] = set()
@@ -73,15 +73,16 @@ def shared_over_positions(model: nn.Module, run: Callable[[int], Any], batches: 
 
 
 def variational_among(layers: Sequence[StochasticLayer]) -> set[StochasticLayer]:
-    """Those of the layers that have a posterior of their weights."""
+    """The variational ones among the layers: those whose weights have a posterior."""
     return {layer for layer in layers if hasattr(layer, "variance_parameters")}
 
 
 def rows_meet(one: Any, other: Any, batches: tuple[int, int], again: Callable[[int], Any]) -> bool:
-    """Whether a model's outputs for some rows depend on how many others are beside them.
+    """Whether a model's outputs for some rows depend on how many other rows are in the batch.
 
-    one, other: outputs, in any structure, of two batch sizes that begin with the same rows. again: the pass that gave them, at
-    a batch size: a model whose output differs from call to call tells nothing by it, and counts as one whose rows do not meet.
+    one, other: outputs, in any structure, at two batch sizes, for batches that begin with the same rows. again: the pass
+    that gave them, at a batch size: if its output differs from call to call, nothing can be said, and rows count as not
+    meeting.
     """
     if not rows_differ(one, other, batches):
         return False
@@ -89,10 +90,10 @@ def rows_meet(one: Any, other: Any, batches: tuple[int, int], again: Callable[[i
 
 
 def rows_differ(one: Any, other: Any, batches: tuple[int, int], limit: float | None = None) -> bool:
-    """Whether the rows that two outputs have in common differ; what has other rows is left out.
+    """Whether the rows that two outputs have in common differ; tensors with other numbers of rows are left out.
 
-    one, other: in any structure, of these numbers of rows. limit: the share of itself that an output may move by; None:
-    what rounding does.
+    one, other: in any structure, with these numbers of rows. limit: the relative difference that is allowed; None: what
+    rounding may cause.
     """
     common = min(batches)
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=False):
@@ -110,10 +111,10 @@ def rows_differ(one: Any, other: Any, batches: tuple[int, int], limit: float | N
 
 
 def _rounding(output: Tensor) -> float:
-    """How far an output may move, in shares of itself, where another batch size is summed in another order."""
+    """The relative difference that rounding may cause when another batch size changes the order of summation."""
     device, coarse = output.device.type, output.dtype
     if torch.is_autocast_enabled(device):
         coarse = torch.get_autocast_dtype(device)
     elif device == "cuda" and coarse == torch.float32:
-        coarse = torch.float16  # which is as coarse as the TF32 of its convolutions
+        coarse = torch.float16  # as coarse as the TF32 of CUDA's convolutions
     return max(3e-4, 16 * torch.finfo(coarse).eps)

@@ -1,4 +1,4 @@
-"""In which precision the variance path is computed."""
+"""The precision in which the variance path is computed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LEAST_PRODUCT = 2**20
 
 
 def check_variance_dtype(name: str) -> str:
-    """The name if it is one of VARIANCE_DTYPES, else a ModelError that lists them."""
+    """Return the name if it is one of VARIANCE_DTYPES, else raise a ModelError that lists them."""
     if name not in VARIANCE_DTYPES:
         raise ModelError(f"variance_dtype: unknown {name!r}; use one of {', '.join(VARIANCE_DTYPES)}")
     return name
 
 
-# Without the instructions bfloat16 is emulated: 4.5 times slower than float32 on an AVX-512 chip that lacks them.
+# Without these instructions bfloat16 is emulated: 4.5 times slower than float32 on an AVX-512 chip that lacks them.
 _FAST_CPU = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
@@ -36,8 +36,8 @@ def fast_bfloat16(device: torch.device) -> bool:
 def variance_dtype(name: str, map: Map, x: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype of the variance path for one call.
 
-    float64 stays float64, which nothing but a test or a reference computation uses. "auto" takes bfloat16 where the chip
-    is fast at it and the product large enough to pay for the conversion.
+    float64 stays float64; only tests and reference computations use it. "auto" takes bfloat16 where the chip is fast at it
+    and the product is large enough to pay for the conversion.
     """
     if weight.dtype == torch.float64:
         return torch.float64

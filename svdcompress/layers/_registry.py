@@ -1,4 +1,4 @@
-"""Strategies that a file tells by name and settings: classes that register themselves as they are defined."""
+"""Strategies that files store by name and settings: classes that register themselves when they are defined."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ Found = TypeVar("Found", bound="Named")
 
 
 class Named:
-    """A strategy with a name. One of your own is a subclass with a `name`; defining the class registers it.
+    """A strategy with a name. To add your own, define a subclass with a `name`; defining the class registers it.
 
-    It equals another one of its class with the same settings, and the name that gives the same, as in `layer.prior == "ard"`.
+    It equals any other of its class with the same settings and, if it has no settings, its name, as in
+    `layer.prior == "ard"`.
     """
 
     name: ClassVar[str] = ""
     kind: ClassVar[str]
-    """What it is, in messages: "prior"."""
+    """What messages call it, such as "prior"."""
     registry: ClassVar[dict[str, Any]]
-    """Every class of this kind by its name."""
+    """All classes of this kind, by name."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -33,7 +34,7 @@ class Named:
         cls.registry[name] = cls
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of the constructor that make this one again: plain values, for the manifest of a file."""
+        """Arguments of the constructor that recreate this strategy: plain values, for the manifest of a file."""
         return {}
 
     def __eq__(self, other: object) -> bool:
@@ -52,10 +53,10 @@ class Named:
 
 
 def chosen(base: type[Found], value: Any) -> Found:
-    """The strategy of this kind that is given, or that a name or a manifest's {"name": ..., "settings": ...} stands for.
+    """The strategy of this kind that is given, or that a name or a manifest's {"name": ..., "settings": ...} describes.
 
-    Raises ModelError, which lists those that are known, for a name that is not; for settings that do not fit; and for a class
-    without a name of its own, which no file could tell.
+    Raises ModelError for an unknown name, with a list of the known ones; for settings that do not fit; and for a class
+    without a name of its own, which no file could identify.
     """
     kind = base.kind
     if isinstance(value, base):
@@ -78,6 +79,6 @@ def chosen(base: type[Found], value: Any) -> Found:
 
 
 def stored(value: Named) -> str | dict[str, Any]:
-    """For a manifest, JSON-able: the name, with the settings where there are any."""
+    """The JSON-able form for a manifest: the name, with the settings if there are any."""
     settings = value.settings()
     return {"name": value.name, "settings": settings} if settings else value.name

@@ -1,11 +1,11 @@
-"""The local reparameterisation: mean and variance of a pre-activation, and a draw from it.
+"""The local reparameterization: mean and variance of a pre-activation, and a draw from it.
 
 Kingma, Salimans & Welling 2015 (arXiv 1506.02557), eq. 6: for independent Gaussian weights, `y = m + sqrt(v) * eps` with
 `m = f(x, mu) + b`, `v = f(x * x, sigma2)` for any linear map f (matrix product or convolution).
 
-`LocalReparameterization` is that as one autograd function. Its backward needs, beside what the mean path needs (x and the
-parameters), only `eps / (2 sqrt(v))`: one number for each output. exp(log_sigma2) is computed again, so nothing of the
-weight's size is kept, and no gradient is computed that nobody asked for.
+`LocalReparameterization` is this as one autograd function. In addition to what the mean path needs (x and the parameters),
+its backward needs only `eps / (2 sqrt(v))`: one number for each output. exp(log_sigma2) is computed again, so that nothing
+of the weight's size is kept, and only the requested gradients are computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from svdcompress.layers._once import once_differentiable
 from svdcompress.layers.posteriors import TINY
 
 Noise = Callable[[Tensor], Tensor]
-"""Standard normal noise of a tensor's shape, dtype and device."""
+"""A source of standard normal noise of a tensor's shape, dtype and device."""
 
 
 def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -35,11 +35,11 @@ def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Ten
 
 
 def as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor], ahead: int = 0) -> Tensor:
-    """A tensor of the given one's shape, with its dimensions in the same order in memory: `make(shape)` is made contiguous.
+    """A new tensor of the given one's shape, its dimensions in the same order in memory, from a contiguous `make(shape)`.
 
-    ahead: dimensions that what is made has before those.
+    ahead: number of further dimensions that the new tensor has in front.
 
-    torch fills other than contiguous tensors with noise several times slower, and convolutions return channels-last ones.
+    torch fills non-contiguous tensors with noise several times slower, and convolutions return channels-last ones.
     """
     if torch.compiler.is_compiling() or tensor.is_contiguous():
         return make(tensor.shape)
@@ -49,7 +49,7 @@ def as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor], ahead: in
 
 
 def draw(moments: Moments, noise: Tensor) -> Tensor:
-    """`mean + sqrt(variance) * noise`, all of one shape; nothing in place, so that vmap can batch it and autograd follow."""
+    """`mean + sqrt(variance) * noise`, all of one shape; not in place, so that vmap can batch it and autograd follow it."""
     return torch.addcmul(moments.mean, deviation(moments), noise)
 
 
@@ -59,12 +59,12 @@ def deviation(moments: Moments) -> Tensor:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """The casts of a draw are explicit: autocast would push a float32 variance into float16, whose range it leaves."""
+    """Disables autocast: draws cast explicitly, and autocast might cast variances to float16, whose range is too small."""
     return torch.autocast(device_type, enabled=False) if _autocast_on(device_type) else nullcontext()
 
 
 def autocast(x: Tensor) -> Tensor:
-    """x as torch's autocast would give it to a matrix product: cast where autocast is on, float64 left alone."""
+    """x as torch's autocast would pass it to a matrix product: cast if autocast is on, except for float64."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if _autocast_on(device) and x.dtype != torch.float64 else x
 
@@ -74,19 +74,19 @@ def _autocast_on(device_type: str) -> bool:
 
 
 def _half_noise(like: Tensor) -> Tensor:
-    """Noise of standard deviation 1/2, without a pass for the factor."""
+    """Noise of standard deviation 1/2, without an extra pass for the factor."""
     return as_stored(like, lambda shape: torch.empty(shape, dtype=like.dtype, device=like.device).normal_(0, 0.5))
 
 
 class LocalReparameterization(torch.autograd.Function):
-    """One draw of a layer's output, with gradients of x, weight, log_sigma2 and bias.
+    """One draw of a layer's output, with gradients for x, weight, log_sigma2 and bias.
 
     apply(x, weight, log_sigma2, bias, bias_sigma2, mask, map, dtype, noise):
         x: input of the map; its dtype is that of the mean path and of the result.
         weight, log_sigma2: parameters of one shape. bias: (outputs) or None.
         bias_sigma2: variance of the bias, (outputs) or None; it has no gradient.
-        mask: bool of the weight's shape or None; the others count as exactly 0, with no gradient.
-        map: the linear map. dtype: of the variance path. noise: source of the noise (None: torch's default generator).
+        mask: bool of the weight's shape or None; weights outside it count as exactly 0, with no gradient.
+        map: the linear map. dtype: dtype of the variance path. noise: source of the noise (None: torch's default generator).
     """
 
     @staticmethod
@@ -110,7 +110,7 @@ class LocalReparameterization(torch.autograd.Function):
             output, variance = moments(partial(_maps.apply, map), x, weights)
             del mean, sigma2, weights
             spread = variance.clamp_min_(TINY).sqrt_()
-            # Half the noise, and twice that in the sum: so the quotient is the derivative, without a pass for its factor.
+            # Half the noise, doubled in the sum: the quotient then is the derivative, without an extra pass for its factor.
             half = _half_noise(output) if noise is None else noise(output).mul(0.5)
             output.addcmul_(spread.to(output.dtype), half, value=2)
             slope = half.to(dtype).div_(spread)
@@ -118,7 +118,7 @@ class LocalReparameterization(torch.autograd.Function):
         ctx.map = map
         return (
             output.detach()
-        )  # F.linear returns views of some inputs, and what a function returns as one takes no changes in place
+        )  # F.linear returns views for some inputs, and a view returned by a function cannot be changed in place
 
     @staticmethod
     @once_differentiable
@@ -147,17 +147,17 @@ class LocalReparameterization(torch.autograd.Function):
 
 
 def variances(log_sigma2: Tensor) -> Tensor:
-    """exp(log_sigma2) in at least float32: float16 has no room for exp(-15)."""
+    """exp(log_sigma2) in at least float32: the range of float16 is too small for exp(-15)."""
     return log_sigma2.to(torch.promote_types(log_sigma2.dtype, torch.float32)).exp()
 
 
 def as_ones(mask: Tensor | None, weight: Tensor) -> Tensor | None:
-    """1 inside the mask and 0 elsewhere, in its dtype: what torch does with bool itself takes several times longer."""
+    """1 inside the mask and 0 elsewhere, in the weight's dtype: torch takes several times longer with bool itself."""
     return None if mask is None else mask.view(torch.uint8).to(weight.dtype)
 
 
 def _sigma2(log_sigma2: Tensor, ones: Tensor | None) -> Tensor:
-    """The variances that count, in a tensor of their own."""
+    """The variances, 0 outside the mask, as a new tensor."""
     sigma2 = variances(log_sigma2)
     return sigma2 if ones is None else sigma2.mul_(ones)
 

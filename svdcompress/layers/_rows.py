@@ -1,6 +1,6 @@
-"""Many draws as rows of one batch: what layers draw with once a model is known to treat each row by itself.
+"""Many draws as rows of one batch: the sampler for a model that is known to treat each row by itself.
 
-A batch of b inputs stays as it is until the first noise meets it, and has draws * b rows from there on, draw after draw.
+A batch of b inputs stays as it is until the first noise meets it; from there on it has draws * b rows, draw by draw.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from svdcompress.layers._sampling import Sampler
 
 
 class NotRows(Exception):
-    """A tensor met a stochastic layer whose first dimension is neither the inputs nor all rows."""
+    """A stochastic layer was given a tensor whose first dimension is neither the inputs nor all rows."""
 
 
 class Rows(Sampler):
-    """Draws of all rows at once.
+    """Draws for all rows at once.
 
-    inputs: rows of the batch. draws: how often each is drawn. generator: source of the noise. antithetic: the noise of the
-    second half of the draws is that of the first, mirrored. caches: those of other draws of the same parameters.
+    inputs: rows of the batch. draws: number of draws for each. generator: source of the noise. antithetic: the noise of the
+    second half of the draws is that of the first, mirrored. caches: those of another sampler, to be shared.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Rows(Sampler):
         self.inputs, self.count, self.antithetic = inputs, draws, antithetic
 
     def by_draw(self, x: Tensor) -> Tensor:
-        """A tensor as (draws, inputs, ...), without a copy. Raises NotRows where it has other rows than a batch does."""
-        rows = x.shape[0] if x.dim() > 1 else -1  # one dimension may be anything
+        """A tensor as (draws, inputs, ...), without a copy. Raises NotRows unless it has `inputs` or draws * inputs rows."""
+        rows = x.shape[0] if x.dim() > 1 else -1  # the only dimension may be anything
         if rows == self.inputs * self.count:
             return x.unflatten(0, (self.count, self.inputs))
         if rows == self.inputs:
@@ -48,13 +48,13 @@ class Rows(Sampler):
         raise NotRows(f"{rows} rows, not {self.inputs} or {self.count} times that")
 
     def draw(self, mean: Tensor, spread: Tensor) -> Tensor:
-        """`mean + spread * noise`, a row for each draw of each input; spread, of any dtype, is a standard deviation."""
+        """`mean + spread * noise`, with a row for each draw of each input; spread is a standard deviation of any dtype."""
         mean, spread = self.by_draw(mean), self.by_draw(spread).to(mean.dtype)
         noise = self.normal(mean)
         return torch.addcmul(mean, spread, noise, out=noise).flatten(0, 1)
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal noise for a tensor as `by_draw` gives it."""
+        """Standard normal noise for a tensor as `by_draw` returns it."""
 
         def make(shape: Sequence[int]) -> Tensor:
             return self._filled((*like.shape[:2], *shape), like, Tensor.normal_, Tensor.neg)
@@ -62,7 +62,7 @@ class Rows(Sampler):
         return as_stored(like[0, 0], make, 2) if like.dim() > 2 else make(())
 
     def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
-        """Ones at a rate, else zeros, of a shape (draws, inputs, ...)."""
+        """Ones with probability `rate`, else zeros; shape: (draws, inputs, ...)."""
         uniform = self._filled(shape, like.new_empty((), dtype=torch.float32), Tensor.uniform_, lambda half: 1 - half)
         return (uniform < rate).to(like.dtype)
 

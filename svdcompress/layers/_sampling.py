@@ -1,7 +1,7 @@
-"""Which layers draw, and with what: state of the call that asks for it, and never of the layers.
+"""Which layers draw, and with which sampler: this is state of the call that asks for draws, not of the layers.
 
-`drawing` puts a sampler of each layer into a context variable: what another thread, or another task of asyncio, does with the
-same model sees nothing of it. A copy that nobody else has may be given a sampler of its own for good (`layer.sampler = ...`).
+`drawing` puts a sampler for each layer into a context variable, so that other threads and asyncio tasks that use the same
+model do not see it. A private copy may be given a sampler of its own permanently (`layer.sampler = ...`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from svdcompress.layers._reparam import normal_like
 
 
 class Sampler:
-    """How stochastic layers draw; its state is that of one call, of one thread.
+    """How stochastic layers draw; holds the state of one call in one thread.
 
-    Base: pre-activations, anew at each call and independently per input (local reparameterisation).
+    The base class draws new pre-activations at each call, independently for each input (local reparameterization).
 
-    generator: source of the noise (None: torch's default of each device). layers: all that will draw with it.
+    generator: source of the noise (None: torch's default of each device). layers: all layers that will draw with it.
     members: True draws one set of weights for all inputs, kept until `resample()` (a consistent ensemble member).
-    shared: layers that do so though the others do not.
+    shared: layers that do so even if the others do not.
     sign: a scalar of +1 or -1 by which all noise is multiplied, or None: -1 on the same noise is the antithetic draw.
-    noises: those that members keep. caches: what was derived from the parameters.
+    noises: the noise that members keep. caches: values derived from the parameters.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Sampler:
         return self.noises
 
     def draws_weights(self, layer: StochasticLayer) -> bool:
-        """Whether a variational layer draws its weights, and not its outputs."""
+        """Whether a variational layer draws its weights rather than its outputs."""
         return self.members or layer in self.shared
 
     def saw(self, layer: StochasticLayer, output: Tensor) -> None:
-        """A variational layer's output, of a layer that did not draw its weights."""
+        """Called with the output of a variational layer that did not draw its weights."""
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` drew when this key was first asked for, since the last `resample()`."""
+        """What `make` drew when this key was first asked for after the last `resample()`."""
         if key not in self.noises:
             self.noises[key] = make()
         return self.noises[key]
 
     def owner(self, layer: StochasticLayer, name: str = "weight") -> StochasticLayer:
-        """The layer that a weight (or bias) belongs to: the first of those that are tied to it."""
+        """The layer that a weight (or bias) belongs to: the first of the layers that share it."""
         return self._firsts.get((layer, name), layer)
 
     def normal(self, like: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Sampler:
         return noise if self.sign is None else noise * self.sign.to(noise.dtype)
 
     def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
-        """Ones at a rate, else zeros, of the given shape and of a tensor's dtype and device."""
+        """Ones with probability `rate`, else zeros, of the given shape and of a tensor's dtype and device."""
         uniform = torch.rand(shape, dtype=torch.float32, device=like.device, generator=self.generator)
         if self.sign is not None:
             uniform = 0.5 + (uniform - 0.5) * self.sign
@@ -90,8 +90,8 @@ class Sampler:
 
 _SAMPLERS: ContextVar[Mapping[nn.Module, Sampler | None]] = ContextVar("svdcompress_samplers", default={})  # noqa: B039
 
-# Whether any thread is within `drawing`: all that a compiled graph looks at, since torch's compiler cannot read a context
-# variable. While it is so, the stochastic layers of a compiled model run outside of the graph.
+# Whether any thread is within `drawing`: all that a compiled graph checks, since torch's compiler cannot read a context
+# variable. While one is, the stochastic layers of a compiled model run outside of the graph.
 _anyone_draws = False
 _count = 0
 _lock = threading.Lock()
@@ -102,16 +102,16 @@ class StochasticLayer(nn.Module):
 
     _own: Sampler | None = None
 
-    if TYPE_CHECKING:  # torch says that any attribute of a module is a Tensor or a Module
+    if TYPE_CHECKING:  # torch declares any attribute of a module as a Tensor or a Module
 
         def __getattr__(self, name: str) -> Any: ...
 
     @property
     def sampler(self) -> Sampler | None:
-        """What the next call draws with: that of the context, else the layer's own; None draws in `train()` alone.
+        """The sampler of the next call: the context's, else the layer's own. With None the layer draws only in `train()`.
 
-        Setting it within `drawing` (or `sampling`) of the layer lasts as long as that and is seen by no other thread.
-        Elsewhere it gives the layer one of its own, for every thread: only for a copy that nobody else calls.
+        Set within `drawing` (or `sampling`) of the layer, it lasts as long as that context and is seen by no other thread.
+        Set elsewhere, it is the layer's own, for all threads: only do this with a copy that nobody else calls.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._own
@@ -132,23 +132,23 @@ class StochasticLayer(nn.Module):
 
 
 def leaves_the_graph() -> bool:
-    """Whether a stochastic layer that is being compiled has to call itself by `outside_of_the_graph`."""
+    """Whether a stochastic layer that is being compiled has to call itself through `outside_of_the_graph`."""
     return torch.compiler.is_dynamo_compiling() and _anyone_draws
 
 
 @_disable_dynamo
 def outside_of_the_graph(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """The call itself, not compiled."""
+    """Call `forward` without compiling it."""
     return forward(*args, **kwargs)
 
 
 def weight_of(layer: StochasticLayer) -> tuple[int, ...]:
-    """What tells the weights of variational layers apart: tied layers have the same one."""
+    """A key that identifies the weight of a variational layer: tied layers have the same key."""
     return id(layer.weight), *map(id, layer.variance_parameters().values())
 
 
 def _tied(layers: Sequence[StochasticLayer]) -> dict[tuple[StochasticLayer, str], StochasticLayer]:
-    """The first layer with the same weight, or bias, of each that has one."""
+    """For each variational layer's weight and bias, the first layer that has the same one."""
     firsts: dict[Any, StochasticLayer] = {}
     found = {}
     for layer in layers:
@@ -166,7 +166,7 @@ def stochastic_layers(model: nn.Module) -> list[StochasticLayer]:
 
 @contextmanager
 def drawing(layers: Sequence[StochasticLayer], sampler: Sampler | None) -> Iterator[None]:
-    """The layers draw with another sampler for a while, as far as this thread or task sees; None: not at all in `eval()`."""
+    """Context in which the layers draw with another sampler, for this thread or task only; None: not at all in `eval()`."""
     before = _SAMPLERS.get()
     _SAMPLERS.set({**before, **dict.fromkeys(layers, sampler)})
     _someone(+1)

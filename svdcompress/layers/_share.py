@@ -1,7 +1,7 @@
-"""Who shares a prior variance: names of groups, and the dimensions of a weight that they span.
+"""Which weights share a prior variance: names of prior groups, and the dimensions of a weight that they span.
 
-Every weight is seen as a view of shape (groups, outputs per group, inputs per group, kernel positions); a group of the
-prior is then a set of dimensions of that view, whatever the layer.
+Every weight is seen as a view of shape (groups, outputs per group, inputs per group, kernel positions); a prior group then
+spans a set of dimensions of that view, whatever the layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Threshold = float | Mapping[str, float]
 
 
 def parse_share(share: Share) -> dict[str, float]:
-    """A share in any of its spellings as {name: part}, the parts adding up to 1.
+    """A share in any of its forms as {name: part}, the parts adding up to 1.
 
     "input" is {"input": 1}; ["weight", "input"] weighs its members equally; a mapping gives the parts itself.
     Raises ModelError for an unknown name, an empty list, or parts that are not positive.
@@ -72,7 +72,7 @@ def canonical(weight: Tensor, groups: int, transposed: bool) -> Tensor:
 def as_weight(view: Tensor, shape: Sequence[int], groups: int, transposed: bool, outputs: int | None = None) -> Tensor:
     """The inverse of `canonical`: a view (groups, outputs, inputs, positions) in a weight's shape.
 
-    view: dimensions of size 1 are broadcast. shape: the weight's. outputs: per group, where these are others than the weight's.
+    view: dimensions of size 1 are broadcast. shape: the weight's. outputs: outputs per group, if not the weight's.
     """
     first, second = shape[:2]
     inputs = first // groups if transposed else second

@@ -1,4 +1,4 @@
-"""Convolutions over few positions and many channels, whose images a CPU with AMX would take one by one."""
+"""Convolutions over few positions and many channels, whose images a CPU with AMX would compute one by one."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 AMX = bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
-"""Whether this CPU multiplies tiles."""
+"""Whether this CPU has AMX, which multiplies tiles."""
 
 FEW = 16
-"""Positions of an image up to which its product is too small for AMX, whose tiles have 16 rows."""
+"""Number of positions up to which an image's product is too small for AMX, whose tiles have 16 rows."""
 
 MANY = 128 * 128 * 9
-"""Weights from which laying images of 2 x 2 side by side pays, and so many for each four positions more: below, copying them
-takes what it saves."""
+"""Number of weights from which laying images of 2 x 2 positions side by side pays; larger images need that many for every
+four positions. With fewer weights, copying the images takes the time that it saves."""
 
 
 def side_by_side(
     call: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, across: int
 ) -> Tensor:
-    """`call(x, weight, bias)`, a convolution whose images lie in one row of one image, with the padding between them.
+    """`call(x, weight, bias)`, a convolution, with all images side by side in a single image and the padding between them.
 
-    With AMX oneDNN makes a product of its own for each image: of 512 channels on 2 x 2 positions a step in
-    bfloat16 takes five times as long as so, on 4 x 4 twice.
+    With AMX, oneDNN computes a separate product for each image: with 512 channels, a step in bfloat16 takes five times as
+    long as side by side on 2 x 2 positions, and twice as long on 4 x 4.
 
-    call: a convolution with that padding, stride 1. x: (batch, channels, rows, columns); weight: (outputs, channels, *kernel).
-    across: columns that a window covers beside its first one.
+    call: a convolution with this padding, stride 1. x: (batch, channels, rows, columns); weight: (outputs, channels, *kernel).
+    across: columns that a window covers in addition to its first.
     """
     batch, channels, rows, columns = x.shape
-    wide = columns + padding  # of one image to the next: a window reaches no further than the padding
+    wide = columns + padding  # from one image to the next: a window reaches no further than the padding
     row = F.pad(x, (0, padding)).permute(1, 2, 0, 3).reshape(1, channels, rows, batch * wide)
     found = call(row, weight, bias)[0]
     if found.shape[-1] != batch * wide:
@@ -42,7 +42,7 @@ def side_by_side(
 
 
 def laid(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> tuple[int, int] | None:
-    """The last two arguments of `side_by_side` for a convolution in bfloat16, if that gives the same faster on this CPU."""
+    """The last two arguments of `side_by_side` for a bfloat16 convolution; None if invalid or no faster on this CPU."""
     fits = x.dim() == 4 and x.shape[1:2] == weight.shape[1:2] and groups == 1 and _both(stride) == (1, 1)
     if not fits or isinstance(padding, str) or not has_many_weights(weight) or not AMX:
         return None
@@ -54,7 +54,7 @@ def laid(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, gr
 
 
 def has_many_weights(weight: Tensor) -> bool:
-    """Whether a kernel has enough weights, and more than one position."""
+    """Whether a weight is that of a 2d convolution with enough weights and more than one kernel position."""
     return weight.dim() == 4 and weight.shape[2:].numel() > 1 and weight.numel() >= MANY
 
 

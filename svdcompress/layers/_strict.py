@@ -6,10 +6,10 @@ import sys
 
 
 def loads_strictly() -> bool:
-    """What the `load_state_dict` that is under way was given as `strict`; True outside of one.
+    """The `strict` that the current `load_state_dict` was given; True outside of one.
 
-    torch hands `strict=True` to every module's `_load_from_state_dict`, whatever it was given itself, and looks at the keys
-    that are missing afterwards. So what it was given stands nowhere but in its own frame.
+    torch passes `strict=True` to every module's `_load_from_state_dict`, whatever it was given itself, and looks for missing
+    keys afterwards. So the value it was given is found only in its own frame.
     """
     frame = sys._getframe(1)
     while frame is not None:

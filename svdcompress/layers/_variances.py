@@ -1,4 +1,4 @@
-"""A layer's prior and posterior, and the parameters that the variances of its weights are made of."""
+"""A layer's prior and posterior, and the parameters that define the variances of its weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from svdcompress.layers.posteriors import Posterior, check_posterior
 from svdcompress.layers.priors import Prior, check_prior
 
 Start = float | nn.Parameter | Mapping[str, nn.Parameter] | None
-"""Where log variances start, or the parameters that a layer shares with another."""
+"""The initial log variance (None: the prior's), or the parameters that a layer shares with another."""
 
 
 class Weighted(StochasticLayer):
-    """A layer whose weights have a prior and a posterior; what it computes with them is `VariationalLayer`'s affair."""
+    """A layer whose weights have a prior and a posterior; `VariationalLayer` defines what it computes with them."""
 
-    transposed: ClassVar[bool] = False  # read where torch.nn's own layers have no such attribute (Linear)
+    transposed: ClassVar[bool] = False  # for layers whose torch.nn class has no such attribute (Linear)
 
     weight: Tensor
 
@@ -36,12 +36,12 @@ class Weighted(StochasticLayer):
             log_sigma2 = self._fresh(posterior.start(self, start))
         self._take_variances(log_sigma2)
 
-    # Both are properties, so that a name may be set in their place. What they hold is called otherwise than they are: up to
-    # torch 2.11 Dynamo takes __dict__[name] for the property, and that without end.
+    # Both are properties, so that they can be set by name. Their values are stored under other names: up to torch 2.11,
+    # Dynamo mistakes __dict__[name] for the property and never returns.
 
     @property
     def prior(self) -> Prior:
-        """What the KL is taken to, and what says log alpha; may be set by name."""
+        """The prior, which defines the KL and log alpha; may be set by name."""
         return self._named("_prior")
 
     @prior.setter
@@ -50,7 +50,7 @@ class Weighted(StochasticLayer):
 
     @property
     def posterior(self) -> Posterior:
-        """What the variances are made of; `set_posterior` changes it."""
+        """The posterior, which defines the parameters of the variances; `set_posterior` changes it."""
         return self._named("_posterior")
 
     @posterior.setter
@@ -64,23 +64,23 @@ class Weighted(StochasticLayer):
         return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in ("prior", "posterior"):  # as models were pickled before
+        for name in ("prior", "posterior"):  # models pickled by former versions
             if name in state:
                 state[f"_{name}"] = state.pop(name)
         super().__setstate__(state)
 
     @property
     def log_sigma2(self) -> Tensor:
-        """Log variance of each weight, the weight's shape."""
+        """Log variance of each weight, in the weight's shape."""
         own = self._parameters.get("log_sigma2")
         if own is not None:
             return own
-        if "log_sigma2" in self.posterior.parameters:  # a layer that is being made
+        if "log_sigma2" in self.posterior.parameters:  # a layer that is still being made
             raise AttributeError(f"{type(self).__name__} has no log_sigma2 yet")
         return self.posterior.log_sigma2(self)
 
     def variance_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that the variances of the weights are made of, by name: `log_sigma2`, unless the posterior has
+        """The parameters that define the variances of the weights, by name: `log_sigma2`, unless the posterior has
         others."""
         own: Any = self._parameters
         for name in self.posterior.parameters:
@@ -98,18 +98,18 @@ class Weighted(StochasticLayer):
 
     @property
     def variance_stepped(self) -> bool:
-        """The same, a checkpoint that was loaded before training aside."""
+        """The same, except for a checkpoint that was loaded before training."""
         made = self.__dict__.get("_made_at")
         return made is None or _written(made, list(self.variance_parameters().values()))
 
     @property
     def variance_heard(self) -> bool:
-        """Whether a backward pass came to the variances since the layer was made, its gradient kept or not."""
+        """Whether a backward pass has reached the variances since the layer was made, even if its gradient was not kept."""
         kept = any(parameter.grad is not None for parameter in self.variance_parameters().values())
         return kept or bool(self.__dict__.get("_heard"))
 
     def take_as_loaded(self) -> None:
-        """Let the variances count as those of a checkpoint, which no optimizer has stepped yet."""
+        """Let the variances count as loaded from a checkpoint and not yet stepped by an optimizer."""
         self._note_variances()
         self._loaded = True
 
@@ -121,15 +121,15 @@ class Weighted(StochasticLayer):
         names = () if made is None else self.posterior.parameters
         before = {name: own.detach() for name in names if (own := self._parameters.get(name)) is not None}
         super()._apply(fn, recurse)
-        # In another precision they have other bits, but nothing has stepped them.
+        # A cast to another precision changes their bits, but it is not an optimizer step.
         cast = any(getattr(self, name).dtype != own.dtype for name, own in before.items())
         if cast and not _written(made, list(before.values())):
             self._note_variances()
         return self
 
     def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
-        """Another posterior in the place of this one, of the same variances or the nearest that it has; `set_posterior` does
-        it for all layers that share a weight. parameters: to share with a tied layer (None: new ones)."""
+        """Replace the posterior by another, with the same variances or the nearest that it can represent; `set_posterior`
+        does this for all layers that share a weight. parameters: those of a tied layer to share (None: new ones)."""
         with torch.no_grad():
             log_sigma2 = self.log_sigma2.detach().clone()
         wanted = any(parameter.requires_grad for parameter in self.variance_parameters().values())
@@ -140,7 +140,7 @@ class Weighted(StochasticLayer):
 
     def _fresh(self, values: Mapping[str, Tensor], wanted: bool | None = None) -> dict[str, nn.Parameter]:
         wanted = self.weight.requires_grad if wanted is None else wanted
-        # Parameters that are made in inference mode could never be trained.
+        # Parameters created in inference mode could never be trained.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             own = {name: value.clone() if value.is_inference() else value for name, value in values.items()}
             return {name: nn.Parameter(value.detach().contiguous(), requires_grad=wanted) for name, value in own.items()}
@@ -174,16 +174,15 @@ class Weighted(StochasticLayer):
         return canonical(tensor, self._groups, self.transposed)
 
     def as_weight(self, view: Tensor, outputs: int | None = None) -> Tensor:
-        """Such a view, where dimensions of size 1 are broadcast, in the weight's shape (or in that for other outputs per
-        group)."""
+        """The inverse of `canonical`; dimensions of size 1 are broadcast. outputs: number per group (None: the weight's)."""
         return as_weight(view, self.weight.shape, self._groups, self.transposed, outputs)
 
 
 def _written(made: Any, now: Sequence[Tensor]) -> bool:
-    """Whether something wrote to tensors since their versions and checksums were noted."""
+    """Whether something has written to tensors since their versions and checksums were noted."""
     if [version for version, _ in made] != [_version(own) for own in now]:
         return True
-    # Fused optimizers write without counting it.
+    # Fused optimizers do not raise the version counters.
     return [total for _, total in made] != [_checksum(own) for own in now]
 
 
@@ -193,7 +192,7 @@ def _version(parameter: Tensor) -> int | None:
 
 @torch.no_grad()
 def _checksum(parameter: Tensor) -> int | None:
-    """The sum of a parameter's bits, the same on each device; None where it has no values yet."""
+    """The sum of a parameter's bit patterns as integers, the same on each device; None if it has no values yet."""
     if parameter.is_meta:
         return None
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.dtype.itemsize]
@@ -201,8 +200,8 @@ def _checksum(parameter: Tensor) -> int | None:
 
 
 def _listen(parameter: nn.Parameter, heard: list[bool]) -> None:
-    """Note the first gradient that comes to a parameter. The hook knows no layer: with one, layers and parameters would hold
-    each other in memory."""
+    """Note the first gradient that reaches a parameter. The hook does not refer to a layer: otherwise layers and parameters
+    would keep each other in memory."""
 
     def note(gradient: Tensor) -> None:
         heard.append(True)
@@ -212,12 +211,12 @@ def _listen(parameter: nn.Parameter, heard: list[bool]) -> None:
 
 
 def set_posterior(model: nn.Module | Iterable[nn.Module], posterior: str | Posterior) -> None:
-    """Give variational layers another posterior, in place: the same variances, or the nearest that it has.
+    """Give variational layers another posterior in place, with the same variances or the nearest that it can represent.
 
-    Their parameters are new ones: make an optimizer afterwards. So a long training may begin with cheaper variances and go on
-    with one for each weight: `svdc.set_posterior(model, "independent")`.
+    Its parameters are new: create the optimizer afterwards. In this way a long training may begin with cheaper variances and
+    continue with one for each weight: `svdc.set_posterior(model, "independent")`.
 
-    model: whose layers; or the layers. Those that share a weight go on sharing its variances if all of them are given.
+    model: a model, or the layers themselves. Layers that share a weight keep sharing its variances if all of them are given.
     posterior: as for `convert`. Raises ModelError for an unknown name.
     """
     wanted = check_posterior(posterior)

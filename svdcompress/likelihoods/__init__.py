@@ -1,4 +1,4 @@
-"""What an output means: one class for each task, with its heads, loss, metrics, and statistics over draws."""
+"""What a model's output means: one class for each task, with its heads, loss, metrics, and statistics over draws."""
 
 from svdcompress.likelihoods._base import Likelihood
 from svdcompress.likelihoods._binary import Binary

@@ -1,4 +1,4 @@
-"""What all likelihoods have in common, and all that one of your own needs."""
+"""What all likelihoods have in common, and what a likelihood of your own needs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from svdcompress.likelihoods._sums import MomentSums, Sums
 from svdcompress.sources import like
 
 REGISTRY: dict[str, type[Likelihood]] = {}
-"""Every class of likelihood by its name: those of the package, and subclasses as they are defined."""
+"""All likelihood classes by name: those of the package, and further subclasses as soon as they are defined."""
 
 
 class Likelihood:
-    """The distribution of the targets given a model's output; called with an output and targets, it is the loss.
+    """The distribution of the targets given a model's output; called with an output and targets, it returns the loss.
 
-    One of your own has a `name`, `nll` and `moments`, and `heads` where a model has several; the rest follows. A setting
-    beside `dim` is an argument of the constructor and belongs into `settings`, so that checkpoints keep it.
+    A likelihood of your own has a `name`, `nll` and `moments`, and `heads` if a model has several; the rest follows.
+    Settings other than `dim` are arguments of the constructor and belong in `settings`, so that checkpoints keep them.
 
     dim: the dimension of an output that holds the classes or the heads, counted with the batch at 0.
     """
 
     temperature: float = 1.0
-    """What the log likelihood is divided by: logits by as much, while the variance of a normal distribution grows by it.
-    Calibration finds it on validation data. `heads` gives tempered ones."""
+    """What the log likelihood is divided by: logits are divided by it, the variance of a normal distribution is multiplied
+    by it. Calibration fits it on validation data. `heads` returns tempered heads."""
 
     name: ClassVar[str] = ""
     probabilities: ClassVar[bool] = False
     """Whether predictions are probabilities, judged by error and calibration; else they are values, judged by RMSE."""
     classes: ClassVar[bool] = False
-    """Whether the dimension `dim` holds classes, of which one is the answer: a label, and an entropy, for all of them."""
+    """Whether the dimension `dim` holds classes, one of which is the answer: one label and one entropy for all of them."""
     constant_noise: ClassVar[bool] = False
-    """Whether observations have one precision tau for all inputs, which is found on the validation data."""
+    """Whether observations have one precision tau for all inputs, which is fitted on the validation data."""
     std_of: ClassVar[str] = "variance"
-    """The variance whose root a table of predictions shows."""
+    """The variance whose square root a table of predictions shows."""
 
     def __init__(self, dim: int = 1) -> None:
         if type(dim) is not int:
@@ -68,30 +68,31 @@ class Likelihood:
         return {"dim": self.dim}
 
     def _with(self, **changed: Any) -> Any:
-        """The same with some settings changed, None for their default; those of a subclass are kept."""
+        """A copy with some settings changed (None: to their default); the others, also those of a subclass, are kept."""
         settings = {**self.settings(), **changed}
         return type(self)(**{name: value for name, value in settings.items() if name not in changed or value is not None})
 
-    # What an output says of the targets
+    # What an output says about the targets
 
     def heads(self, output: Any) -> Any:
-        """What is read of a model's output: its main tensor, or a tuple of equal tensors where there are several heads."""
+        """The part of a model's output that is read: its main tensor, or a tuple of equally shaped tensors for several
+        heads."""
         return main_output(output)
 
     def head_variances(self, variances: Any) -> Any:
-        """Variances of the heads, from those of a model's output in the form that it has."""
+        """Variances of the heads, from the variances of a model's output in the form of that output."""
         return self.heads(variances)
 
     def tempered(self, output: Any) -> Any:
-        """The heads in the form that the model gives them: what a file has in place of its main output, or of a pair."""
+        """The heads in the form of the model's output: what a file has in place of its main output, or of a pair."""
         return self.heads(output)
 
     def of_mean(self) -> Likelihood:
-        """The likelihood of the mean model's one output, which calibration tempers apart from draws; itself without that."""
+        """The likelihood of the mean model's output, which is calibrated apart from draws; without that, `self`."""
         return self
 
     def plain(self) -> Likelihood:
-        """The same without what calibration found of one model: what another model's outputs are read by."""
+        """The same without what calibration found for one model, for reading the outputs of another model."""
         return self
 
     def rescaled(self, scale: float) -> Likelihood:
@@ -111,12 +112,12 @@ class Likelihood:
         return self.nll(output, target).mean()
 
     def soft_loss(self, loss: Any, output: Any, teacher: Any, temperature: float) -> Tensor:
-        """The loss against the output of a teacher (distillation). loss: the run's own."""
+        """The loss against the output of a teacher (distillation). loss: the run's own loss."""
         heads = self.heads(teacher)
         return loss(output, self.moments(heads)[0])
 
     def answers(self, output: Any) -> Tensor:
-        """What an output says that the targets are: means, in the shape of the outputs."""
+        """The targets that an output predicts: means, in the shape of the outputs."""
         return self.moments(self.heads(output))[0]
 
     # Metrics
@@ -127,11 +128,11 @@ class Likelihood:
         return "error" if self.probabilities else "rmse"
 
     def counts(self, target: Tensor) -> Tensor:
-        """Which targets count, Boolean."""
+        """Which targets count, a Boolean tensor."""
         return torch.ones_like(target, dtype=torch.bool)
 
     def figures(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each number: whether it is wrong (or its square), its negative log likelihood, and whether it counts."""
+        """For each number: its squared error (or if it is wrong), its negative log likelihood, and whether it counts."""
         mean = self.moments(self.heads(output))[0]
         square = (like(target, mean) - mean).double().square()
         return square, self.nll(output, target).double(), torch.ones_like(square)
@@ -139,19 +140,19 @@ class Likelihood:
     def metrics(self, first: float, second: float, count: float, scale: float = 1.0) -> dict[str, float]:
         """{"rmse", "nll"} (or {"error" in percent, "nll"}) from the sums of `figures`.
 
-        scale: the standard deviation that was taken off the targets; the metrics are in the target's own units.
+        scale: the standard deviation that the targets were divided by; the metrics are in the target's own units.
         """
         if self.probabilities:
             return {"error": 100 * first / count, "nll": second / count}
         return {"rmse": scale * math.sqrt(first / count), "nll": second / count + math.log(scale)}
 
     def blind(self, targets: Tensor, scale: float = 1.0) -> dict[str, float]:
-        """Metrics of the one answer to all inputs that fits best; targets: (N, numbers)."""
+        """Metrics of the best constant answer, the same for all inputs; targets: (N, numbers)."""
         values = targets.double()
         return {"rmse": scale * float((values - values.mean(0)).square().mean().sqrt())}
 
     def in_units(self, output: Any, shift: float, scale: float) -> Any:
-        """An output for standardised targets as one for the targets as they were, in the form that the model has it."""
+        """An output for standardized targets converted to the targets' own units, in the form of the model's output."""
         return self.heads(output) * scale + shift
 
     # Draws
@@ -161,7 +162,7 @@ class Likelihood:
         return MomentSums(self, size, full)
 
     def statistics(self, parts: bool = False) -> Statistics:
-        """The same for one draw at a time, as parts of a graph; parts: aleatoric and epistemic variance as outputs, too."""
+        """The same for one draw at a time, as parts of a graph; parts: also output aleatoric and epistemic variance."""
         return MomentStatistics(self, parts)
 
     # Predictions

@@ -20,7 +20,7 @@ class Binary(Tempered):
 
     name = "binary"
     probabilities = True
-    std_of = "epistemic"  # that of the label says no more than the mean
+    std_of = "epistemic"  # the label's variance says no more than the mean
 
     def moments(self, heads: Any) -> tuple[Tensor, Tensor]:
         """p and p (1 - p)."""
@@ -28,7 +28,7 @@ class Binary(Tempered):
         return p, p * (1 - p)
 
     def nll(self, output: Any, target: Tensor) -> Tensor:
-        """Of each question."""
+        """The negative log likelihood of each question."""
         logits = self.heads(output).float()
         return F.binary_cross_entropy_with_logits(logits, like(target, logits).float(), reduction="none")
 
@@ -39,7 +39,7 @@ class Binary(Tempered):
         return F.binary_cross_entropy_with_logits(logit, like(target, logit).to(logit.dtype), pos_weight=weight)
 
     def figures(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each question: whether the answer is wrong, its negative log likelihood, and that it counts."""
+        """For each question: whether the answer is wrong, its negative log likelihood, and 1, as all count."""
         logits, nll = self.heads(output), self.nll(output, target)
         return (logits > 0) != (like(target, logits).float() > 0.5), nll, torch.ones_like(nll)
 
@@ -48,13 +48,13 @@ class Binary(Tempered):
         return (self.heads(output) > 0).float()
 
     def blind(self, targets: Tensor, scale: float = 1.0) -> dict[str, float]:
-        """Of the commoner answer to each question, and of its share."""
+        """Error of the more common answer to each question, and NLL of its frequency."""
         share = targets.double().mean(0)
         entropy = torch.special.entr(share) + torch.special.entr(1 - share)
         return {"error": 100 * float(torch.minimum(share, 1 - share).mean()), "nll": float(entropy.mean())}
 
     def sums(self, size: int, full: bool = False) -> Sums:
-        """Of probabilities and entropies, for `mc_predict`."""
+        """Running sums of probabilities and entropies, for `mc_predict`."""
         return BinarySums(self, size, full)
 
     def statistics(self, parts: bool = False) -> Statistics:

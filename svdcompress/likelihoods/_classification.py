@@ -24,7 +24,7 @@ class Classification(Tempered):
     classes = True
 
     def nll(self, output: Any, target: Tensor) -> Tensor:
-        """Of each target, 0 where it does not count."""
+        """The negative log likelihood of each target, 0 where it does not count."""
         return F.cross_entropy(self._logits(output).float(), target, reduction="none", ignore_index=IGNORED)
 
     def loss(self, output: Any, target: Tensor, *, class_weights: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
@@ -36,8 +36,8 @@ class Classification(Tempered):
         return F.cross_entropy(logits, target, weight=weight, label_smoothing=label_smoothing, ignore_index=IGNORED)
 
     def soft_loss(self, loss: Any, output: Any, teacher: Any, temperature: float) -> Tensor:
-        """The divergence from the teacher's soft targets at a temperature, the mean over all positions, times the
-        temperature's square, so that gradients keep their size (Hinton et al. 2015, arXiv 1503.02531)."""
+        """The KL divergence from the teacher's soft targets at a temperature, averaged over all positions, times the square
+        of the temperature, so that gradients keep their size (Hinton et al. 2015, arXiv 1503.02531)."""
         own, soft = (F.log_softmax(self._positions(each) / temperature, 1) for each in (output, teacher))
         return temperature**2 * F.kl_div(own, soft, reduction="batchmean", log_target=True)
 
@@ -46,22 +46,22 @@ class Classification(Tempered):
         return self._logits(output).argmax(1)
 
     def counts(self, target: Tensor) -> Tensor:
-        """All but the class -100."""
+        """All targets but those of the class -100."""
         return target != IGNORED
 
     def figures(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each target: whether the answer is wrong, its negative log likelihood, and whether it counts."""
+        """For each target: whether the answer is wrong, its negative log likelihood, and whether it counts."""
         logits, counts = self._logits(output).float(), self.counts(target)
         return (logits.argmax(1) != target) & counts, self.nll(output, target), counts
 
     def blind(self, targets: Tensor, scale: float = 1.0) -> dict[str, float]:
-        """Of the commonest class, and of the shares of the classes."""
+        """Error of the most common class, and NLL of the class frequencies."""
         labels = targets[self.counts(targets)].long()
         share = torch.bincount(labels).double() / len(labels)
         return {"error": 100 * (1 - float(share.max())), "nll": float(torch.special.entr(share).sum())}
 
     def sums(self, size: int, full: bool = False) -> Sums:
-        """Of probabilities and entropies, for `mc_predict`."""
+        """Running sums of probabilities and entropies, for `mc_predict`."""
         return ClassificationSums(self, size, full)
 
     def statistics(self, parts: bool = False) -> Statistics:

@@ -1,4 +1,4 @@
-"""Where the heads of an output are: the one place that tells means from log variances."""
+"""Finds the heads in an output: the one place that separates means and log variances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HeadsError(ModelError):
 
 
 def class_axis(rank: int, dim: int) -> int:
-    """The dimension of classes or heads, counted from the front. Raises UsageError where an output has no such one."""
+    """The dimension of classes or heads, counted from the front. Raises UsageError if the output has no such dimension."""
     axis = dim + rank if dim < 0 else dim
     if not 1 <= axis < rank:
         raise UsageError(f"dim: {dim}; the class dimension of an output with {rank} dimensions is 1 to {rank - 1}")
@@ -25,7 +25,7 @@ def class_axis(rank: int, dim: int) -> int:
 def gaussian_heads(output: Any, dim: int = 1) -> tuple[Tensor, Tensor]:
     """Mean and log variance: a pair of equal tensors, or one tensor with the means in the first half of its dimension `dim`.
 
-    Raises HeadsError for halves that are not equal, UsageError where there is no such dimension.
+    Raises HeadsError for halves of different shapes, UsageError if there is no such dimension.
     """
     if isinstance(output, tuple | list) and len(output) == 2:
         mean, log_variance = output

@@ -16,10 +16,10 @@ TASKS = tuple(kind.name for kind in (Classification, Binary, Regression, Gaussia
 
 
 def likelihood_for(task: str | Likelihood, dim: int | None = None, tau: Any = None) -> Likelihood:
-    """The likelihood of a name (or the one that is given), with other settings where some are given.
+    """The likelihood of a name, or the given likelihood, with `dim` and `tau` replaced if they are given.
 
     dim: the dimension of classes or heads; None: 1, or the given likelihood's. tau: precision, for regression.
-    Raises UsageError for an unknown name, for a tau that does not belong to the task or is no precision.
+    Raises UsageError for an unknown name, and for a tau that the task does not have or that is not a precision.
     """
     if isinstance(task, Likelihood):
         kind, settings = type(task), task.settings()

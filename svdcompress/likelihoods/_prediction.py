@@ -18,13 +18,13 @@ class Prediction:
 
     Shapes: B inputs, C classes or outputs. Where the model's output has further dimensions, they stay where they are.
 
-    task: "classification", "binary", "regression" or "gaussian". samples: how many draws it comes from.
-    mean: (B, C); probabilities for classification and binary, values else.
+    task: "classification", "binary", "regression" or "gaussian". samples: number of draws.
+    mean: (B, C); probabilities for classification and binary, else values.
     variance: variance of a label (one-hot, or 0 and 1) or of an observation; aleatoric + epistemic.
     aleatoric: the part that stays with any amount of data. epistemic: the variance over the draws of the network.
         (B, C), or (B, C, C) covariance matrices when asked for in full.
     entropy: of the predictive distribution, in nats; (B,) for classification, (B, C) for binary, None else.
-    expected_entropy: mean entropy of the draws. mutual_information: their difference, what the weights do not know yet.
+    expected_entropy: mean entropy of the draws. mutual_information: their difference, the uncertainty about the weights.
 
     Kwon et al. 2018 for classification and binary, Gal & Ghahramani 2016 for regression, Kendall & Gal 2017 for gaussian.
     """
@@ -60,4 +60,4 @@ class Prediction:
 
 
 def _diagonal(tensor: Tensor, full: bool) -> Tensor:
-    return (tensor.diagonal(dim1=-2, dim2=-1) if full else tensor).clamp_min(0)  # rounding may leave a certain one below 0
+    return (tensor.diagonal(dim1=-2, dim2=-1) if full else tensor).clamp_min(0)  # rounding may make a variance of 0 negative

@@ -19,9 +19,9 @@ from svdcompress.sources import like
 class Regression(Likelihood):
     """Values, with normal noise of one precision for all inputs.
 
-    tau: that precision (1 over the noise's variance) in the units of the output, a number or one for each output. None: it is
-    not known; predictions are then without noise, the loss is that of precision 1, and metrics take the one that fits best.
-    mean_tau: the same for the mean model, whose errors hold what draws say of themselves; None: as for draws.
+    tau: that precision (1 over the noise's variance) in the units of the output, a number or one for each output. None:
+    unknown; predictions then have no noise, the loss is that of precision 1, and metrics use the precision that fits best.
+    mean_tau: the same for the mean model, whose errors include the variance that draws show themselves; None: as for draws.
     """
 
     name = "regression"
@@ -42,15 +42,15 @@ class Regression(Likelihood):
         return {**super().settings(), "tau": tau, **({} if mean_tau is None else {"mean_tau": mean_tau})}
 
     def of_mean(self) -> Regression:
-        """With the mean model's own noise."""
+        """The likelihood with the mean model's own noise."""
         return self if self.mean_tau is None else self._with(tau=self.mean_tau, mean_tau=self.mean_tau)
 
     def plain(self) -> Regression:
-        """Without noise that is known."""
+        """The likelihood with unknown noise."""
         return self._with(tau=None, mean_tau=None)
 
     def rescaled(self, scale: float) -> Regression:
-        """Precisions over the square of the scale."""
+        """The likelihood with its precisions divided by the square of the scale."""
         own = None if self.mean_tau is None else self.mean_tau / scale**2
         return self._with(tau=None if self.tau is None else self.tau / scale**2, mean_tau=own)
 
@@ -59,7 +59,7 @@ class Regression(Likelihood):
         return heads, torch.full_like(heads, 1 / self._one_tau(math.inf))
 
     def nll(self, output: Any, target: Tensor) -> Tensor:
-        """Of each value; tau has to be one number, or is 1."""
+        """The negative log likelihood of each value; tau has to be one number (if unknown, 1)."""
         square = self.figures(output, target)[0]
         tau = self._one_tau(1.0)
         return 0.5 * (tau * square + math.log(2 * math.pi / tau))
@@ -70,7 +70,7 @@ class Regression(Likelihood):
         return 0.5 * self._one_tau(1.0) * F.mse_loss(mean, like(target, mean))
 
     def _one_tau(self, unknown: float) -> float:
-        """The precision of all outputs. unknown: where there is none. Raises UsageError where each output has its own."""
+        """The precision of all outputs. unknown: its value if tau is None. Raises UsageError if each output has its own."""
         if isinstance(self.tau, Tensor) and self.tau.numel() > 1:
             raise UsageError("tau: a loss, and figures of one, take one number for all outputs")
         return unknown if self.tau is None else float(self.tau)
@@ -80,7 +80,7 @@ class Regression(Likelihood):
         return loss(output, self.heads(teacher))
 
     def figures(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each value its square, that again (`metrics` knows the noise), and that it counts."""
+        """For each value: its squared error, the same again (`metrics` knows the noise), and 1, as all count."""
         mean = self.heads(output)
         square = (like(target, mean) - mean).double().square()
         return square, square, torch.ones_like(square)
@@ -93,7 +93,7 @@ class Regression(Likelihood):
         return {"rmse": scale * math.sqrt(mean_square), "nll": nll + math.log(scale)}
 
     def sums(self, size: int, full: bool = False) -> Sums:
-        """Of values, for `mc_predict`."""
+        """Running sums of values, for `mc_predict`."""
         return RegressionSums(self, size, full)
 
     def statistics(self, parts: bool = False) -> Statistics:
@@ -111,7 +111,7 @@ class RegressionSums(ValueSums):
         self._values(self._double(output), start)
 
     def add_moments(self, mean: Any, variance: Any, start: int) -> None:
-        """Take mean and variance of the output, (1, b, ...), in place of draws; in the end ask for `prediction(1)`."""
+        """Add mean and variance of the output, (1, b, ...), in place of draws; call `prediction(1)` at the end."""
         self._one_moment(self._double(mean)[0], self._double(variance)[0], start)
 
     def _observation_variance(self, mean: Tensor, samples: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""By what models, epochs and thresholds are compared: one order over the metrics of every task."""
+"""How models, epochs and thresholds are compared: one order over the metrics of every task."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from collections.abc import Mapping
 
 
 def score(metrics: Mapping[str, float]) -> tuple[float, float]:
-    """What epochs and thresholds are chosen by, smaller is better: error (or RMSE), then NLL."""
+    """The key that epochs and thresholds are chosen by, smaller is better: error (or RMSE), then NLL."""
     return metrics.get("error", metrics.get("rmse", math.inf)), metrics["nll"]

@@ -1,6 +1,6 @@
-"""What is summed over the draws, and what the sums say: the formulas of `mc_predict`, as parts of a graph.
+"""What is summed over the draws, and the outputs computed from the sums: the formulas of `mc_predict`, as parts of a graph.
 
-Sums are float64. In float32 a small mutual information would be off by percents after many samples.
+Sums are float64. In float32 a small mutual information would be off by several percent after many samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from svdcompress.likelihoods._heads import HeadsError, class_axis
 
 
 class Statistics:
-    """Base. parts: aleatoric and epistemic variances as further outputs, where they are not outputs in any case."""
+    """Base class. parts: also output aleatoric and epistemic variances, for tasks that do not output them anyway."""
 
     def __init__(self, likelihood: Any, parts: bool = False) -> None:
         self.likelihood, self.dim, self.parts = likelihood, likelihood.dim, parts
@@ -57,14 +57,14 @@ class MomentStatistics(Statistics):
 
 
 def entropy_of(p: Tensor) -> Tensor:
-    """-p log p, 0 where p is; ONNX has no `entr`."""
+    """-p log p, and 0 where p is 0; ONNX has no `entr`."""
     return -p * p.clamp_min(1e-30).log()
 
 
 def file_outputs(
     mean: Tensor, variances: dict[str, Tensor], parts: bool, entropy: Tensor | None = None, expected: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """What a file gives, float32, by name; without entropies for values."""
+    """The outputs of a file by name, float32; without entropies for values."""
     outputs = {"mean": mean, "variance": variances["variance"]}
     if entropy is not None and expected is not None:
         outputs["predictive_entropy"] = entropy

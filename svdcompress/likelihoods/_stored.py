@@ -1,4 +1,4 @@
-"""The likelihood that a model carries, so that `task` need not be said at each call."""
+"""The likelihood that a model carries, so that `task` need not be given at each call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KEY = "_svdc_likelihood"
 def set_likelihood(
     model: nn.Module, likelihood: str | Likelihood | None, *, dim: int | None = None, tau: Any = None
 ) -> nn.Module:
-    """Say what a model's output means, once for all: `mc_predict`, `mean_predict` and `export_onnx` then need no `task`.
+    """Set what a model's output means, once and for all: `mc_predict`, `mean_predict` and `export_onnx` then need no `task`.
 
-    It goes with the model through copies, `prune`, `save` and `load`; a `task` that is given to a call wins over it.
+    It stays with the model through copies, `prune`, `save` and `load`; a `task` that is given to a call takes precedence.
 
-    likelihood: "classification", "binary", "regression" or "gaussian", or an instance of a likelihood, as of your own
-        subclass of `Likelihood`; None: the model has none any more.
+    likelihood: "classification", "binary", "regression" or "gaussian", or an instance of a likelihood, for example of your
+        own subclass of `Likelihood`; None removes the model's likelihood.
     dim: the dimension of the output that holds the classes or heads; None: 1, or the instance's own.
     tau: for regression, the precision of the observations (1 over their noise variance).
 
@@ -47,27 +47,27 @@ def likelihood_of(model: nn.Module) -> Likelihood | None:
 def resolve(
     model: nn.Module, task: str | Likelihood | None, dim: int | None = None, tau: Any = None, default: str = "classification"
 ) -> Likelihood:
-    """The likelihood of a call: what is given, else the model's own, else the default. A given task forgets the model's
-    settings; without one, dim and tau change them."""
+    """The likelihood of a call: the given task, else the model's own likelihood, else the default. A given task ignores the
+    model's settings; without one, dim and tau change them."""
     return likelihood_for(task or likelihood_of(model) or default, dim, tau)
 
 
 def own_likelihood(model: nn.Module, task: str | Likelihood, dim: int | None = None, tau: Any = None) -> Likelihood:
-    """The likelihood that a model carries, where it is of the task: with what calibration found. Else the task's own.
+    """The likelihood that a model carries, with what calibration found, if it is of the task; else the task's own.
 
-    dim, tau: where the model carries none.
+    dim, tau: settings of the task's own likelihood.
     """
     own, asked = likelihood_of(model), likelihood_for(task, dim, tau)
     return asked if own is None or own.name != asked.name else own
 
 
 def as_stored(likelihood: Likelihood) -> dict[str, Any]:
-    """For a manifest, JSON-able: name and settings."""
+    """Name and settings, JSON-able, for a manifest."""
     return {"name": likelihood.name, "settings": likelihood.settings()}
 
 
 def from_stored(stored: Mapping[str, Any]) -> Likelihood:
-    """The likelihood of a manifest. Raises UsageError for a name that is not known here and for settings that do not fit."""
+    """The likelihood of a manifest. Raises UsageError for an unknown name and for settings that do not fit."""
     name, settings = stored["name"], stored["settings"]
     if name not in REGISTRY:
         raise UsageError(f"likelihood: {name!r} is not known here; define or import its class before you load the file")

@@ -1,7 +1,7 @@
 """Running sums over samples: bounded memory, in float64.
 
 Each takes outputs of shape (S, b, ...) for some of the inputs (S draws of b inputs) as they come, and in the end gives the
-Prediction. In float32 a small mutual information would be off by percents after many samples.
+Prediction. In float32 a small mutual information would be off by several percent after many samples.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LEAST_LOG = -1000.0  # e to it is 0 in float64: keeps 0 * log 0 at 0 for classes
 
 
 class Sums:
-    """Base: sums that are made when the first outputs show their shape, rows of the batch being filled in any order.
+    """Base class: sums are allocated when the first outputs show their shape; rows of the batch may be filled in any order.
 
-    likelihood: whose heads are given, and whose `dim` is their class dimension, counted with the batch at 0.
+    likelihood: the one whose heads are added; its `dim` is their class dimension, counted with the batch at 0.
     size: B, the number of inputs. full: covariance matrices over the class dimension instead of variances.
     """
 
     follows_moments: ClassVar[bool] = False
-    """Whether `add_moments` takes mean and variance of normal heads; else draws of them are added."""
+    """Whether `add_moments` takes mean and variance of normally distributed heads; else draws of them are added."""
 
     def __init__(self, likelihood: Any, size: int, full: bool = False) -> None:
         self.likelihood, self.size, self.full, self.dim = likelihood, size, full, likelihood.dim
@@ -35,15 +35,15 @@ class Sums:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, output: Any, start: int) -> None:
-        """Take S draws of the inputs from `start` on; output: heads (S, b, ...), as `Likelihood.heads` gives them."""
+        """Add S draws of the inputs from `start` on; output: heads (S, b, ...), as `Likelihood.heads` returns them."""
         raise NotImplementedError
 
     def add_moments(self, mean: Any, variance: Any, start: int) -> None:
-        """Take mean and variance of the heads, (1, b, ...), in place of draws; in the end ask for `prediction(1)`."""
+        """Add mean and variance of the heads, (1, b, ...), in place of draws; call `prediction(1)` at the end."""
         raise NotImplementedError
 
     def prediction(self, samples: int) -> Prediction:
-        """What the sums say after `samples` draws of every input."""
+        """The prediction from the sums after `samples` draws of every input."""
         raise NotImplementedError
 
     def _double(self, output: Any) -> Tensor:
@@ -69,13 +69,13 @@ class Sums:
         self._sum(name, start, outer)
 
     def _back(self, tensor: Tensor, matrices: bool = False) -> Tensor:
-        """The class dimension where the model had it; matrices stay last."""
+        """Move the class dimension back to where the model has it; matrices stay last."""
         if matrices:
             return tensor
         return tensor.squeeze(-1) if self.flat else tensor.movedim(-1, self.dim)
 
     def _spread(self, mean: Tensor, squares: Tensor) -> Tensor:
-        """Variance over the draws, from the mean and the mean square; rounding is kept from making it negative."""
+        """Variance over the draws, from the mean and the mean square; clamped, as rounding may make it negative."""
         if not self.full:
             return (squares - mean.square()).clamp_min(0)
         matrices = squares - mean.unsqueeze(-1) * mean.unsqueeze(-2)
@@ -95,7 +95,7 @@ class Sums:
         expected: Tensor | None = None,
     ) -> Prediction:
         information = None if entropy is None or expected is None else (entropy - expected).clamp_min(0)
-        classes = self.likelihood.classes  # whose entropies have no class dimension
+        classes = self.likelihood.classes  # their entropies have no class dimension
         return Prediction(
             task=self.likelihood.name,
             samples=samples,
@@ -111,7 +111,7 @@ class Sums:
 
 
 class ValueSums(Sums):
-    """Base, for observations that are values: the mean of each draw, and the variance of the means."""
+    """Base class for observations that are values: the mean of each draw, and the variance of the means."""
 
     def _values(self, values: Tensor, start: int) -> None:
         # Sums of deviations from the first draw: the variance of large values would drown in rounding otherwise.
@@ -132,7 +132,7 @@ class ValueSums(Sums):
         self._sum("dd", start, self._matrix(variance))
 
     def _observation_variance(self, mean: Tensor, samples: int) -> Tensor:
-        """The variance of an observation about the mean of its draw."""
+        """The variance of an observation around the mean of its draw."""
         raise NotImplementedError
 
     def prediction(self, samples: int) -> Prediction:

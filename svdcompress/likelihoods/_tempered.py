@@ -10,9 +10,9 @@ from svdcompress.likelihoods._base import Likelihood
 
 
 class Tempered(Likelihood):
-    """Base of likelihoods whose logarithm is divided by a temperature; as it stands, of those of logits.
+    """Base class of likelihoods whose logarithm is divided by a temperature; its own methods are for logits.
 
-    temperature: what logits are divided by before anything else is made of them (Guo et al. 2017, eq. 9), those of each draw.
+    temperature: what the logits of each draw are divided by before anything else is computed (Guo et al. 2017, eq. 9).
     mean_temperature: the same for the one output of the mean model; None: as for draws.
     """
 
@@ -32,12 +32,12 @@ class Tempered(Likelihood):
         return found
 
     def of_mean(self) -> Likelihood:
-        """With the mean model's own temperature in place of that of draws."""
+        """The likelihood with the mean model's own temperature in place of that of draws."""
         own = self.mean_temperature
         return self if own is None else self._with(temperature=own, mean_temperature=None)
 
     def plain(self) -> Likelihood:
-        """At temperature 1."""
+        """The likelihood at temperature 1."""
         if self.temperature == 1 and self.mean_temperature is None:
             return self
         return self._with(temperature=None, mean_temperature=None)
@@ -48,7 +48,7 @@ class Tempered(Likelihood):
         return logits if self.temperature == 1 else logits / self.temperature
 
     def head_variances(self, variances: Any) -> Any:
-        """Those of the logits, divided by the temperature's square."""
+        """The variances of the logits, divided by the square of the temperature."""
         found = main_output(variances)
         return found if self.temperature == 1 else found / self.temperature**2
 

@@ -1,4 +1,4 @@
-"""A run from its recipe to its folder: the stages in order, and where to go on after a stop."""
+"""Runs a recipe into a folder: the stages in order, and resuming after a stop."""
 
 from svdcompress.pipeline._advice import advice
 from svdcompress.pipeline._baked import baked

@@ -1,4 +1,4 @@
-"""Running statistics of normalisation layers, taken anew for a model that was cut, and put back afterwards."""
+"""Running statistics of normalization layers, re-estimated for a model that was cut and restored afterwards."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from svdcompress.sources import Examples, batch_length
 from svdcompress.train import norms
 
 BATCH = 128
-"""Examples that one estimate is of; the mean over all of them is taken."""
+"""Examples in each batch; the statistics are the mean over all batches."""
 
 NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def normalisations(model: nn.Module) -> list[_BatchNorm]:
-    """Layers whose running statistics are those of the model that they were trained in."""
+    """The batch normalization layers, whose running statistics are those of the model as it was trained."""
     return [layer for layer in norms(model) if isinstance(layer, _BatchNorm)]
 
 
 def mixed(count: int) -> Tensor:
-    """An order by chance, always the same: of data that lie class by class a batch tells the variance within a class."""
+    """A fixed random order: with data sorted by class, a batch would show only the variance within a class."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 @contextmanager
 def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]:
-    """The model with the statistics that it has on examples as it now is, masks and all; everything else computes as in
-    `eval()`. A network that was cut says next to nothing with its former ones, whatever was cut, and which of several cuts is
-    the best is seen with new ones before any training (Li et al. 2020, EagleEye, arXiv 2007.02491, section 3.3).
+    """While the body runs, give the model the running statistics of `examples` as it is now, masks included; everything else
+    computes as in `eval()`. With its old statistics a cut network predicts next to nothing, whatever was cut; with new ones,
+    the best of several cuts shows before any training (Li et al. 2020, EagleEye, arXiv 2007.02491, section 3.3).
 
-    model: where `device` is. Without such layers nothing is computed.
+    model: on `device`. Without batch normalization layers, or with fewer than two examples, nothing is computed.
     """
     layers = normalisations(model)
     if not layers or len(examples) < 2:
@@ -51,7 +51,7 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
             layer.train()
         with torch.no_grad():
             for inputs, _ in examples.subset(mixed(len(examples))).batches(BATCH, device=device):
-                if batch_length(inputs) > 1:  # one has no variance
+                if batch_length(inputs) > 1:  # a single example has no variance
                     call(model, inputs)
         model.eval()
         yield

@@ -1,4 +1,4 @@
-"""What a user should hear before a long run: settings that are unlikely to suit the model."""
+"""What to tell a user before a long run: settings that are unlikely to suit the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from svdcompress.sources import Data, fresh_weights, image_statistics
 from svdcompress.train import resolved_precision
 
 STAGES = ("dense", "train", "recover")
-"""Sections of a recipe that train."""
+"""The sections of a recipe that train a model."""
 
 HARD, HARD_LARGE = 50.0, 10.0
-"""beta * weights / N from which a model is likely to be pruned very hard (ResNet-50 on ImageNet with beta 1: 20)."""
+"""Values of beta * weights / N likely to prune a small and a large model very hard (ResNet-50 on ImageNet with beta 1: 20)."""
 
 
 def unpromised(recipe: Recipe, data: Data) -> list[str]:
-    """A warning of a coverage that the validation data will not be able to promise; data: with their validation split."""
+    """A warning if the validation data cannot promise the requested coverage; data: with their validation split."""
     coverage, likelihood = recipe.calibrate.coverage, likelihood_for(data.task, data.dim)
     if coverage is None:
         return []
@@ -30,7 +30,7 @@ def unpromised(recipe: Recipe, data: Data) -> list[str]:
         return [f"calibrate.coverage: task {data.task!r} has neither prediction sets nor intervals, so nothing is promised"]
     targets, count, needed = next(iter(data.validation.batches(1)))[1], len(data.validation), least_examples(coverage)
     several = 1 if likelihood.probabilities else targets_of(targets)
-    if targets.numel() > several or count >= needed:  # positions count each
+    if targets.numel() > several or count >= needed:  # each position counts
         return []
     each = f" for each of {several} targets" if several > 1 else ""
     return [
@@ -40,7 +40,7 @@ def unpromised(recipe: Recipe, data: Data) -> list[str]:
 
 
 def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, inputs: Any = None) -> list[str]:
-    """Warnings, one line each; model: the dense one. examples: N, the number of training examples. inputs: some of them."""
+    """Warnings, one line each. model: the dense one. examples: N, the number of training examples. inputs: a few of them."""
     weights, total = sizes(recipe, model, inputs)
     train, beta = recipe.train, recipe.train.beta
     lines = []
@@ -73,12 +73,12 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
 
 
 def _training(recipe: Recipe, trained: bool) -> list[str]:
-    """The sections that train anything. trained: whether the dense model is, already."""
+    """The sections in which this run trains anything. trained: whether the dense model is trained already."""
     return [name for name in STAGES if getattr(recipe, name).epochs and not (trained and name == "dense")]
 
 
 def slow_precision(recipe: Recipe, device: torch.device, trained: bool) -> list[str]:
-    """A warning where a stage that trains asks for bfloat16 on a CPU that emulates it."""
+    """A warning if a training stage asks for bfloat16 on a CPU that emulates it."""
     stages = [name for name in _training(recipe, trained) if getattr(recipe, name).precision == "bf16"]
     if not stages or device.type != "cpu" or resolved_precision("auto", device) == "bf16":
         return []
@@ -87,7 +87,7 @@ def slow_precision(recipe: Recipe, device: torch.device, trained: bool) -> list[
 
 
 def precision_taken(recipe: Recipe, device: torch.device, trained: bool) -> str | None:
-    """What precision auto is here; None where no stage that trains has it."""
+    """A note on what `precision: auto` means on this device; None if no training stage uses it."""
     if all(getattr(recipe, name).precision != "auto" for name in _training(recipe, trained)):
         return None
     taken = {"bf16": "bfloat16 (bf16)", "no": "float32 (no)"}[resolved_precision("auto", device)]
@@ -95,7 +95,7 @@ def precision_taken(recipe: Recipe, device: torch.device, trained: bool) -> str 
 
 
 def _pretrained(recipe: Recipe, model: nn.Module) -> list[str]:
-    """What is easily missed with a model from a folder or a hub: a head drawn anew, images normalised otherwise."""
+    """Warnings about what is easily missed with a model from a folder or a hub: a random head, image normalization."""
     lines = []
     if fresh := fresh_weights(model):
         what = f"{', '.join(fresh[:3])}{' ...' if len(fresh) > 3 else ''}"

@@ -1,4 +1,4 @@
-"""What a file in fewer bits may cost: the validation error that is allowed, and that of a file."""
+"""What a file in fewer bits may cost: the allowed validation error, and how to measure that of a file."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from svdcompress.sources import Data, Examples
 from svdcompress.train import evaluate
 
 TOLERANCE = 0.1
-"""Points of validation error (regression: per cent of the RMSE) that fewer bits may cost where the recipe has no
-budget."""
+"""Points of validation error (regression: percent of the RMSE) that fewer bits may cost if the recipe has no budget."""
 
 RANKED = 500
-"""Validation examples that say which layer costs the most, as the only one in fewer bits."""
+"""Validation examples for ranking the layers by what each of them costs if it alone has fewer bits."""
 
 
 @dataclass
 class Allowed:
-    """The budget of a form of `path`, a run's deterministic file.
+    """The budget for a smaller form of `path`, a run's deterministic file.
 
-    max_drop, max_error: the search's budget, below the dense model, whose validation error is `dense` (None: not known, and
-    max_error alone can be kept); both None: TOLERANCE below the float file.
+    max_drop, max_error: the search's budget, relative to the dense model, whose validation error is `dense` (None: not known,
+    and only max_error applies). If neither applies, the limit is TOLERANCE above the error of the float file.
     """
 
     path: Path
@@ -47,7 +46,8 @@ class Allowed:
 
     @cached_property
     def limit(self) -> float:
-        """The validation error that is allowed; a drop of less than one answer is nothing that could be seen."""
+        """The allowed validation error, never below the float file's. Without a budget, one answer may always be lost: a
+        smaller drop cannot be measured."""
         likelihood = likelihood_for(self.data.task, self.data.dim)
         shares = likelihood.probabilities
         asked = Budget(self.max_drop, self.max_error)
@@ -63,11 +63,11 @@ class Allowed:
 
     @cached_property
     def few(self) -> Examples:
-        """Validation examples to rank layers by."""
+        """The validation examples on which layers are ranked."""
         return some(self.data.validation, RANKED)
 
     def error(self, path: Path, examples: Examples | None = None, figure: str | None = None) -> float:
-        """A file's validation error (RMSE, or the figure named)."""
+        """A file's validation error (or RMSE), or the metric that `figure` names."""
         found = evaluate(OnnxModel(path, self.units), examples or self.data.validation, **told(self.data))
         return found[figure] if figure else found.get("error", found.get("rmse", float("nan")))
 
@@ -80,5 +80,5 @@ def budget(recipe: Recipe, before: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def told(data: Data) -> dict[str, Any]:
-    """What `evaluate` is told of a run's data."""
+    """The arguments of `evaluate` that describe a run's data."""
     return {"task": data.task, "scale": data.target_scale, "dim": data.dim}

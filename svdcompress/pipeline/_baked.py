@@ -1,4 +1,4 @@
-"""What of a run's preprocessing its ONNX files do themselves: columns in and values out as they stand in the table."""
+"""The part of a run's preprocessing that its ONNX files do themselves: they take columns and give values as in the table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from svdcompress.likelihoods import Classification, Likelihood, likelihood_for, 
 
 
 class InUnits(nn.Module):
-    """A model of standardised columns or targets that takes and gives them as they are.
+    """Wraps a model of standardized columns or targets so that it takes and returns them in their own units.
 
-    mean, std: of the columns (features,) of the one input that there is then, or None. shift, scale: of the target.
+    mean, std: (features,) of the columns of the single input, or None. shift, scale: of the target.
     likelihood: what the outputs mean.
     """
 
@@ -34,7 +34,7 @@ class InUnits(nn.Module):
 
     @property
     def arguments_of(self) -> nn.Module:
-        """The model whose arguments it takes, for the names of a file's inputs."""
+        """The inner model, whose argument names become the names of a file's inputs."""
         return self.model
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -48,9 +48,9 @@ class InUnits(nn.Module):
 
 @dataclass(frozen=True)
 class Baked:
-    """See the module. columns: mean and std of the inputs; target: mean and standard deviation of the targets; None: as it is.
+    """What the files do themselves. columns: mean and std of the inputs; target: mean and std of the targets; None: unchanged.
 
-    preprocessing: what is left to be done outside the files, for their metadata.
+    preprocessing: what remains to be done outside the files, for their metadata.
     """
 
     columns: Mapping[str, Any] | None = None
@@ -67,19 +67,19 @@ class Baked:
         return units if own is None else set_likelihood(units, own.rescaled(self.target[1] if self.target else 1.0))
 
     def inputs(self, inputs: Any) -> Any:
-        """Inputs as the files take them, from those that the model takes."""
+        """Convert inputs of the model to inputs of the files."""
         if self.columns is None:
             return inputs
         mean, std = torch.tensor(self.columns["mean"]), torch.tensor(self.columns["std"])
         return map_tensors(inputs, lambda tensor: tensor * std + mean)
 
     def tau(self, tau: float | None) -> float | None:
-        """A precision in the units of the loss as one in those of the files."""
+        """Convert a precision from the units of the loss to those of the files."""
         return tau if tau is None or self.target is None else tau / self.target[1] ** 2
 
 
 def baked(preprocessing: Mapping[str, Any], task: str, dim: int = 1) -> Baked:
-    """What the files of a run do with standardised columns (unless other transforms follow) and with scaled targets."""
+    """What a run's files do themselves: standardize columns (unless other transforms follow) and rescale targets."""
     transform = list(preprocessing.get("transform") or ())
     mine = preprocessing.get("standardized") and "columns" in preprocessing and len(transform) == 1
     columns = transform[0]["normalize"] if mine else None

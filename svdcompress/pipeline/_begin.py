@@ -30,12 +30,12 @@ from svdcompress.sources import Data, example_inputs, open_data, save_weights
 from svdcompress.train import write_atomically
 
 EXAMPLES = 2
-"""Examples with which graphs are traced."""
+"""The number of examples with which graphs are traced."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """inputs: a few training examples, with which graphs are traced."""
+    """The opened data. inputs: a few training examples, with which graphs are traced."""
 
     data: Data
     inputs: Any
@@ -43,8 +43,8 @@ class Opened:
 
 @dataclass(frozen=True)
 class Dense:
-    """The trained dense model; trainer: how all later stages train; beta: where the weight of the KL will end. given: whether
-    its weights were trained before this run."""
+    """The trained dense model. trainer: trains all later stages. beta: the weight of the KL at the end of training. given:
+    whether the weights were trained before this run."""
 
     model: nn.Module
     trainer: Trainer
@@ -54,7 +54,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Variational:
-    """A converted model; shapes: of its layers' weights, by name; rate: the learning rate of its log variances."""
+    """A converted model. shapes: of its layers' weights, by layer name. rate: the learning rate of its log variances."""
 
     model: nn.Module
     shapes: dict[str, tuple[int, ...]]
@@ -62,7 +62,7 @@ class Variational:
 
 
 def open_stage(context: Context) -> Opened:
-    """The data is opened, and held against what a stopped run has seen of it."""
+    """Open the data, and compare them with those that a stopped run has seen."""
     recipe = context.recipe
     if recipe.report.tensorboard:
         check_tensorboard()
@@ -78,7 +78,7 @@ def open_stage(context: Context) -> Opened:
 
 
 def dense_stage(context: Context, opened: Opened) -> Dense:
-    """The dense model, loaded or trained, tried on the data before and judged after."""
+    """Load or train the dense model; it is tried on the data before any training and judged afterwards."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe, data.notes)
     if recipe.data.unlabelled:
@@ -116,7 +116,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
 
 
 def convert_stage(context: Context, opened: Opened, dense: Dense) -> Variational:
-    """A converted copy of the dense model, and whether training can bring it to the threshold."""
+    """Convert a copy of the dense model, and check whether training can bring it to the threshold."""
     recipe, world, count = context.recipe, context.place.world, len(opened.data.train)
     model = converted(copy.deepcopy(dense.model).cpu(), recipe, opened.inputs)
     shapes = {name: tuple(layer.weight.shape) for name, layer in variational_layers(model)}
@@ -145,7 +145,7 @@ def train_stage(context: Context, opened: Opened, dense: Dense, variational: Var
 
 
 def _tell_phases(context: Context, trained: bool) -> None:
-    """How long each phase of training is, and what sets it."""
+    """Tell the user how many epochs each phase of training has, and which option sets them."""
     recipe = context.recipe
     phases = [] if trained else [f"the dense model {recipe.dense.epochs} epochs (--dense-epochs; --weights has it trained)"]
     phases.append(f"fine-tuning {recipe.train.epochs} (--epochs)")

@@ -1,4 +1,4 @@
-"""How many cores other programs use while something is timed, as far as the system tells it (Linux)."""
+"""How many cores other programs use while something is timed, as far as the system reports it (Linux)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pathlib import Path
 STAT = Path("/proc/stat")
 
 BUSY = (0, 1, 2, 5, 6, 7)
-"""Of a processor's columns there: user, nice, system, interrupts (two), and what other guests of the host took."""
+"""Columns of a processor's line there that count as busy: user, nice, system, interrupts (two), time taken by other guests."""
 
 LEAST = 0.25
-"""Of the cores that the timed work needs, so much may be taken by others."""
+"""How many of the cores that the timed work needs may be in use by other programs before it counts as crowded."""
 
 
 @dataclass
 class Load:
-    """cores: of the machine. others: how many of them other programs used on average; None where that is not known."""
+    """The load of a machine. cores: how many it has. others: how many of them other programs used on average; None: unknown."""
 
     cores: int
     others: float | None = None
 
     def crowded(self, threads: int) -> bool:
-        """Whether work of so many threads had to share its cores."""
+        """Whether work with this many threads had to share its cores."""
         return self.others is not None and self.others > self.cores - threads + LEAST
 
 
 @contextmanager
 def watched() -> Iterator[Load]:
-    """What others use meanwhile; known at the end. This process, and those it started and that ended, are not others."""
+    """Measure the load while the body runs; it is set at the end. This process and its finished children are not counted."""
     load = Load(os.cpu_count() or 1)
     begun, busy, own = time.monotonic(), _busy(), _own()
     try:
@@ -44,7 +44,7 @@ def watched() -> Iterator[Load]:
 
 
 def _busy() -> float | None:
-    """Seconds that all cores together have worked since the machine began."""
+    """Busy seconds of all cores together since the machine started; None: unknown."""
     try:
         kind, *columns = STAT.read_text(encoding="utf-8").splitlines()[0].split()
         ticks = sum(int(columns[column]) for column in BUSY) if kind == "cpu" else None
@@ -54,6 +54,6 @@ def _busy() -> float | None:
 
 
 def _own() -> float:
-    """Seconds that this process has worked, with its children that ended."""
+    """Busy seconds of this process and its finished children."""
     now = os.times()
     return now.user + now.system + now.children_user + now.children_system

@@ -1,4 +1,4 @@
-"""The stage after recovery: what validation data say of the small model's certainty, put into it, and what it may promise."""
+"""The stage after recovery: calibrates the small model on validation data, and finds what it can promise."""
 
 from __future__ import annotations
 
@@ -36,30 +36,31 @@ from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import mc_predict, mean_predict
 
 KEPT = "validation.safetensors"
-"""What a run keeps of its validation data."""
+"""The file for what a run keeps of its validation data."""
 
 CHUNK = 500
 
 MOST_MACS = 2 * 10**12
-"""Multiply-accumulates of one look at validation or test data by draws, where the recipe asks for a promise: a minute or two
-on a core."""
+"""The most multiply-accumulates of one pass of draws over validation or test data if the recipe asks for a promise: a minute
+or two on one core."""
 
 LATER_MACS = 2 * 10**11
-"""The same for what only a later `svdc predict` might ask for."""
+"""The same if only a later `svdc predict` might ask for a promise."""
 
 EXAMPLES, SAMPLES = 20_000, 100
 
 FEWEST, FEWEST_SAMPLES = 100, 10
-"""Below that nothing is worth promising."""
+"""The fewest examples, and draws of each, from which a promise is worth making."""
 
 UNEVEN, LEAST = 1.5, 30
-"""Of several targets: by how much what is predicted of their errors may differ, and the validation examples that tell."""
+"""For several targets: the factor by which their standardized errors may differ without a warning, and the fewest validation
+examples that can tell."""
 
 Promise = ConformalSets | ConformalIntervals | AnswerAbove
 
 
 def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
-    """The small model with its posterior chosen and its likelihood calibrated, as the recipe's `calibrate` says."""
+    """Choose the small model's posterior and calibrate its likelihood, as the recipe's `calibrate` says."""
     settings, data, model = context.recipe.calibrate, opened.data, small.model
     with _figures.there(context.place.device, model):
         tau = Passes(model, data).noise_precision
@@ -96,7 +97,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
 
 
 def _carrying(model: nn.Module, likelihood: Likelihood) -> nn.Module:
-    """The model, and the one within it that a checkpoint holds, with a likelihood."""
+    """Attach a likelihood to the model and to the one inside it that a checkpoint holds; returns the model."""
     set_likelihood(bare(model), likelihood)
     return set_likelihood(model, likelihood)
 
@@ -111,7 +112,7 @@ def _told(found: Calibrated) -> str:
 
 
 def predictors(model: nn.Module, data: Data, seed: int, samples: int) -> dict[str, Callable[[Any], Any]]:
-    """The model's predictions by the mean and by draws, with its own likelihood."""
+    """Functions that predict by the mean and by draws, with the model's own likelihood."""
     own = own_likelihood(model, data.task, data.dim)
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -121,7 +122,7 @@ def predictors(model: nn.Module, data: Data, seed: int, samples: int) -> dict[st
 
 
 def promise_stage(context: Context, opened: Opened, small: Small) -> None:
-    """What the validation data let the model promise: kept in the folder, and what the recipe asks for in the report."""
+    """Find what the validation data let the model promise: keep it in the folder, and report what was asked for."""
     settings, data, model = context.recipe.calibrate, opened.data, small.model
     likelihood = own_likelihood(model, data.task, data.dim)
     asked = settings.coverage is not None or settings.answer_above is not None
@@ -157,8 +158,7 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
 
 
 def _uneven(promises: Promises, names: Any) -> str | None:
-    """A warning where one noise is made of the errors of several targets that differ. names: of the targets, where they have
-    any."""
+    """A warning if the predicted standard deviations fit some targets much worse than others. names: of the targets, if any."""
     scores = promises.scores
     if scores is None or scores.dim() != 2 or len(scores) < LEAST:
         return None
@@ -175,8 +175,8 @@ def _uneven(promises: Promises, names: Any) -> str | None:
 
 
 def _known(context: Context, validation: Examples, macs: int, asked: bool) -> dict[str, tuple[Examples, int]]:
-    """Which validation examples the mean and the draws are shown, and how many draws of each; "samples" is left out where
-    nothing was asked for and they would take long. asked: whether the recipe asks for a promise."""
+    """The validation examples to predict by the mean and by draws, and how many draws of each. "samples" is left out if no
+    promise was asked for and draws would take long. asked: whether the recipe asks for a promise."""
     found = {"mean": (some(validation, EXAMPLES), 1)}
     most = MOST_MACS if asked else LATER_MACS
     if not asked and FEWEST_SAMPLES * min(FEWEST, len(validation)) * macs > most:
@@ -196,7 +196,7 @@ def _known(context: Context, validation: Examples, macs: int, asked: bool) -> di
 
 
 def measure_promises(context: Context, opened: Opened, small: Small) -> None:
-    """What the promises were worth on the test data, into the report."""
+    """Measure on the test data how well the promises are kept, for the report."""
     results, data, model = context.results.promises, opened.data, small.model
     if not results:
         return
@@ -207,11 +207,11 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:
                 continue
-            samples = promises[0].get("samples", SAMPLES)  # as many as the promise was made with, or it would not be kept
+            samples = promises[0].get("samples", SAMPLES)  # as for the promise: it holds for no other number
             examples = some(data.test, EXAMPLES) if who == "mean" else within(data.test, samples, macs)
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
-            # Predicted once: draws take long, and all promises ask for the same.
+            # Predicted once: draws take long, and all promises need the same predictions.
             seen = [(predict(inputs), target) for inputs, target in _batches(examples, context)()]
             for promise in promises:
                 promise["test"] = measured(lambda prediction: prediction, lambda seen=seen: seen, its, from_dict(promise))
@@ -222,12 +222,12 @@ def _batches(examples: Examples, context: Context) -> Any:
 
 
 def bounded(examples: Examples, macs: int, most: int = MOST_MACS) -> tuple[Examples, int]:
-    """So many of the examples, and draws of each, that the work stays within `most` multiply-accumulates."""
+    """As many examples, and draws of each, as `most` multiply-accumulates allow (FEWEST and FEWEST_SAMPLES at least)."""
     allowed = most // max(macs, 1)
     samples = max(FEWEST_SAMPLES, min(SAMPLES, allowed // max(min(len(examples), 2000), 1)))
     return within(examples, samples, macs, most), samples
 
 
 def within(examples: Examples, samples: int, macs: int, most: int = MOST_MACS) -> Examples:
-    """So many of the examples that so many draws of each stay within `most` multiply-accumulates, FEWEST at least."""
+    """As many examples as `most` multiply-accumulates allow with this many draws of each, FEWEST at least."""
     return some(examples, min(EXAMPLES, max(FEWEST, most // max(macs, 1) // samples)))

@@ -1,4 +1,4 @@
-"""What compression did to the figures on the test data, and how much of that may be chance."""
+"""How compression changed the metrics on the test data, and how much of that may be chance."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
 
 
 def changes(dense: Passes, sparse: Passes, data: Data) -> dict[str, dict[str, float]]:
-    """`changes` of the report: for each metric `low` and `high` of the 95% interval of sparse less dense, paired on the same
-    test examples; in points for the error, for the rmse in the target's units, for the nll in nats.
+    """`changes` of the report: for each metric `low` and `high` of the 95% interval of sparse minus dense, paired on the same
+    test examples; in points for the error, in the target's units for the rmse, in nats for the nll.
 
-    It says what other test data could have given, not what other seeds of the training would have.
+    The interval says what other test data could have given, not what other seeds of the training would have.
     """
     likelihood = likelihood_for(data.task, data.dim)
     found = [passes.test.each for passes in (dense, sparse)]
-    some = found[0][2] > 0  # positions of the class -100 do not count, and they may be all that an example has
+    some = found[0][2] > 0  # positions of class -100 do not count; an example may have no others
     found = [tuple(part[some] for part in one) for one in found]
     if len(found[0][0]) < 2:
         return {}
     numbers = found[0][2]
-    weight = numbers / numbers.mean()  # examples may have several numbers each, and not equally many
+    weight = numbers / numbers.mean()  # examples may have several targets each, in different numbers
     first, second = ([one[index] / numbers for one in found] for index in (0, 1))
     if likelihood.probabilities:
         single = bool((numbers == 1).all())
@@ -40,7 +40,7 @@ def changes(dense: Passes, sparse: Passes, data: Data) -> dict[str, dict[str, fl
 
 def _nll(squares: Tensor, tau: float | None) -> Tensor:
     """Negative log likelihoods of a normal distribution with precision tau."""
-    assert tau is not None  # of a regression it is known
+    assert tau is not None  # known for a regression
     return 0.5 * (tau * squares + math.log(2 * math.pi / tau))
 
 

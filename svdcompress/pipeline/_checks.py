@@ -1,4 +1,4 @@
-"""What a run's report says, computed again from the run's files; `_verify.py` calls these."""
+"""Checks that compute again, from a run's files, what its report says; called by `_verify.py`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ MODEL, ONNX, MC_ONNX, DENSE, DENSE_ONNX = "model.safetensors", "model.onnx", "mo
 BATCH = 250
 
 RELATIVE = 1e-3
-"""How far NLL and RMSE may be off: onnxruntime and PyTorch round otherwise, and so do a GPU and a CPU."""
+"""How far NLL and RMSE may be off: onnxruntime and PyTorch round differently, and so do a GPU and a CPU."""
 
 ROUNDED = 1 / 5000
-"""The share of answers that rounding may change, at least one answer; ten times as many where a GPU had computed them."""
+"""The share of answers that rounding may change, at least one answer; ten times as many if they were computed on a GPU."""
 
 SIGMAS = 6.0
 """Standard errors by which two Monte-Carlo means may differ."""
@@ -46,7 +46,7 @@ SIGMAS = 6.0
 
 @dataclass(frozen=True)
 class Check:
-    """One figure: what the report (or another file) says and what was found. passed: None where it could not be looked at."""
+    """One figure: what the report (or another file) says, and what was found. passed: None if it could not be checked."""
 
     name: str
     file: str
@@ -57,15 +57,15 @@ class Check:
 
 
 class Skip(Exception):
-    """A figure that cannot be looked at, and why."""
+    """Raised, with the reason, when a figure cannot be checked."""
 
 
 @dataclass
 class Material:
-    """What the checks look at: a run's folder, opened, and its results.
+    """What the checks work on: a run's opened folder, and its results.
 
-    examples: test examples at most that errors are computed on; None: all. reference: the model that the files were made of, if
-    it is still there; figures of a part of the examples are compared with its own. rows, samples: of the Monte-Carlo means.
+    examples: the most test examples that errors are computed on; None: all. reference: the model that the files were made
+    from, if at hand; figures of a part of the examples are compared with its own. rows, samples: of the Monte-Carlo means.
     """
 
     opened: OpenRun
@@ -76,7 +76,8 @@ class Material:
     samples: int = 400
 
     def path(self, name: str) -> Path:
-        """A file of the folder. Raises Skip where the run wrote none; a file that has gone is found by its digest."""
+        """A file's path in the folder. Raises Skip if it is missing; a file deleted since the run fails the check of
+        digests."""
         path = self.opened.folder / name
         if not os.path.isfile(path):
             raise Skip(f"there is no {name}")
@@ -84,14 +85,14 @@ class Material:
 
     @cached_property
     def units(self) -> Baked:
-        """What the ONNX files do beside the model."""
+        """The preprocessing that the ONNX files do themselves."""
         return baked(self.opened.preprocessing, self.opened.recipe.task, self.opened.dim)
 
     def inputs(self, path: Path) -> Any:
-        """Inputs as the ONNX files take them: test examples where there are data, else noise. Raises Skip."""
+        """Inputs for the ONNX files: test examples if there are data, else noise. Raises Skip if neither can be had."""
         try:
             return self.units.inputs(example_inputs(self.opened.data.test, self.rows))
-        except Exception as error:  # whatever stands in the way of the data
+        except Exception as error:  # the data cannot be opened, for whatever reason
             if self.reference is not None:
                 raise
             shapes = [value.shape[1:] for value in open_session(path).get_inputs() if value.name not in ("samples", "seed")]
@@ -129,7 +130,7 @@ def sizes(material: Material) -> Iterator[Check]:
 
 
 def ratios(material: Material) -> Iterator[Check]:
-    """`compression`, from the figures that it is made of."""
+    """`compression`, computed from the figures in the report."""
     stored = material.results.get("compression")
     sides = [material.results.get(side) for side in ("dense", "sparse")]
     if not stored or not all(sides):
@@ -140,7 +141,7 @@ def ratios(material: Material) -> Iterator[Check]:
 
 
 def shapes(material: Material) -> Iterator[Check]:
-    """The layers' shapes, by the tensors of the checkpoint."""
+    """The layers' shapes, from the tensors of the checkpoint."""
     path = material.path(MODEL)
     aliases = read_manifest(path)["ties"]
     rows = material.results.get("layers") or ()
@@ -158,7 +159,7 @@ def shapes(material: Material) -> Iterator[Check]:
 
 
 def counts(material: Material) -> Iterator[Check]:
-    """Parameters and non-zeros, counted on the tensors of the checkpoint; the model says only which are parameters."""
+    """Parameters and non-zeros, counted in the checkpoint's tensors; the model only gives their names and the masks."""
     stored = material.results.get("sparse") or {}
     path = material.path(MODEL)
     model = bare(material.opened.model)
@@ -196,7 +197,7 @@ def dense_counts(material: Material) -> Iterator[Check]:
 
 
 def reloaded(material: Material) -> Iterator[Check]:
-    """The checkpoint, loaded onto a fresh model, beside the model that it was written from."""
+    """The checkpoint, loaded into a fresh model, compared with the model that it was written from."""
     assert material.reference is not None
     material.path(MODEL)
     there, found = (bare(model).state_dict() for model in (material.reference, material.opened.model))
@@ -214,7 +215,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def parity(material: Material, name: str = ONNX) -> Iterator[Check]:
-    """A deterministic file beside the checkpoint, on inputs that the run's own comparison did not have."""
+    """A deterministic file compared with the checkpoint, on other inputs than the run's own comparison."""
     path = material.path(name)
     stored = (material.results.get("parity") or {}).get(name)
     model = material.units.model(material.opened.model)
@@ -222,12 +223,12 @@ def parity(material: Material, name: str = ONNX) -> Iterator[Check]:
     if material.opened.recipe.export.sets:
         own = own_likelihood(model, material.opened.recipe.task, material.opened.dim)
         further = sets_of(material.results, "mean", own)
-    found = check_parity(path, model, material.inputs(path), further=further)  # raises beyond its tolerance
+    found = check_parity(path, model, material.inputs(path), further=further)  # raises ExportError beyond its tolerance
     yield Check(f"difference from {MODEL}", name, stored, found)
 
 
 def errors(material: Material) -> Iterator[Check]:
-    """Error (or RMSE) and NLL on the test data, by the deterministic file in onnxruntime."""
+    """Error (or RMSE) and NLL on the test data, of the deterministic file in onnxruntime."""
     path = material.path(ONNX)
     data, opened = material.opened.data, material.opened
     test = data.test if material.examples is None else some(data.test, material.examples)
@@ -250,8 +251,8 @@ def errors(material: Material) -> Iterator[Check]:
 
 
 def rounded(name: str, stored: float, data: Data) -> float:
-    """By how much rounding may change a figure other than the error. An RMSE is in the target's unit, which may be small: it is
-    measured by itself, and by the rounding of the targets' own size; nats by 1, at least."""
+    """How much rounding may change a metric other than the error. The limit for an RMSE, whose unit may be small, is relative
+    to the RMSE itself, plus a term for the size of the targets; for an NLL it is relative to 1 nat at least."""
     if name != "rmse":
         return RELATIVE * max(1.0, abs(stored))
     targets = getattr(data.test, "targets", None)
@@ -260,7 +261,7 @@ def rounded(name: str, stored: float, data: Data) -> float:
 
 
 def monte_carlo(material: Material) -> Iterator[Check]:
-    """The mean of the Monte-Carlo file beside PyTorch's, both over draws of their own."""
+    """The mean of the Monte-Carlo file compared with PyTorch's, each over its own draws."""
     path = material.path(MC_ONNX)
     opened, samples, inputs = material.opened, material.samples, material.inputs(path)
     session = open_session(path)
@@ -270,7 +271,7 @@ def monte_carlo(material: Material) -> Iterator[Check]:
     mean = torch.from_numpy(run(session, inputs, path, **more)[names.index("mean")]).double()
     task = opened.recipe.task
     generator = torch.Generator().manual_seed(1)
-    tau, local = material.units.tau(opened.tau if task == "regression" else None), not seeded  # files of 0.1.0 draw otherwise
+    tau, local = material.units.tau(opened.tau if task == "regression" else None), not seeded  # files of 0.1.0 draw differently
     model = material.units.model(opened.model)
     own = own_likelihood(model, task, opened.dim, tau)
     try:

@@ -1,4 +1,4 @@
-"""A trial's masks, for the size that is asked for: the usual way to it, or a mixture that loses less untrained."""
+"""Chooses a trial's masks for the requested size: by the usual way, or by a mixture that loses less before training."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from svdcompress.sources import Data
 from svdcompress.train import losses
 
 EXAMPLES = 5000
-"""Training examples that mixtures are compared on, at most."""
+"""The most training examples that mixtures are compared on."""
 
 FEW, SHARE = 1000, 0.1
-"""Where a trial cools for a few epochs only: this share of the examples of those epochs, but no fewer than so many. Each way is
-judged on them, in float32, which would take a large model as long as the cooling does."""
+"""If a trial cools for only a few epochs, mixtures are compared on this share of the examples that those epochs see, but on
+FEW at least. Each way is judged on them in float32: with more, a large model would need as long for that as for the cooling."""
 
 
 MANY, FIRST, BEST = 4, 0.25, 3
-"""More candidates than that are compared on this share of the examples first, and the best few and the usual way on all."""
+"""More candidates than MANY are first compared on this share of the examples; then the best few and the usual way on all."""
 
 LONG = 10**12
-"""Multiply-accumulates of a look at examples, half a minute of a core, above which a way is pruned for it on a CPU."""
+"""Multiply-accumulates of a pass over the examples, half a minute on one core, above which a CPU prunes each way first."""
 
 ADAPTED = 1000
-"""Training examples that normalisation statistics are taken anew of, for each candidate."""
+"""Training examples that the normalization statistics of each candidate are estimated from."""
 
 
 def compared_on(examples: int, epochs: int) -> int:
-    """How many training examples mixtures are compared on, of all `examples`. epochs: of the cooling of a trial."""
+    """The number of training examples that mixtures are compared on, out of `examples`. epochs: of a trial's cooling."""
     return min(examples, EXAMPLES, max(FEW, round(SHARE * epochs * examples)))
 
 
@@ -60,12 +60,12 @@ def masks_for(
     stored: Mapping[str, Any] | None = None,
     reconstructor: Reconstructor | None = None,
 ) -> Selection:
-    """Masks of a cooled posterior of which a size comes: single weights go by one threshold on all shares, units by their rank.
+    """Masks that bring a cooled posterior to a size: single weights go by one threshold on all shares, units by their rank.
 
-    Where the size follows the shapes alone, no single weight of a unit that stays is masked. With `search.mixture: auto`,
-    mixtures (see `ways`) are compared with that without training, and one is taken that is surely better. target: the size that
-    `measure` is to have. stored: `Selection.way` of a choice that was made before, which is not made again. reconstructor: as
-    of `chosen`.
+    If the size follows the shapes alone, no single weight of a remaining unit is masked. With `search.mixture: auto`, mixtures
+    (see `ways`) are compared with the usual way without training, and one is taken only if it is surely better. target: the
+    size to reach, in `measure`. stored: `Selection.way` of an earlier choice, whose masks are made again without a new choice.
+    reconstructor: as for `chosen`.
     """
     model = cooled.model
     to_size = ways(context, opened, dense, model, measure, target, cooled.masks, by_outputs=cooled.unpressed)
@@ -85,7 +85,7 @@ def masks_for(
 def chosen_for(
     context: Context, data: Data, to_size: Ways, reconstructor: Reconstructor | None = None
 ) -> tuple[Way, dict[str, Any] | None]:
-    """As `chosen`, with the settings and on the examples of a search's trial."""
+    """Like `chosen`, with the settings and the examples of a search's trial."""
     count = compared_on(len(data.train), epochs_of(context.recipe.train, COOLING_EPOCHS))
     return chosen(to_size, data, context.recipe.search.mixture, context.place.device, count, reconstructor)
 
@@ -98,8 +98,8 @@ def chosen(
     count: int = EXAMPLES,
     reconstructor: Reconstructor | None = None,
 ) -> tuple[Way, dict[str, Any] | None]:
-    """The way that is taken, and the record of the choice; None where there was none. count: examples to compare ways on.
-    reconstructor: by which what stays makes up for what goes; None: nothing does."""
+    """The way to take, and the record of the choice (None if there was none to make). count: examples to compare ways on.
+    reconstructor: fits the remaining weights to each cut; None: they stay as they are."""
     usual = to_size.usual()
     if setting == "off" or usual.free:
         return usual, None
@@ -115,7 +115,7 @@ def chosen(
     def judged(way: Way, examples: Any) -> Option:
         to_size.context.check("while it chose what goes")
         small = to_size.small if each * len(examples) > LONG else None
-        with there(device, to_size.model):  # sizes are measured where pruning and export have their inputs
+        with there(device, to_size.model):  # only here: pruning and export, for sizes, have their inputs on the CPU
             return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
 
     if len(found) > MANY:
@@ -124,7 +124,7 @@ def chosen(
         best = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
         found = {name: way for name, way in found.items() if name in best}
     options = {name: judged(way, examples) for name, way in found.items()}
-    while found[(name := best_option([*options.values()]).name)].size is None:  # only what would be taken is measured
+    while found[(name := best_option([*options.values()]).name)].size is None:  # only a way that would be taken is measured
         if (fitted := to_size.fitted(found[name], usual)) is None:
             del options[name]
             continue
@@ -143,9 +143,9 @@ def option(
     reconstructor: Reconstructor | None = None,
     small: Callable[[Masks], nn.Module | None] | None = None,
 ) -> Option:
-    """What a way loses on examples, untrained: as it is reconstructed, else but for its normalisation statistics, which fit
-    outputs that are as before. model: where `device` is. left: what is left of it before. small: from masks to what they leave
-    of the model as it then is, which computes less than the model with masks (None: that)."""
+    """What a way loses on examples, untrained: reconstructed, or else with new normalization statistics (after reconstruction
+    the old ones still fit, as outputs are as before). model: on `device`. left: the masks of what was left before. small: maps
+    masks to the pruned model, which computes less than the masked one (None: the masked one is used)."""
     likelihood = likelihood_for(data.task, data.dim)
     with _cut(model, way.masks, data, device, left, reconstructor):
         asked = small(way.masks) if small is not None else None

@@ -1,4 +1,4 @@
-"""What all stages of a run are given: its recipe, its folder, where it says things, and the report that is being written."""
+"""What every stage of a run is given: its recipe, its folder, its output to the user, and the report so far."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from svdcompress.recipe import Recipe
 from svdcompress.train import Bars, Place
 
 WITH_BARS = ("dense", "train", "recover", "search")
-"""Stages that show bars of their own."""
+"""Stages that show their own progress bars."""
 
 BEAT = 10.0
-"""Seconds between two notes of how long an unfinished stage has taken: a run that is killed loses the count of no more."""
+"""Seconds between two records of how long an unfinished stage has taken: a killed run loses count of no more than that."""
 
 
 @dataclass
@@ -38,12 +38,12 @@ class Context:
     results: RunResults
     history: list[dict[str, Any]] = field(default_factory=list)
     _stage: str = ""
-    _began: float = 0.0  # less what earlier sittings took
+    _began: float = 0.0  # minus what the stage took before a stop
     _noted: float = 0.0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Within it the stage's seconds are counted, over all sittings of the run. Raises Interrupted if asked to stop."""
+        """Count the stage's seconds while the body runs, added to those before a stop. Raises Interrupted if asked to stop."""
         self.check(f"before the stage {name}")
         self._stage, self._noted = name, time.monotonic()
         self._began = self._noted - self._unfinished().get(name, 0.0)
@@ -59,12 +59,13 @@ class Context:
         self.state.put(seconds=seconds, unfinished={key: took for key, took in self._unfinished().items() if key != name})
 
     def check(self, where: str) -> None:
-        """Raises Interrupted if asked to stop: for work of minutes that no training does. where: as in "while it chose"."""
+        """Raises Interrupted if asked to stop: for minutes of work outside training. where: such as "while it chose"."""
         if self.stop():
             raise Interrupted(f"stopped by {self.stop.signal} {where}.")
 
     def beat(self, every: float = BEAT) -> None:
-        """Note how long the stage under way has taken, if that was not done for `every` seconds: a sitting may end anywhere."""
+        """Record how long the current stage has taken, unless done in the last `every` seconds: a run may be killed
+        anywhere."""
         now = time.monotonic()
         if now - self._noted >= every:
             self._noted = now
@@ -74,14 +75,14 @@ class Context:
         return self.state.facts.get("unfinished", {})
 
     def warn(self, line: str) -> None:
-        """A warning, on the screen and in the report; once, if it is the same line again."""
+        """Show a warning and add it to the report, unless the same line is there already."""
         if line in self.results.warnings:
             return
         self.results.warnings.append(line)
         self.say(f"[yellow]warning:[/] {escape(line)}")
 
     def note(self, line: str) -> None:
-        """What a user may want to know, on the screen and in the report; once."""
+        """Show a note that a user may want to know and add it to the report, unless it is there already."""
         if line in self.results.notes:
             return
         self.results.notes.append(line)
@@ -92,18 +93,18 @@ class Context:
         return {"warnings": list(self.results.warnings), "notes": list(self.results.notes)}
 
     def say_again(self, said: dict[str, list[str]]) -> None:
-        """What an earlier sitting has said of work that is not done again."""
+        """Repeat what was said, before a stop, about work that is not done again."""
         for kind, tell in {"warnings": self.warn, "notes": self.note}.items():
             for line in said.get(kind, []):
                 tell(line)
 
     def attempt(self, what: str, work: Callable[[], Any]) -> None:
-        """Make figures. What fails in it is a warning, and under `failed` in the report: it must not cost a run its files."""
+        """Compute figures. A failure becomes a warning and part of `failed` in the report: it must not cost a run its files."""
         try:
             work()
         except (Interrupted, OutputError):
             raise
-        except Exception as error:  # of the test data, of other packages, of the user's model: a figure is never worth the rest
+        except Exception as error:  # from test data, other packages, the user's model: no figure is worth the rest of the run
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             self.results.failed[what] = reason
             self.warn(f"no figures for {what} ({reason}); the files are not affected")

@@ -1,4 +1,4 @@
-"""From a recipe's settings to converted models, schedules of beta, and masks that leave something."""
+"""Turns a recipe's settings into converted models, schedules of beta, and the masks that training uses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from svdcompress.train import shrink
 
 
 def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module:
-    """A model converted as the recipe says, in place: first the layers that rules name, then the rest.
+    """Convert a model in place as the recipe says: first the layers that rules match, then the rest.
 
-    inputs: examples for one forward pass, by which layers are found whose weight is read past them (see `convert`).
+    inputs: examples for one forward pass, which finds layers whose weight is read without calling them (see `convert`).
     """
     settings = recipe.convert
     base = {name: getattr(settings, name) for name in ("prior", "posterior", "share", "threshold")}
@@ -45,7 +45,7 @@ def converted(model: nn.Module, recipe: Recipe, inputs: Any = None) -> nn.Module
 
 
 def _start(*nearest_first: LayerRule | ConvertSection) -> dict[str, float]:
-    """Where log variances start: as the nearest says that says anything. Of one that says both, log alpha counts."""
+    """Where log variances start: from the first settings that say so. If they set both, log alpha counts."""
     for settings in nearest_first:
         for name in ("log_alpha", "log_sigma2"):
             if (start := getattr(settings, name)) is not None:
@@ -54,14 +54,14 @@ def _start(*nearest_first: LayerRule | ConvertSection) -> dict[str, float]:
 
 
 def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:
-    """What to say of a model's own dropout that is to draw: layers of it that a pass through the model never comes to.
+    """Notes about a model's own dropout that is to draw: layers that a forward pass never reaches.
 
-    inputs: a few examples. Raises RecipeError where none of it would draw.
+    inputs: a few examples. Raises RecipeError if none of it would draw, or if a layer has rate 1.
     """
     if recipe.convert.dropout == "keep":
         return []
     model = copy.deepcopy(model).eval()
-    leave_fused_paths(model)  # as the converted model will have done
+    leave_fused_paths(model)  # as conversion will do
     found = [(name, layer) for name, layer in model.named_modules() if type(layer) in DROPOUT_CLASSES]
     layers = [(name, layer) for name, layer in found if getattr(layer, "p", 0)]
     if total := next((name for name, layer in layers if getattr(layer, "p", 0) >= 1), None):
@@ -85,24 +85,24 @@ def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:
 
 
 def planned(model: nn.Module, recipe: Recipe, inputs: Any = None, include: list[str] | None = None) -> list[PlanEntry]:
-    """What `converted` would do with each layer of a dense model; include: other patterns than the recipe's."""
+    """What `converted` would do with each layer of a dense model; include: patterns in place of the recipe's."""
     settings = recipe.convert
     patterns = settings.include if include is None else include
     return plan(model, patterns, settings.exclude, derived=settings.derived, example_inputs=inputs)
 
 
 LARGE = 5_000_000
-"""Parameters from which a model counts as large: pretrained ResNets and transformers, not the small nets of MNIST."""
+"""The number of parameters at which a model counts as large: pretrained ResNets and transformers, not small MNIST nets."""
 
 LARGE_BETA = 0.1
-"""Most that "auto" takes for a large model (ResNet-50 on ImageNet: 73.8% top-1 at 0.1, 67% at 1)."""
+"""The largest beta that "auto" takes for a large model (ResNet-50 on ImageNet: 73.8% top-1 at 0.1, 67% at 1)."""
 
 PUSH = 10.0
-"""beta * weights / N of "auto", about that of settings which worked: digits 11, LeNet-300-100 on MNIST 22 to 43."""
+"""The beta * weights / N that "auto" aims at, close to settings that worked: digits 11, LeNet-300-100 on MNIST 22 to 43."""
 
 
 def final_beta(recipe: Recipe, model: nn.Module, examples: int, inputs: Any = None) -> float:
-    """The weight that the KL ends with, in numbers where the recipe says auto; model: dense or converted, N examples.
+    """The beta that training ends with, as a number even if the recipe says auto. model: dense or converted. examples: N.
 
     inputs: as for `converted`.
     """
@@ -114,9 +114,9 @@ def final_beta(recipe: Recipe, model: nn.Module, examples: int, inputs: Any = No
 
 
 def sizes(recipe: Recipe, model: nn.Module, inputs: Any = None) -> tuple[int, int]:
-    """Weights to be converted, and parameters of the dense model; inputs: as for `converted`."""
+    """The number of weights to be converted, and of parameters of the dense model; inputs: as for `converted`."""
     entries = planned(model, recipe, inputs)
-    already = sum(layer.weight.numel() for _, layer in variational_layers(model))  # by the model's own author
+    already = sum(layer.weight.numel() for _, layer in variational_layers(model))  # converted by the model's author
     variances = sum(own.numel() for own in variance_parameters(model))
     return sum(e.parameters for e in entries if e.converted) + already, sum(p.numel() for p in model.parameters()) - variances
 
@@ -127,11 +127,11 @@ def make_schedule(beta: BetaSchedule, epochs: int, final: float) -> Schedule:
 
 
 def mildest(recipe: Recipe) -> Threshold | None:
-    """The threshold that leaves most, of those that a recipe may choose, share by share; None: each layer's own.
+    """The threshold that keeps the most, share by share, of those that a recipe may choose; None: each layer's own.
 
-    Where one of them names no limit of a share, it is the highest that a layer has.
+    Where one of them names no limit for a share, the highest limit of any layer is used.
     """
-    candidates = [] if recipe.search.wanted else recipe.relevance.candidates  # a search chooses none of them
+    candidates = [] if recipe.search.wanted else recipe.relevance.candidates  # a search does not choose among them
     wanted = candidates or [recipe.relevance.threshold]
     settings = recipe.convert
     owns = [parse_threshold(one.threshold) for one in (settings, *settings.layers) if one.threshold is not None]
@@ -141,13 +141,13 @@ def mildest(recipe: Recipe) -> Threshold | None:
 
 
 def while_training(recipe: Recipe, inputs: Any) -> WhileTraining:
-    """What the history's sparsity is counted by: the threshold and the coupling that will choose in the end (of several
-    candidates the mildest, so that no less will go). inputs: examples for one forward pass."""
+    """The masks that the history's sparsity is counted from: by the threshold and the coupling that choose in the end (of
+    several candidates the mildest, so that no fewer weights will go). inputs: examples for one forward pass."""
     return WhileTraining(mildest(recipe), recipe.relevance, inputs)
 
 
 def shrinking(recipe: Recipe, inputs: Any) -> dict[str, Any]:
-    """The arguments of `fit` that remove dead units during training, never one that the last pruning would keep.
+    """The arguments of `fit` that remove dead units during training, but none that the final pruning would keep.
 
     inputs: examples for one forward pass.
     """

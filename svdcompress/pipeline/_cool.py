@@ -1,4 +1,4 @@
-"""A posterior of the path, trained on and cut down towards a size in steps, so what stays learns to do without the rest."""
+"""Trains a posterior of the path on while cutting it to a size in steps, so that what stays learns to do without the rest."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from svdcompress.sources import make_model
 
 @dataclass(frozen=True)
 class Ask:
-    """What a trial is made of and for. target: the size, in the search's measure. cuts: steps to it, the last one included.
-    at_once: whether it is cut once, as it is, and what stays makes up for that (see `Reconstructor`)."""
+    """What a trial is asked for. target: the size, in the search's measure. cuts: steps to it, the last one included. at_once:
+    whether everything is cut in one step, without cooling, and the rest is reconstructed (see `Reconstructor`)."""
 
     number: int
     pressure: float
@@ -35,11 +35,11 @@ class Ask:
 
     @property
     def unpressed(self) -> bool:
-        """Whether it begins from the dense weights."""
+        """Whether the trial begins from the dense weights."""
         return self.pressure <= UNPRESSED
 
     def folder(self, search: Path) -> Path:
-        """Where the trial lies until it is done."""
+        """The trial's folder, which exists until the trial is done."""
         return search / f"trial-{self.number}"
 
 
@@ -47,8 +47,8 @@ class Ask:
 class Cooled:
     """The posterior of a trial.
 
-    model: holds no masks. masks: what the cuts left of it; None where there were none. natural: its size before the first cut;
-    None where that is its size now. history: the rows of its epochs. unpressed, at_once: as of what was asked.
+    model: with no masks held. masks: what the cuts have kept; None if nothing was cut. natural: the size before the first cut;
+    None if nothing was cut. history: the rows of its epochs. unpressed, at_once: as in `Ask`.
     """
 
     model: nn.Module
@@ -60,15 +60,15 @@ class Cooled:
 
 
 def kept_file(search: Path, number: int) -> Path:
-    """Where the posterior of a trial lies until the search is done."""
+    """The file that holds a trial's posterior until the search is done."""
     return search / f"cooled-{number}.safetensors"
 
 
 def begin(ask: Ask, search: Path) -> Path:
-    """The folder of a trial. What was begun in it of another one, as where `search.trials` changed meanwhile, is removed."""
+    """The folder of a trial. Leftovers of another trial, for instance after a change of `search.trials`, are removed."""
     folder = ask.folder(search)
     about = {"pressure": ask.pressure, "target": ask.target, "cuts": ask.cuts}
-    file = folder / ("at-once.json" if ask.at_once else "ask.json")  # what was begun otherwise is another one's
+    file = folder / ("at-once.json" if ask.at_once else "ask.json")  # begun the other way, it is another trial
     if known(file, about) != about:
         shutil.rmtree(folder, ignore_errors=True)
         kept_file(search, ask.number).unlink(missing_ok=True)
@@ -83,15 +83,16 @@ def cooled(
     ways: Callable[[nn.Module, Masks | None], Ways],
     choose: Callable[[Ways], str],
 ) -> Cooled:
-    """The posterior of a trial, made once.
+    """The posterior of a trial; made once, then read from its file.
 
-    The epochs of cooling fall into as many parts as there are cuts, of one epoch at least each; the learning rate falls in the
-    last one. After each part but the last, what is least needed goes until the model is on the way to its size, in equal ratios
-    from what it is by itself; it is held at that from then on, and the next part learns without it. What is left to go after
-    the last part is chosen by `masks_for`. Where nothing has to go after the first part, all others are one.
+    The epochs of cooling are divided into as many parts as there are cuts, each of one epoch at least; the learning rate falls
+    in the last part. After each part but the last, the units of the lowest rank are cut, such that the size falls in equal
+    ratios from its natural value to the target; the masks are held from then on, and the next part learns without these units.
+    What remains to be cut after the last part is chosen by `masks_for`. If nothing has to be cut after the first part, the
+    others become one.
 
-    ways: the ways to the size, of a model and of the masks of what is left of it. choose: which of them all steps go, by its
-    name; asked after the first part. What is cut at once isn't cooled: recovery has these epochs.
+    ways: maps a model and the masks of what is left of it to the ways to the size. choose: picks the way that all steps take,
+    by name; called after the first part. A trial that is cut at once is not cooled: its recovery gets these epochs.
     """
     file = kept_file(climb.folder, ask.number)
     if not file.exists() and ask.at_once:
@@ -126,7 +127,7 @@ def _cool(
     done = 0
     while done < epochs:
         part = ends.index(next(end for end in ends if end > done))
-        if part and masks is None:  # nothing has to go
+        if part and masks is None:  # nothing has to be cut
             part = parts - 1
         last = part == parts - 1
         schedule = LrSchedule(name="linear", start="0%") if last else LrSchedule(name="constant")
@@ -152,8 +153,8 @@ def _keep(model: nn.Module, file: Path, natural: float | None, history: list[dic
 
 
 def _way_to(way: Ways, choose: Callable[[Ways], str], file: Path) -> tuple[float, float | None, str]:
-    """What a model is by itself, where it has to get to (None: no further), and in which way, as found after the first part and
-    kept."""
+    """A model's natural size, the size to reach (None: nothing has to be cut), and the name of the way to it; found after the
+    first part and kept in the file."""
     names = ("natural", "aim", "way")
     if (found := known(file, names)) is None:
         aim = way.aim()

@@ -37,8 +37,8 @@ from svdcompress.train import seed_everything
 def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Module, bool]:
     """The recipe's model with its weights, and whether they are trained already. Raises ModelError, CheckpointError.
 
-    notes: gets a line on what of a file to start from was not used, and on what it lacked; on other weights in a file; and on a
-    model in half precision.
+    notes: receives lines on weights that a file to start from has in excess or lacks, on other weights in a file, and on a
+    model that came in another precision than float32.
     """
     seed_everything(recipe.seed, "model")
     model = make_model(recipe.model)
@@ -61,12 +61,12 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
 
 
 def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> float:
-    """Try what a run will need of its dense model, before anything is trained; it is in `eval()` then. Its loss of the inputs.
+    """Try, before any training, what a run will need of its dense model; leaves it in `eval()` and returns its loss.
 
-    inputs: the first few training examples. What it finds goes into `data`: the dimension of the classes, and warnings. Raises
-    ModelError if the model does not run on them, if its output does not fit the loss, or if a pattern of the recipe matches
-    nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for class weights of another number, or
-    where `convert.dropout: draw` finds no dropout.
+    inputs: the first few training examples. What is found goes into `data`: the dimension of the classes, warnings and notes.
+    Raises ModelError if the model does not run on the inputs, if its output does not fit the loss, or if a pattern of the
+    recipe matches nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for a wrong number of
+    class weights, or if `convert.dropout: draw` finds no dropout.
     """
     model.eval()
     try:
@@ -79,7 +79,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
         why = token_limits(model, inputs) or channels_last(inputs)
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
     targets = first_targets(data, inputs)
-    by_name = not isinstance(output, Tensor | tuple | list)  # as transformers has them
+    by_name = not isinstance(output, Tensor | tuple | list)  # as in transformers
     data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
     if not by_name and both_fit(main.shape, targets.shape, data.task):
         data.dim, told = among_positions(model, inputs, main)
@@ -100,7 +100,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
 
 
 def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> list[str]:
-    """A warning of outputs beside the main one that no loss asks for; one of the user's own gets them all."""
+    """A warning about outputs besides the main one that the loss does not use; a user's own loss gets them all."""
     both = data.task == "gaussian" and isinstance(output, tuple | list) and len(output) == 2  # mean and log variance
     if ":" in recipe.loss.name or both or not other_outputs(output):
         return []
@@ -122,7 +122,7 @@ def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, outpu
 
 
 def _made_of(output: Tensor, main: Tensor) -> bool:
-    """Whether an output comes from weights by way of the main one alone, as its probabilities do."""
+    """Whether an output depends on weights only through the main output, as its probabilities do."""
     seen, ahead, met = set(), [output.grad_fn], False
     while ahead:
         node = ahead.pop()
@@ -137,14 +137,14 @@ def _made_of(output: Tensor, main: Tensor) -> bool:
 
 
 def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, targets: Tensor) -> None:
-    """As many outputs as classes: fewer are an error, more are told of."""
+    """Compare the numbers of outputs and classes: fewer outputs are an error, more give a warning."""
     outputs, classes = main.shape[data.dim], _classes(data)
     at = class_dim(main.shape, targets.shape, data.task, last_if_both=data.dim == -1)
     fits = at == data.dim and main.dim() == targets.dim() + 1
-    if not fits:  # what that means is said by the loss
+    if not fits:  # `check_loss` says what that means
         return
     hint = f"; {outputs_hint(recipe.model, outputs, classes)}" if classes else ""
-    if recipe.weights.file and recipe.weights.trained is not False:  # they would not fit a model of other outputs
+    if recipe.weights.file and recipe.weights.trained is not False:  # they would not fit another number of outputs
         hint = f"; its weights ({recipe.weights.file}) are for as many. Are they for the classes of these data?"
         hint = "" if outputs == 1 else hint
     if outputs == 1:
@@ -156,7 +156,7 @@ def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, t
 
 
 def _classes(data: Data) -> int:
-    """Classes that the data are known to have, by the dataset's own list of them if they are read as needed; 0: not known."""
+    """The known number of classes, from the dataset's own list if the data are read as needed; 0: not known."""
     if data.outputs:
         return data.outputs
     names = getattr(getattr(data.train, "dataset", None), "classes", None)
@@ -164,9 +164,9 @@ def _classes(data: Data) -> int:
 
 
 def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None:
-    """Raises ModelError, naming the field, for a pattern that matches no module, and where nothing would be converted.
+    """Raises ModelError, naming the field, if a pattern matches no module, or if a rule or the whole recipe converts nothing.
 
-    inputs: the first few training examples, of a model that runs on them.
+    inputs: the first few training examples, for a model that runs on them.
     """
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     settings = recipe.convert
@@ -191,13 +191,13 @@ def check_patterns(model: nn.Module, recipe: Recipe, inputs: Any = None) -> None
 
 
 def token_limits(model: nn.Module, inputs: Any) -> str:
-    """What a language model's config says against token ids that it fails on: too many of them, or too large ones; or ""."""
+    """Why a language model fails on its token ids, as far as its config shows: too many of them, or ids too large; or ""."""
     config, ids = getattr(model, "config", None), inputs.get("input_ids") if isinstance(inputs, dict) else inputs
     if config is None or not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dim() != 2:
         return ""
     positions, vocabulary = (getattr(config, name, None) for name in ("max_position_embeddings", "vocab_size"))
     if isinstance(positions, int):
-        positions -= 2 if "roberta" in str(getattr(config, "model_type", "")) else 0  # which counts from its padding id on
+        positions -= 2 if "roberta" in str(getattr(config, "model_type", "")) else 0  # it counts from its padding id on
         if ids.shape[1] > positions:
             return (
                 f". The inputs have {ids.shape[1]} tokens, the model takes {positions} (max_position_embeddings): "

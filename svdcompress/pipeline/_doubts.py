@@ -1,4 +1,4 @@
-"""The test examples that the small model is least sure of, for the report: what was said, what is true, and how they look."""
+"""The test examples that the small model is least sure of, for the report: prediction, truth and picture."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from svdcompress.sources import Data, Examples
 from svdcompress.uncertainty import Gathered
 
 SHOWN = 12
-"""So many of them."""
+"""The number of examples shown."""
 
 SIDE = 48
-"""Longest side of a picture in the report, in pixels; larger ones are made smaller."""
+"""The longest side of a picture in the report, in pixels; larger pictures are scaled down."""
 
 
 def doubts(
     found: Gathered, examples: Examples, data: Data, likelihood: Likelihood, places: Tensor | None = None
 ) -> list[dict[str, Any]]:
-    """`doubts` of the report, the least sure first; [] where an example has many targets (pixels, tokens), and for regressions.
+    """`doubts` of the report, the least sure first; [] if an example has many targets (pixels, tokens), and for regression.
 
-    found: predictions of all the examples, in their order. Their score is the entropy of the predictive distribution.
-    places: which of the test data each example is (None: they are all of it).
+    found: predictions of all the examples, in their order. They are ranked by the entropy of the predictive distribution.
+    places: the index of each example in the test data (None: the examples are all of it).
     """
     single = found.targets.dim() == 1 and len(found.targets) == found.inputs
     if not single or not likelihood.probabilities:
@@ -57,12 +57,12 @@ def _name(label: int, data: Data) -> str:
 
 
 def _compact(picture: Tensor) -> dict[str, Any]:
-    """A picture as its shape and its bytes in base64: as lists of numbers it would be most of the report."""
+    """A picture as its shape and its bytes in base64: lists of numbers would make up most of the report."""
     return {"shape": list(picture.shape), "base64": base64.b64encode(picture.contiguous().numpy().tobytes()).decode()}
 
 
 def _pictures(inputs: Any, preprocessing: dict[str, Any]) -> Tensor | None:
-    """Inputs as whole numbers from 0 to 255, (N, H, W) or (N, H, W, 3), each on a scale of its own; None if they are none."""
+    """Inputs as integers from 0 to 255, (N, H, W) or (N, H, W, 3), each scaled by its own range; None if they are no images."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return None
     x = inputs.detach().float().cpu()

@@ -48,22 +48,22 @@ TRIAL_STEPS = 5
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 REST_SECONDS = 15.0
-"""Pruning, export, measuring and the report, for a small model."""
+"""Seconds for pruning, export, measuring and the report, with a small model."""
 
 CHOSEN = 10
-"""So often a trial asks the examples that it compares ways of cutting on: four ways, others on a part, all reconstructed."""
+"""Passes over the examples that a trial compares ways of cutting on: four ways, others on a part, all reconstructed."""
 
 JUDGED = 4
-"""So often a run asks the test and the validation data: dense and small model, before and after the files are written."""
+"""Passes over the test and validation data: dense and small model, before and after the files are written."""
 
 
 @dataclass
 class Estimate:
-    """What a run will be.
+    """The expected plan and cost of a run.
 
-    seconds: of each stage of training. memory: bytes of weights, gradients and optimizer, at most. beta: at its end. reach: how
-    far it is from where log alpha starts to the threshold, and how far training goes (of weights drawn anew, where the dense
-    model is yet to be trained).
+    seconds: of each training stage, and of the rest. memory: bytes of weights, gradients and optimizer state, at most. beta:
+    its final value. reach: how far log alpha starts from the threshold, and how far training can move it (with random weights
+    if the dense model is yet to be trained).
     """
 
     plan: list[PlanEntry]
@@ -84,7 +84,7 @@ class Estimate:
 
 
 def estimate(recipe: Recipe) -> Estimate:
-    """Read the data, make the model, try a few steps of each kind; nothing is written. Raises what a run's start raises."""
+    """Read the data, make the model, time a few steps of each kind; nothing is written. Raises what a run's start raises."""
     check_epochs(recipe)
     data = open_data(recipe.data, recipe.task)
     place = find_place(recipe.device)
@@ -128,7 +128,7 @@ def estimate(recipe: Recipe) -> Estimate:
 
 
 def _goal_out_of_reach(recipe: Recipe, dense: nn.Module, model: nn.Module, inputs: Any) -> list[str]:
-    """A warning of a goal that one unit in each layer exceeds, as a search has it; of measures that take no file."""
+    """The search's warning about a goal below the size of one unit in each layer; only for measures that need no file."""
     measure = objective_of(recipe)
     if recipe.search.goal is None or measure not in ("parameters", "macs"):
         return []
@@ -138,7 +138,7 @@ def _goal_out_of_reach(recipe: Recipe, dense: nn.Module, model: nn.Module, input
     try:
         pruning["protect"] = [*pruning["protect"], *that_stay(model, inputs, masks, pruning, recipe.prune.time_budget)]
         least = min(float(getattr(Ranking(model, inputs, masks, **pruning).at({measure: FEWEST}), measure)), size)
-    except PruneError:  # which the search says by itself
+    except PruneError:  # the search reports it
         return []
     if goal.target(size) * (1 + CLOSE) >= least:
         return []
@@ -148,13 +148,13 @@ def _goal_out_of_reach(recipe: Recipe, dense: nn.Module, model: nn.Module, input
 def _seconds(
     recipe: Recipe, data: Data, dense: nn.Module, model: nn.Module, trained: bool, device: torch.device, macs: int
 ) -> dict[str, float]:
-    """Seconds of each stage, with what its epochs validate; both models are taken to the device. macs: of one example."""
+    """Seconds of each stage, validation after its epochs included; moves both models to the device. macs: of one example."""
     loss, settings = make_loss(recipe.loss, dim=data.dim), recipe.search
     each = _forward_seconds(dense, data, recipe, device)
     validating = each * len(data.validation)
 
     def once(distill: Distillation) -> bool:
-        """Whether the teacher is asked once, for all epochs of all stages that ask in the same way."""
+        """Whether the teacher is asked only once, for all epochs of all stages that ask in the same way."""
         return asks_once(data.train, taught(recipe, distill))
 
     def epoch(trained: nn.Module, stage: Training, distill: Distillation | None = None, **more: Any) -> float:
@@ -192,7 +192,7 @@ def _seconds(
 
 
 def _step_seconds(batches: Iterable[tuple[Any, Any]], step: Callable[[Any, Any], Any], device: torch.device) -> float:
-    """Median of the first few."""
+    """Median seconds of the first few steps."""
     times = []
     for x, y in islice(batches, TRIAL_STEPS):
         started = time.perf_counter()
@@ -205,7 +205,7 @@ def _step_seconds(batches: Iterable[tuple[Any, Any]], step: Callable[[Any, Any],
 
 @torch.no_grad()
 def _forward_seconds(model: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> float:
-    """Seconds that one example takes in judging, in batches as large as those of training."""
+    """Seconds of a forward pass per example, in batches as large as those of training."""
     model, size = model.to(device).eval(), recipe.train.batch_size
     seconds = _step_seconds(data.train.batches(size, device=device), lambda x, y: call(model, x), device)
     return seconds / min(size, len(data.train))
@@ -221,9 +221,9 @@ def _epoch_seconds(
     teacher: nn.Module | None = None,
     noise: bool = True,
 ) -> float:
-    """Seconds of an epoch, from the time of a few steps of the real kind on the real data.
+    """Seconds of an epoch, from timing a few real steps on the real data.
 
-    noise: False trains the means of a converted model, without their KL. teacher: whose answers are targets, too.
+    noise: False trains only the means of a converted model, without their KL. teacher: a model whose answers are targets, too.
     """
     model = model.to(device).train()
     layers = [layer for _, layer in variational_layers(model)]
@@ -250,7 +250,7 @@ def _epoch_seconds(
 
 
 def _state_bytes(model: nn.Module, settings: Training) -> int:
-    """Each trained number with its gradient and what the optimizer keeps of it."""
+    """Bytes of all trained numbers, with their gradients and the optimizer's state."""
     variances = {id(own) for own in variance_parameters(model)}
     copies = {"adam": 4, "adamw": 4, "sgd": 3}[settings.optimizer]
     return sum(

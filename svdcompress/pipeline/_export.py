@@ -1,4 +1,4 @@
-"""A run's deterministic ONNX file, and what its files say of themselves: when the run writes them, and when asked once more."""
+"""A run's deterministic ONNX file, and the metadata of its files: for the run itself and for exports after it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from svdcompress.pipeline._select import Select, faster
 def file_metadata(
     results: Mapping[str, Any], preprocessing: Mapping[str, Any], classes: list[str] | None, task: str, draws: bool = False
 ) -> dict[str, Any]:
-    """Metadata of a run's ONNX files. results: what `report.json` holds, of which `compression` and `metrics` are taken.
+    """Metadata of a run's ONNX files. results: the content of `report.json`, of which `compression` and `metrics` are used.
 
-    draws: of the Monte-Carlo file, which has no `metrics`: those are the mean's.
+    draws: for the Monte-Carlo file, which gets no `metrics`: those are the mean's.
     """
     found: dict[str, Any] = {"preprocessing": dict(preprocessing), "classes": classes, "task": task}
     if "dense" in results and "sparse" in results:
@@ -29,7 +29,7 @@ def file_metadata(
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with four digits: what a file says of itself is for people, and `report.json` has them all."""
+    """Round numbers to four digits: metadata is for people to read, and `report.json` has all digits."""
     if isinstance(value, Mapping):
         return {key: _rounded(each) for key, each in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
@@ -47,12 +47,13 @@ def export_model(
     units: Baked | None = None,
     sets: Callable[[nn.Module], Any] | None = None,
 ) -> tuple[Exported, bool | None]:
-    """Write a pruned model's deterministic file; returns it, and for a model that reads a part of its inputs whether the file
-    selects these (None: the model reads all).
+    """Write a pruned model's deterministic file; returns it and, for a model that reads only a part of its inputs, whether the
+    file selects these (None: the model reads all).
 
-    feed: from a file to batches for it, as `cost.latencies` has them. timed: where inputs were removed, the form is taken that
-    measures faster, selecting or reading all with weights of 0; else it selects. units: what the file does beside the model.
-    sets: from the model as the file holds it to a function that gives further outputs (`export_onnx`).
+    feed: maps an ONNX file to a function that makes input batches of any size for it, as `cost.latencies` expects. timed: if
+    inputs were removed, keep the faster of two forms, one that selects inputs and one that reads all with weights of 0;
+    without it, the file selects. units: the preprocessing that the file does.
+    sets: maps the model as the file holds it to a function that gives further outputs (see `export_onnx`).
     """
     units = units or Baked()
     further = None if sets is None else sets(units.model(model))

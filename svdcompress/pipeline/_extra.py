@@ -1,4 +1,4 @@
-"""What a run's files say beside tensors and figures, as schemas: checked once, where they are read."""
+"""Schemas of what a run's files hold besides tensors and figures; checked once, when the files are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Part(BaseModel):
-    """Values are of their own types; further keys may be there."""
+    """Values must have exactly these types; other keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -49,7 +49,7 @@ class Extra(_Part):
 
 
 class Seen(_Part):
-    """What a split of the data was when the run began."""
+    """A split of the data as it was when the run began."""
 
     examples: Index
     checksum: Annotated[int, Field(ge=0, lt=2**32)] | None = None

@@ -17,13 +17,13 @@ FEWEST, MOST = 3, 8
 
 
 def fewest_bits(opened: OpenRun) -> dict[str, int]:
-    """Bits by "LAYER.weight", 3 to 8, so that the validation error of the rounded model stays within what fewer bits may cost
-    (0.1 points, or one answer; or the run's own search.max_drop and search.max_error).
+    """Bits of each "LAYER.weight", 3 to 8, such that the validation error of the rounded model stays within what fewer bits
+    may cost (0.1 points, or one answer; or the run's own search.max_drop and search.max_error).
 
-    All layers start with 3; then the one whose rounding costs the most NLL for its bytes gets one more, until the error is
-    allowed. Steps are chosen by the posterior.
+    All layers start with 3 bits; then the layer whose rounding costs the most NLL for its bytes gets one more, until the error
+    is allowed. The posterior decides the size of the rounding steps.
 
-    Raises UsageError for a model without variational layers, or where 8 bits lose too much.
+    Raises UsageError for a model without variational layers, or if 8 bits lose too much.
     """
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
     known = budget(opened.recipe, (opened.results.get("dense") or {}).get("validation"))

@@ -1,4 +1,4 @@
-"""The figures of a run: from models and data to the entries of `report.json`."""
+"""The figures of a run: turns models and data into the entries of `report.json`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def there(device: torch.device, *models: nn.Module) -> Iterator[None]:
-    """Models on a device for a while; between stages they wait on the CPU."""
+    """Move models to a device while the body runs; between stages they stay on the CPU."""
     try:
         for model in models:
             model.to(device)
@@ -46,7 +46,7 @@ def there(device: torch.device, *models: nn.Module) -> Iterator[None]:
 
 
 def macs_of(model: nn.Module, inputs: Any) -> int:
-    """Multiply-accumulates of one example; the model is where the inputs are."""
+    """Multiply-accumulates for one example; the model must be on the device of the inputs. 0 if they cannot be counted."""
     try:
         return int(cost.measure(model, inputs).to_dict().get("macs") or 0)
     except Exception:  # a model that cannot be counted is taken as small
@@ -56,9 +56,9 @@ def macs_of(model: nn.Module, inputs: Any) -> int:
 def layer_rows(
     before: dict[str, tuple[int, ...]], masks: Masks, dense: nn.Module, small: nn.Module, inputs: Any
 ) -> list[dict[str, Any]]:
-    """`layers` of the report: shapes, the share of the first shape's weights that are gone, units with a weight left, MACs."""
+    """`layers` of the report: shapes, the share of the original weights that is gone, units that have a weight left, MACs."""
     before_by, after_by = (cost.by_layer(model, inputs) for model in (dense, small))
-    if isinstance(small, Select):  # which is a model around the model
+    if isinstance(small, Select):  # a wrapper around the model
         after_by = {name.removeprefix("model."): found for name, found in after_by.items()}
     small = bare(small)
     dense_layers = dict(dense.named_modules())
@@ -101,13 +101,13 @@ def _variational(model: nn.Module) -> dict[str, Any]:
 
 
 def _sides(shape: tuple[int, ...], groups: int, transposed: bool) -> tuple[int, int]:
-    """Inputs and outputs of a layer whose weight has this shape, (outputs, inputs / groups, ...) or the other way."""
+    """A layer's numbers of inputs and outputs, from the shape of its weight: (outputs, inputs / groups, ...), or transposed."""
     one, other = shape[0], shape[1] * groups
     return (one, other) if transposed else (other, one)
 
 
 def feed(data: Data, file: Path) -> Callable[[int], Any]:
-    """Batches of any size for an ONNX file, made of training examples."""
+    """A function that makes batches of any size for an ONNX file, from training examples."""
     inputs = example_inputs(data.train, 128)
 
     def make(batch: int) -> Any:

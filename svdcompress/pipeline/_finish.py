@@ -31,7 +31,7 @@ from svdcompress.relevance import Masks, hold
 
 @dataclass(frozen=True)
 class Finished:
-    """The models that the figures are of; variational: the large one, its masks frozen."""
+    """The models that figures are computed from. variational: the model before pruning. masks: what the pruning kept."""
 
     dense: Dense
     variational: Variational
@@ -40,7 +40,7 @@ class Finished:
 
 
 def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
-    """The first look at the test data, and counts."""
+    """Evaluate both models, on the test data for the first time, and count their sizes."""
     results, data, device = context.results, opened.data, context.place.device
     dense, small, variational = models.dense.model, models.small.model, models.variational
     passes = {model: Passes(model, data) for model in (dense, small)}
@@ -72,7 +72,7 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
 
 
 def export_stage(context: Context, opened: Opened, models: Finished, late: Late) -> Files:
-    """The ONNX files, as far as the recipe asks for them."""
+    """Write the ONNX files that the recipe asks for."""
     files = Files(context.recipe, opened.data, opened.inputs, context.out, context.results, context.warn)
     small = models.small.model
     if not context.recipe.export.onnx:
@@ -106,7 +106,7 @@ def figures_stage(context: Context, opened: Opened, models: Finished) -> None:
 
 
 def cost_stage(context: Context, opened: Opened, files: Files) -> None:
-    """Latencies of the files, and all ratios."""
+    """Latencies of the files, and all compression ratios."""
     results, recipe = context.results, context.recipe
 
     def work() -> None:
@@ -115,7 +115,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             paths = dict(files.written)
             paths |= files.small.measured if files.small else {}
             make_input = _figures.feed(opened.data, paths["dense"])
-            own = recipe.search.latency_batch  # what the search was for is told too
+            own = recipe.search.latency_batch  # the batch size that the search was for is reported, too
             times = cost.latencies(paths, make_input, sorted({*BATCHES, own or BATCHES[0]}))
             results.dense.latency_ms, results.sparse.latency_ms = times["dense"], times["sparse"]
             if files.small:
@@ -129,7 +129,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
 
 
 def verify_stage(context: Context, opened: Opened, models: Finished) -> VerifyError | None:
-    """Look at the files as somebody who has nothing else would. What is wrong gets another name, and is the run's error."""
+    """Check the files as someone with nothing else would. Files that fail are renamed; returns the run's error, or None."""
     found = self_check(context.recipe, context.out, context.results.to_dict(), models.small.model, opened.data)
     context.results.verified = found.to_dict()
     for check in found.skipped:
@@ -143,7 +143,7 @@ def verify_stage(context: Context, opened: Opened, models: Finished) -> VerifyEr
 
 
 def report_stage(context: Context, opened: Opened) -> dict[str, Any]:
-    """report.json and report.html; returns what the former holds."""
+    """Write report.json and report.html; returns the content of the former."""
     recipe, out = context.recipe, context.out
     about = dict(
         name=out.name,
@@ -170,5 +170,5 @@ def report_stage(context: Context, opened: Opened) -> dict[str, Any]:
     if recipe.report.html:
         context.attempt("report.html", pictures)
         results = {**context.results.to_dict(), **about, **stamp}
-        report.write_json(out / "report.json", results)  # with what the drawing had to say
+        report.write_json(out / "report.json", results)  # again, with a failure to draw
     return results

@@ -1,4 +1,4 @@
-"""A run's folder: never another run's, written whole, and a state from which a stopped run goes on."""
+"""A run's folder: never another run's, with files that are written whole, and a state from which a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
 def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     """Make a run's folder usable; returns a line to tell the user, or "".
 
-    resume: the folder holds a stopped run. overwrite: what it holds is moved aside, under a name of its own.
+    resume: the folder holds a stopped run. overwrite: move what it holds aside, under a new name.
     Raises OutputError if it holds something else, cannot be made or cannot be written.
     """
     if resume:
@@ -51,7 +51,7 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
             raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
         for folder in (out, out / STATE):
             sweep(folder)
-        if _finished(out):  # and then killed
+        if _finished(out):  # killed before its state was cleared
             RunState(out, writer=True).finish()
             raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
         return ""
@@ -79,9 +79,10 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Within it no other process can go on with the run in a folder, which `prepare` made; a kill opens the lock as well.
+    """While the body runs, no other process can resume the run in a folder, which `prepare` made. A kill releases the lock.
 
-    Raises OutputError if another one is at it. Where the system has no such locks, nothing is locked.
+    Raises OutputError if another process holds the lock, or if the run has just finished. Where the system has no such locks,
+    nothing is locked.
     """
     if fcntl is None or not (out / STATE).is_dir():
         yield
@@ -89,7 +90,7 @@ def locked(out: Path) -> Iterator[None]:
     finished = OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
     try:
         file = (out / LOCK).open("a")
-    except FileNotFoundError:  # it has finished this moment
+    except FileNotFoundError:  # it has just finished
         raise finished from None
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
@@ -102,7 +103,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def _held(file: Any) -> bool:
-    """Whether the lock on a file could be had (or the place has none, as some network drives)."""
+    """Try to lock a file; returns whether it worked (True where there are no locks, as on some network drives)."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[union-attr]
     except BlockingIOError:
@@ -118,12 +119,12 @@ def _underway(out: Path) -> bool:
     try:
         with (out / LOCK).open("a") as file:
             return not _held(file)
-    except OSError:  # which is said where it is written to
+    except OSError:  # reported when the folder is written to
         return False
 
 
 def _finished(out: Path) -> bool:
-    """Whether all files of a run are there and only the clearing of its state was cut off."""
+    """Whether a run wrote all its files, and only the clearing of its state was cut off."""
     if (out / STATE / "run.json").is_file():
         return RunState(out, writer=False).facts.get("finished") is True
     left = {path.name for path in (out / STATE).iterdir() if not is_temporary(path)} - {"lock"}
@@ -131,7 +132,7 @@ def _finished(out: Path) -> bool:
 
 
 def discard(out: Path) -> None:
-    """Take back what `prepare` made of a folder whose run failed before it trained anything: the name is free again."""
+    """Undo what `prepare` did for a run that failed before it trained anything, so that the name is free again."""
     if (out / "dense.safetensors").exists() or any((out / STATE).glob("*.pt")):
         return
     shutil.rmtree(out / STATE, ignore_errors=True)
@@ -142,7 +143,7 @@ def discard(out: Path) -> None:
 
 
 def _free(out: Path) -> bool:
-    """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote its recipe."""
+    """Whether a folder is empty, or holds only leftovers of a run that was killed before it wrote its recipe."""
     inside = [path.relative_to(out) for path in out.rglob("*")]
     left = {path.as_posix() for path in inside if not any(is_temporary(part) for part in (path, *path.parents))}
     return left <= {STATE, f"{STATE}/run.json", LOCK}
@@ -162,8 +163,8 @@ def _occupied(out: Path) -> str:
 
 
 def resume_command(out: Path, recipe: Recipe | None = None, *more: str) -> str:
-    """What to type to go on with a run; with the word that its code needs, where its recipe names some. In Python where its
-    model or data were handed over there."""
+    """The command that resumes a run, with --trust-code if its recipe names code. It is a Python call if its model, data or
+    loss were handed over in Python. more: further options."""
     if recipe is not None and any(map(is_given, (recipe.model.name, recipe.data.name, recipe.loss.name))):
         changed = [each.removeprefix("--set ").partition("=") for each in more if each.startswith("--set ")]
         settings = f"settings={{{', '.join(f'{name!r}: {value}' for name, _, value in changed)}}}, " if changed else ""
@@ -180,7 +181,7 @@ def _aside(out: Path) -> Path:
 
 
 class RunState:
-    """Small facts of a run that a later process needs (seconds of each stage, what pruning said), as JSON in `state/`."""
+    """Small facts of a run that a later process needs (such as the seconds of each stage), as JSON in `state/`."""
 
     def __init__(self, out: Path, writer: bool) -> None:
         self.folder = out / STATE
@@ -197,7 +198,7 @@ class RunState:
                 raise OutputError(f"{file}: damaged ({reason}); remove {self.folder} to run all stages again") from error
 
     def put(self, **facts: Any) -> None:
-        """Remember facts, on disk too."""
+        """Remember facts, also on disk."""
         self.facts.update(facts)
         if self.writer:
             text = json.dumps(self.facts)
@@ -210,15 +211,15 @@ class RunState:
             write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(text, encoding="utf-8"))
 
     def finish(self) -> None:
-        """The run is complete: what only a resumed run needs goes, and what killed ones left half-written.
+        """Mark the run as finished, and remove what only a resumed run needs and what killed ones left half-written.
 
-        `run.json` says so first and goes last, so that a kill in between leaves no run that looks unfinished.
+        `run.json` is marked first and removed last, so that a kill in between leaves no run that looks unfinished.
         """
         if not self.writer:
             return
         self.put(finished=True)
         sweep(self.out)
-        for path in self.out.glob("*.all-inputs.onnx*"):  # of a comparison that was killed
+        for path in self.out.glob("*.all-inputs.onnx*"):  # from a comparison that was killed
             path.unlink(missing_ok=True)
         for path in list(self.folder.iterdir()):
             if path.name not in ("run.json", "lock"):
@@ -236,7 +237,7 @@ def stored_recipe(out: Path) -> Recipe:
 
 
 class Stop:
-    """Whether a signal asked the run to stop; callable."""
+    """Whether a signal has asked the run to stop; callable."""
 
     def __init__(self) -> None:
         self.signal: str = ""
@@ -247,7 +248,7 @@ class Stop:
 
 @contextmanager
 def signals() -> Iterator[Stop]:
-    """Within it the first SIGINT or SIGTERM asks for a stop in good order; a second one acts as always."""
+    """While the body runs, the first SIGINT or SIGTERM asks for an orderly stop; a second one acts as usual."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -1,5 +1,4 @@
-"""What a run's deterministic file will carry beside its weights, ahead of the run's end: for the size of a file that is only
-measured."""
+"""Predicts what a run's deterministic file will hold besides weights, so that its size can be measured before the run's end."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
 SOME = 0.1234567890123456
-"""A number of as many digits as those have that calibration finds."""
+"""A number with as many digits as those that calibration finds."""
 
 SHORT = 0.1234
-"""A number as `file_metadata` has them."""
+"""A number as `file_metadata` rounds them."""
 
 MANY = 10_000
 
 
 def foreseen(recipe: Recipe, data: Data, units: Baked) -> dict[str, Any]:
-    """Options of `export_onnx` for a small model as the files hold it: with metadata, a temperature and further outputs of the
-    length that the run's own will have. Their numbers are not known yet, and none of these are."""
+    """Options of `export_onnx` for a small model as the files hold it: metadata, a temperature and further outputs as long as
+    the run's own will be. The numbers are placeholders, as the real ones are not known yet."""
     plain: Any = likelihood_for(data.task, data.dim)
     counts = dict.fromkeys(("parameters", "nonzero", "weights_nonzero", "macs"), MANY)
     some = plain.metrics(SHORT * MANY, SHORT * MANY, MANY)

@@ -1,4 +1,4 @@
-"""A run's file with weights in four bits: which need eight, by validation error."""
+"""A run's file with weights in four bits, or in eight where the validation error requires it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FEW, MORE = 4, 8
 
 @dataclass
 class FourBits(Allowed):
-    """Makes the form of `path` whose weights have four bits, or eight where four lose too much.
+    """Writes the form of `path` whose weights have four bits, or eight where four lose too much.
 
-    importance: what an error of each number counts, by the weight's name (`export.importance` of the model).
+    importance: how much an error of each number counts, by the weight's name (`export.importance` of the model).
     """
 
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class FourBits(Allowed):
     report: dict[str, Any] = field(default_factory=dict)
 
     def write(self, dst: Path) -> Exported:
-        """The file; `report` then says what was done. Raises ExportError where even eight bits lose too much."""
+        """Write the file, and what was done into `report`. Raises ExportError if even eight bits lose too much."""
         with TemporaryDirectory(prefix="svdcompress") as folder:
             bits = self._choose(Path(folder) / "trial.onnx")
         file = write_few_bits(self.path, dst, bits, importance=self.importance, compact=self.compact)
@@ -42,7 +42,7 @@ class FourBits(Allowed):
         return file
 
     def _choose(self, trial: Path) -> dict[str, int]:
-        """Bits of each weight: the costliest get eight, one after the other, until the error is allowed."""
+        """Choose the bits of each weight: the costliest get eight, one after the other, until the error is allowed."""
         weights = weights_of(self.path)
         if not weights:
             raise ExportError("it has no weight that four bits would make smaller")

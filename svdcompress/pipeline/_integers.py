@@ -1,4 +1,4 @@
-"""A run's integer file: which layers can be integers, by validation error, and what it is beside the float file."""
+"""A run's integer file: which layers the validation error allows in integers, and how it compares with the float file."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from svdcompress.sources import Data, Examples, example_inputs
 from svdcompress.train import evaluate
 
 CALIBRATION, BATCH = 320, 32
-"""Training examples that ranges of activations are taken from, from all over (files are often sorted by class), and how many
-at once."""
+"""Training examples, from all over the data (files are often sorted by class), for the ranges of activations, and how many at
+once."""
 
 
 @dataclass
 class Integers(Allowed):
-    """Makes the integer form of `path`, a run's deterministic file."""
+    """Writes the integer form of `path`, a run's deterministic file."""
 
     compact: bool = True
     report: dict[str, Any] = field(default_factory=dict)
 
     def write(self, dst: Path) -> Exported:
-        """The file, whose layers are integers as far as the validation error allows; `report` then says what was done.
+        """Write the file, with as many layers in integers as the validation error allows, and what was done into `report`.
 
-        Raises ExportError where no layer can be.
+        Raises ExportError if no layer can be in integers.
         """
         with TemporaryDirectory(prefix="svdcompress") as folder:
             self._trial = Path(folder) / "trial.onnx"
@@ -59,7 +59,7 @@ class Integers(Allowed):
 
     @cached_property
     def form(self) -> Int8:
-        """What quantises."""
+        """The quantizer of the file."""
         return Int8(self.path, self._feeds)
 
     @cached_property
@@ -70,7 +70,7 @@ class Integers(Allowed):
         return [{name: array[at : at + BATCH] for name, array in arrays.items()} for at in range(0, count, BATCH)]
 
     def _choose(self) -> tuple[str, list[str]]:
-        """The calibrator, and the layers that stay in floating point: the costliest first, until the error is allowed."""
+        """The calibration method, and layers that stay in floating point: the costliest first, until the error is allowed."""
         errors = {}
         for method in ("minmax", "percentile"):
             errors[method] = self._tried(method, ())
@@ -94,8 +94,8 @@ class Integers(Allowed):
 
 
 def beside(path: Path, other: Path, data: Data, units: Baked) -> dict[str, Any]:
-    """Figures of a file on the test data: `metrics`, and `agreement`, the share of answers that another file gives too (of
-    regressions `difference`: the RMSE between the two over the spread of the other's outputs)."""
+    """Compare a file with another one on the test data: its `metrics`, and `agreement`, the share of answers that both give
+    (for regression `difference`: the RMSE between the two, relative to the standard deviation of the other's outputs)."""
     models = [OnnxModel(each, units) for each in (path, other)]
     found: dict[str, Any] = {"metrics": evaluate(models[0], data.test, **told(data))}
     likelihood = likelihood_for(data.task, data.dim)
@@ -119,7 +119,7 @@ def _answers(output: Tensor, dim: int | None) -> Tensor:
 
 
 def slower(times: Mapping[str, float], others: Mapping[str, float]) -> str:
-    """Where a file is not faster than another, in words; "" where it is at all batch sizes."""
+    """A text on the batch sizes at which a file is not clearly (3%) faster than another; "" if it is at all of them."""
     ratios = {batch.removeprefix("batch_"): time / others[batch] for batch, time in times.items() if batch in others}
     parts = [f"at batch {batch} it takes {ratio:.2f} times as long" for batch, ratio in ratios.items() if ratio > 0.97]
     return " and ".join(parts)

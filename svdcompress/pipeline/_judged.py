@@ -15,14 +15,14 @@ from svdcompress.search import Losses
 from svdcompress.train import losses
 
 TEMPERED = 20_000
-"""Targets up to which the NLL of each trial is looked at; beyond, their errors tell enough."""
+"""The most targets for which the NLL of each trial is computed; with more, errors alone tell enough."""
 
 TRAINED = 5000
-"""Training examples that it is looked at on, beside the validation examples."""
+"""Training examples that the NLL is computed on, in addition to the validation examples."""
 
 
 def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_alone: bool = False) -> Losses:
-    """What a model, where it is, gets wrong on examples. errors_alone: without the NLL, which takes training examples, too."""
+    """What a model, on `device`, gets wrong on examples. errors_alone: without the NLL, which takes training examples, too."""
     likelihood = likelihood_for(data.task, data.dim)
     first, second, numbers = losses(model, examples, likelihood, device=device)
     some = numbers > 0
@@ -35,7 +35,7 @@ def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_al
 
 
 def on_validation(context: Context, data: Any, model: nn.Module, *, errors_alone: bool = False) -> Losses:
-    """What a model gets wrong on the validation data, on the run's device; it is back on the CPU afterwards."""
+    """What a model gets wrong on the validation data, on the run's device; the model is back on the CPU afterwards."""
     device = context.place.device
     with there(device, model):
         return judged(model, data.validation, data, device, errors_alone=errors_alone)
@@ -43,7 +43,7 @@ def on_validation(context: Context, data: Any, model: nn.Module, *, errors_alone
 
 def _tempered(model: nn.Module, examples: Any, train: Any, likelihood: Likelihood, device: Any) -> Tensor:
     """(M,) mean NLL of each of the examples and of training examples, with the temperature that fits the former best: a run
-    fits one in the end, and what compression loses shows on both."""
+    fits one in the end, and both kinds show what compression loses."""
     plain = likelihood.plain()
     held = draws_of(model, examples, likelihood, device=device)
     knob = fit_knob(plain, held)[0]

@@ -1,4 +1,4 @@
-"""Targets of unlabelled data: what the dense model itself answers."""
+"""Targets for unlabeled data: the dense model's own answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = 500
 
 
 def check_label(data: Data, trained: bool) -> None:
-    """Raises ModelError for a model that is yet to be trained, DataError for data not in memory and for a regression."""
+    """Raises ModelError if the model is yet to be trained, DataError for a regression or for data that are not in memory."""
     if not trained:
         raise ModelError("data.unlabelled: there is nothing to learn from but the dense model's answers; name its --weights")
     if not likelihood_for(data.task).probabilities:
@@ -30,7 +30,7 @@ def check_label(data: Data, trained: bool) -> None:
 
 @torch.no_grad()
 def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str) -> None:
-    """Put a trained model's answers in the place of the targets of all splits, in place.
+    """Replace the targets of all splits by a trained model's answers, in place.
 
     classification: the class of the largest output. binary: whether the logit is above 0.
     Raises what `check_label` raises.
@@ -44,7 +44,7 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
         with there(torch.device(device), model):
             for inputs, _ in InMemory(examples.inputs, examples.targets).batches(BATCH, device=device):
                 whole = call(model, inputs)
-                output, by_name = main_output(whole), not isinstance(whole, Tensor | tuple | list)  # as transformers has them
+                output, by_name = main_output(whole), not isinstance(whole, Tensor | tuple | list)  # as in transformers
                 dim = output.dim() - 1 if by_name and output.dim() > 2 else 1
                 answers.append(likelihood_for(data.task, dim).answers(output).cpu())
         examples.targets = torch.cat(answers)

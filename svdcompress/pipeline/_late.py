@@ -1,4 +1,4 @@
-"""What the stages after training found, kept in `state/` until the run is done: a resumed run does not find it again."""
+"""Results of the stages after training, kept in `state/` until the run is done, so that a resumed run does not repeat them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ NOT_READ = {
     "export": ("uncertainty",),
     "figures": ("export", "report"),
 }
-"""Sections of the recipe, beside `out` and `description`, that a stage does not read; all others are part of its key."""
+"""Sections of the recipe that a stage does not read, besides `out` and `description`; all others are part of its key."""
 
 BEFORE = ("pruning", "calibrate", "promises", "dense", "sparse", "changes", "layers")
-"""What a stage may read of what earlier ones found."""
+"""Results of earlier stages that a stage may read."""
 
 LINES = ("seconds", "warnings", "notes", "failed")
-"""What is told apart, or is of this sitting."""
+"""Results that are stored separately, or that belong to one process only."""
 
 
 class Late:
-    """The late stages of one run. Each is kept under a key: a digest of all that it reads (the dense and the small model, the
-    data, the recipe, what was found before, device, threads and versions), with digests of the files that it wrote. A stage in
-    which a figure failed is not kept, and is tried again."""
+    """The late stages of one run. Each is stored under a key, a digest of all that it reads (the dense and the small model,
+    the data, the recipe, earlier results, device, threads and versions), with digests of the files that it wrote. A stage in
+    which a figure failed is not stored, so that it is tried again."""
 
     def __init__(self, context: Context, data: Data, dense: nn.Module) -> None:
         self.context = context
@@ -49,7 +49,7 @@ class Late:
         self._fixed = report.plain({**fixed, "data": seen(data), "dense": digest(dense)})
 
     def known(self, stage: str, small: nn.Module) -> dict[str, Any] | None:
-        """What `keeping` kept of a stage that a stopped run has finished, the results filled in; None: it is to be done."""
+        """Restore what `keeping` stored for a stage done before a stop, and return its dict; None: run the stage."""
         try:
             stored = parse_json(self._file(stage).read_bytes())
             if stored["key"] != self._key(stage, small) or report.altered(self.context.out, stored["files"]):
@@ -57,7 +57,7 @@ class Late:
             found = {name: _decoded(name, value) for name, value in stored["results"].items()}
             lines = [(self.context.note, stored["notes"]), (self.context.warn, stored["warnings"])]
             more = dict(stored["more"])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or a damaged one: it is done again
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # missing or damaged: the stage is run again
             return None
         for name, value in found.items():
             setattr(self.context.results, name, value)
@@ -69,8 +69,8 @@ class Late:
 
     @contextmanager
     def keeping(self, stage: str, small: nn.Module, files: Callable[[], Sequence[Path]] = tuple) -> Iterator[dict[str, Any]]:
-        """Within it a stage is done. Gives a dict for what else is to be kept of it, JSON-able; with "unfinished" in it nothing
-        is kept. files: those that the stage wrote."""
+        """Run a stage in the body, and store its results. Yields a dict for what else to store, JSON-able; with the key
+        "unfinished" in it nothing is stored. files: returns those that the stage wrote."""
         results, more = self.context.results, {}
         key, before = self._key(stage, small), _encoded(results)
         counts = {name: len(getattr(results, name)) for name in LINES[1:]}
@@ -87,7 +87,7 @@ class Late:
         write_atomically(self._file(stage), lambda path: path.write_text(json.dumps(stored)))
 
     def forget(self) -> None:
-        """Do all of them again when the run goes on: its own checks found something wrong."""
+        """Make a resumed run repeat all stages, because the run's own checks found something wrong."""
         for stage in NOT_READ:
             self._file(stage).unlink(missing_ok=True)
 
@@ -108,7 +108,7 @@ class Late:
 
 
 def digest(model: nn.Module) -> str:
-    """Of a model's tensors and of its likelihood."""
+    """A digest of a model's tensors and of its likelihood."""
     found, own = hashlib.sha256(), likelihood_of(model)
     found.update(json.dumps(None if own is None else [own.name, report.plain(own.settings())]).encode())
     for name, value in sorted(model.state_dict().items()):
@@ -122,12 +122,12 @@ def digest(model: nn.Module) -> str:
 
 
 def _encoded(results: RunResults) -> dict[str, Any]:
-    """The results in JSON's types, but for LINES."""
+    """The results as JSON types, except LINES."""
     return {one.name: report.plain(getattr(results, one.name)) for one in fields(results) if one.name not in LINES}
 
 
 def _decoded(name: str, value: Any) -> Any:
-    """One of the results as a stage leaves it. Raises KeyError for one that there is not."""
+    """One of the results as a stage leaves it. Raises KeyError for an unknown name."""
     if name not in {one.name for one in fields(RunResults)} - set(LINES):
         raise KeyError(name)
     if name not in ("dense", "sparse"):

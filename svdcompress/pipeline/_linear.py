@@ -1,4 +1,4 @@
-"""A linear fit to the training data, as a measure of what a network should do better."""
+"""A linear fit to the training data, as a baseline that a network should beat."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.sources import Data, InMemory
 
 EXAMPLES = 2000
-"""Training examples that it is fitted to, at most."""
+"""The most training examples that it is fitted to."""
 
 MOST_WEIGHTS = 50_000
-"""Inputs times outputs up to which it takes about a second."""
+"""The most inputs times outputs, for which the fit takes about a second."""
 
 STRENGTHS = (1e-3, 1e-1)
-"""Of the L2 penalty, on standardised inputs; the better one on a fifth that is held out for it."""
+"""Strengths of the L2 penalty, on standardized inputs; the better one is chosen on a held-out fifth of the examples."""
 
 
 def linear_fit(data: Data, held: InMemory) -> dict[str, float] | None:
-    """Figures on the examples `held` of ridge or logistic regression on flattened inputs; None where that is not cheap.
+    """Metrics of ridge or logistic regression on flattened inputs, on the examples `held`; None if that is not cheap.
 
-    Named and in the units of `evaluate`: error and nll, or rmse.
+    They have the names and units of `evaluate`: error and nll, or rmse.
     """
     train = data.train
     if not isinstance(train, InMemory) or not isinstance(train.inputs, Tensor) or not train.inputs.is_floating_point():

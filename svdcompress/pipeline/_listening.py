@@ -1,4 +1,4 @@
-"""Data for the stages after training: a pass over them stops between two batches, where the run is asked to stop."""
+"""Data for the stages after training: a pass over them ends between two batches if the run is asked to stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from svdcompress.sources import Data, Examples
 
 
 class Listening:
-    """Examples that call `check` ahead of each batch; it raises what is to stop the work."""
+    """Examples that call `check` before each batch; it raises an exception to stop the work."""
 
     def __init__(self, examples: Examples, check: Callable[[], None]) -> None:
         self._examples, self._check = examples, check
@@ -32,5 +32,5 @@ class Listening:
 
 
 def listening(data: Data, check: Callable[[], None]) -> Data:
-    """The same data, all three parts of it listening."""
+    """The same data, with all three splits as `Listening`."""
     return replace(data, **{part: Listening(getattr(data, part), check) for part in ("train", "validation", "test")})

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, by option."""
+"""Optional event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def log_row(out: Path, row: Mapping[str, Any]) -> None:
     """Write the figures of an epoch as the scalars STAGE/FIGURE below `out`."""
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(out / FOLDER)) as writer:  # closed each time: a killed run's file is whole
+    with SummaryWriter(str(out / FOLDER)) as writer:  # closed each time, so that a killed run's file is complete
         for name, value in row.items():
             if isinstance(value, int | float) and name != "epoch":
                 writer.add_scalar(f"{row['stage']}/{name}", value, row["epoch"])

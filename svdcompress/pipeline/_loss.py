@@ -1,4 +1,4 @@
-"""The loss of a run against its model and data: weights of the classes, and a trial before anything is trained."""
+"""A run's loss for its model and data: class weights, and a check before any training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from svdcompress.sources.given import shown
 from svdcompress.train import evaluate
 
 BATCH = 100
-"""Examples read at once where labels must be counted by reading all of them."""
+"""Examples read at once if all of them must be read to count their labels."""
 
 TAKES = {
     "cross-entropy": "one output for each class (of positions: (N, classes, ...) or (N, ..., classes))",
@@ -29,10 +29,10 @@ TAKES = {
 
 @torch.no_grad()
 def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: Any) -> Tensor | None:
-    """Weights (classes,), or (1,) of the positive class of a binary loss; None where the recipe has none.
+    """Class weights, (classes,), or (1,) for the positive class of a binary loss; None if the recipe has none.
 
-    "balanced": each class that occurs weighs as much as every other one in the whole training data; where these are not in
-    memory they are read once. model: in `eval()` where `inputs` are, examples that tell how many classes it has.
+    "balanced": all classes that occur have the same total weight in the training data; these are read once if they are not in
+    memory. model: in `eval()`, on the device of `inputs`, a few examples that show how many classes it has.
     """
     wanted = section.class_weights
     if wanted is None or isinstance(wanted, list):
@@ -54,10 +54,11 @@ def _targets(examples: Any) -> Tensor:
 
 @torch.no_grad()
 def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, output: Any) -> float:
-    """Compute the loss and the figures of a few examples once; the loss.
+    """Compute the loss and the metrics of a few examples once; returns the loss.
 
-    model: in `eval()`. targets: of the first training examples; output: the model's for them. Raises ModelError, naming the
-    loss and the shapes, where they do not fit, and RecipeError for class weights of another number of classes.
+    model: in `eval()`. targets: of the first training examples. output: the model's for them. Raises ModelError, naming the
+    loss and the shapes, if they do not fit, or if the loss is not one average over the batch; RecipeError for a wrong number
+    of class weights.
     """
     section = recipe.loss
     weights = section.class_weights
@@ -73,7 +74,7 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
         value = loss(output, targets)
         if bool(likelihood.counts(targets).any()):
             evaluate(model, few, likelihood)
-    except Exception as error:  # whatever the shapes, or the user's loss, make torch raise
+    except Exception as error:  # whatever torch raises for the shapes or in the user's loss
         if isinstance(error, SvdcError) and not isinstance(error, HeadsError):
             raise
         reason = str(error).strip().partition("\n")[0]
@@ -105,7 +106,7 @@ def first_targets(data: Data, inputs: Any) -> Tensor:
 
 
 def _one_hot(targets: Tensor, classes: int) -> bool:
-    """Whether targets have a number for each class, of which one is 1 and the others 0."""
+    """Whether each target has a number for each class, one of them 1 and the others 0."""
     if targets.dim() != 2 or targets.shape[1] != classes:
         return False
     return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())

@@ -1,4 +1,4 @@
-"""What a candidate of the search costs, in the measure that counts: numbers of the model, or of its file."""
+"""Measures what a candidate of the search costs, by the numbers of the model or of its file."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
 COMMAND_SECONDS = 600
-"""After so long a latency command counts as hung."""
+"""Seconds after which a latency command counts as hung."""
 
 BATCHES = (1, 128)
-"""Batch sizes that a latency is the geometric mean of, where the recipe sets none."""
+"""Batch sizes over which latency is averaged (geometric mean) if the recipe sets none."""
 
 THREADS = 1
 """Threads of onnxruntime."""
@@ -37,8 +37,8 @@ THREADS = 1
 
 @dataclass(frozen=True)
 class Measure:
-    """name: one of `MEASURES`; files are written only for `bytes` and `latency`. first: the dense model's latency in
-    milliseconds, as the search measured it first."""
+    """Measures the costs of models. name: one of `MEASURES`; files are written only for `bytes` and `latency`. first: the
+    dense model's latency in milliseconds, as the search first measured it."""
 
     name: str
     recipe: Recipe
@@ -49,12 +49,12 @@ class Measure:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes of a latency."""
+        """The batch sizes at which latency is measured."""
         batch = self.recipe.search.latency_batch
         return BATCHES if batch is None else (batch,)
 
     def how(self) -> dict[str, Any]:
-        """What a latency is measured with: {command}, or {batches, threads, machine, onnxruntime}; {} for other measures."""
+        """How latency is measured: {command}, or {batches, threads, machine, onnxruntime}; {} for other measures."""
         if self.name != "latency":
             return {}
         if self.recipe.search.latency_command is not None:
@@ -63,7 +63,8 @@ class Measure:
         return {"batches": list(self.batches), "threads": THREADS, "machine": machine(), "onnxruntime": version}
 
     def of(self, **models: nn.Module) -> dict[str, dict[str, float]]:
-        """The costs of models by name: parameters, nonzero, macs, and `name`. Latencies of several are measured in turns."""
+        """The costs of models, by key: parameters, nonzero, macs; also bytes if files are written, and latency if that is
+        `name`. The latencies of several models are measured in turns."""
         found: dict[str, dict[str, float]] = {}
         for key, model in models.items():
             counts = cost.measure(model, self.inputs)
@@ -81,8 +82,8 @@ class Measure:
         return found
 
     def of_small(self, small: nn.Module, dense: nn.Module) -> dict[str, float]:
-        """The costs of a small model. Its latency is measured beside the dense one's, and told as that share of `first`:
-        whatever the machine is busy with, or is."""
+        """The costs of a small model. Its latency is measured in turns with the dense model's, and given as their ratio times
+        `first`, so that neither the machine nor its load matters."""
         if self.name != "latency":
             return self.of(small=small)["small"]
         found = self.of(dense=dense, small=small)
@@ -90,14 +91,14 @@ class Measure:
         return {**found["small"], "latency": found["small"]["latency"] * (self.first or now) / now}
 
     def _dense_file(self, model: nn.Module) -> Path:
-        """Written once, as the dense model stays the same."""
+        """The dense model's file, written once, as that model stays the same."""
         if "file" not in self._kept:
             self._kept["folder"] = TemporaryDirectory()
             self._kept["file"] = self._file(model, Path(self._kept["folder"].name) / "dense.onnx", dense=True)
         return self._kept["file"]
 
     def _file(self, model: nn.Module, path: Path, dense: bool = False) -> Path:
-        """A model's file; for its bytes with all that the run's own will carry."""
+        """Write a model's file; if bytes count, with all that the run's own file will hold."""
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)
         inputs, opset = units.inputs(self.inputs), self.recipe.export.opset
         more: dict[str, Any] = {}
@@ -108,7 +109,7 @@ class Measure:
         return export_onnx(units.model(model), path, inputs, opset=opset, **more).path
 
     def _latencies(self, files: dict[str, Path]) -> dict[str, float]:
-        """Milliseconds of each file: on this machine the geometric mean over the batch sizes."""
+        """Milliseconds of each file: by the recipe's command, else the geometric mean over the batch sizes on this machine."""
         command = self.recipe.search.latency_command
         if command is not None:
             return {key: asked(command, file) for key, file in files.items()}
@@ -118,7 +119,7 @@ class Measure:
 
 
 def machine() -> str:
-    """The name of this machine's processor, as far as the system tells it."""
+    """The name of this machine's processor, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -128,7 +129,7 @@ def machine() -> str:
 
 
 def asked(command: str, file: Path) -> float:
-    """The number of milliseconds that a command prints for a file. Raises ExportError for one that fails or prints none."""
+    """The milliseconds that a command prints for a file. Raises ExportError if it fails or prints no such number."""
     try:
         done = subprocess.run(  # what the user typed, without a shell  # nosec B603
             [*shlex.split(command), str(file)], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False

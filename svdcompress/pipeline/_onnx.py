@@ -27,10 +27,10 @@ from svdcompress.sources import Data
 
 @dataclass
 class Files:
-    """Writes them into `out` and what they are into `results`. warn: takes a line for the user. inputs: for tracing.
+    """Writes the files to `out` and their figures to `results`. warn: takes a line for the user. inputs: for tracing.
 
-    written: the dense and the sparse model's deterministic files, as far as they could be written; error: why the latter was
-    not. parity: by name of the file.
+    written: the deterministic files of the dense and the sparse model, as far as they could be written. error: why the sparse
+    one could not. parity: by file name.
     """
 
     recipe: Recipe
@@ -45,7 +45,7 @@ class Files:
     error: ExportError | None = None
 
     def sparse(self, small: nn.Module) -> None:
-        """model.onnx and model_mc.onnx."""
+        """Write model.onnx, model_mc.onnx and their small forms."""
         self.results.parity = self.parity
         data, export = self.data, self.recipe.export
         self.units = baked(data.preprocessing, data.task, data.dim)
@@ -67,12 +67,12 @@ class Files:
         self._small_forms(small)
 
     def told(self) -> dict[str, Any]:
-        """Which files there are, by their names, for `take`."""
+        """The names of the files that were written, for `take`."""
         measured = {} if self.small is None else {name: path.name for name, path in self.small.measured.items()}
         return {"written": {name: path.name for name, path in self.written.items()}, "measured": measured}
 
     def take(self, told: dict[str, Any]) -> None:
-        """Stand for files that a stopped run has written, whose results are known; told: as `told` told it then."""
+        """Take over files that were written before a stop and whose results are known. told: what `told` returned then."""
         self.parity = self.results.parity = self.results.parity or {}
         self.units = baked(self.data.preprocessing, self.data.task, self.data.dim)
         self.written = {name: self.out / file for name, file in told["written"].items()}
@@ -84,7 +84,7 @@ class Files:
         return SmallFiles(self.recipe, self.data, self.inputs, self.out, self.results, self.parity, self.warn, self.units)
 
     def _small_forms(self, small: nn.Module) -> None:
-        """Their forms without zeros and in fewer bits."""
+        """Write the forms of these files without zeros and in fewer bits."""
         export = self.recipe.export
         self.small = self._small_files()
         if "sparse" in self.written:
@@ -96,14 +96,14 @@ class Files:
             self.small.monte_carlo()
 
     def _sets(self, who: str) -> Callable[[nn.Module], Any] | None:
-        """What makes further outputs, where the recipe wants them."""
+        """A function that maps a model to its further outputs, if the recipe wants them."""
         if not self.recipe.export.sets:
             return None
         data = self.data
         return lambda model: sets_of(self.results.to_dict(), who, own_likelihood(model, data.task, data.dim))
 
     def dense(self, model: nn.Module) -> None:
-        """dense.onnx, to compare with."""
+        """Write dense.onnx, for comparison."""
         more: dict[str, Any] = {"opset": self.recipe.export.opset, "metadata": self._metadata({})}
         inputs = self.units.inputs(self.inputs)
         self._keep("dense", export_onnx(self.units.model(model), self.out / "dense.onnx", inputs, **more))
@@ -120,7 +120,7 @@ class Files:
     def _monte_carlo(self, small: nn.Module) -> None:
         path, units = self.out / "model_mc.onnx", self.units
         sets = self._sets("samples")
-        model = units.model(small)  # with its likelihood, which `keep` has given it at the latest
+        model = units.model(small)  # with its likelihood, set by `keep` at the latest
         try:
             file = export_onnx(
                 model,
@@ -132,7 +132,7 @@ class Files:
                 metadata=self._metadata(self.results.to_dict(), draws=True) | promised(self.results.to_dict(), "samples"),
                 further=None if sets is None else sets(model),
             )
-        except ExportError as error:  # the run's other files are good
+        except ExportError as error:  # the run's other files are fine
             self.warn(f"model_mc.onnx was not written: {error}")
             return
         self.parity[path.name] = file.parity

@@ -1,4 +1,4 @@
-"""An ONNX file in the place of the model that it was made of."""
+"""An ONNX file in place of the model that it was made from."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from svdcompress.pipeline._promised import NAMES
 
 
 class OnnxModel(nn.Module):
-    """A run's deterministic file, called with what the run's model takes, in onnxruntime on the CPU.
+    """Runs a run's deterministic file in onnxruntime on the CPU, called with the same inputs as the run's model.
 
-    It gives the main output, in the units of the model's (the pair of outputs for means and log variances that come as two).
+    Returns the main output, in the units of the model's (a pair if means and log variances are two outputs).
     """
 
     def __init__(self, path: Path, units: Baked | None = None) -> None:
@@ -36,11 +36,11 @@ class OnnxModel(nn.Module):
         if self.units.target is None:
             return output
         shift, scale = self.units.target
-        return self.units.likelihood.in_units(output, -shift / scale, 1 / scale)  # the way back
+        return self.units.likelihood.in_units(output, -shift / scale, 1 / scale)  # the inverse of what the file does
 
 
 def open_session(path: Path) -> Any:
-    """An onnxruntime session on the CPU without log lines, with PyTorch's number of threads. Raises ExportError."""
+    """An onnxruntime session on the CPU, without logging, with PyTorch's number of threads. Raises ExportError."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -53,7 +53,8 @@ def open_session(path: Path) -> Any:
 
 
 def run(session: Any, inputs: Any, path: Path, **more: np.ndarray) -> list[np.ndarray]:
-    """A file's outputs. inputs: a tensor, a tuple in the order of the file's inputs, or a mapping. Raises ExportError."""
+    """Run a file; returns its outputs. inputs: a tensor, a tuple in the order of the file's inputs, or a mapping. more:
+    further inputs, by name. Raises ExportError if that fails."""
     feeds = arrays_of(session, inputs, more)
     try:
         return session.run(None, {**feeds, **more})
@@ -62,7 +63,7 @@ def run(session: Any, inputs: Any, path: Path, **more: np.ndarray) -> list[np.nd
 
 
 def arrays_of(session: Any, inputs: Any, more: Container[str] = ()) -> dict[str, np.ndarray]:
-    """Inputs by the names of a file's inputs, but for those in `more`."""
+    """Arrays of the inputs by the names of a file's inputs, except those in `more`."""
     names = [str(value.name) for value in session.get_inputs() if value.name not in more]
     if isinstance(inputs, Tensor):
         inputs = (inputs,)

@@ -1,4 +1,4 @@
-"""A finished run, opened again: its recipe, models, data and figures."""
+"""Opening a finished run: its recipe, models, data and results."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ OF_THE_FOLDER: dict[str, dict[str, Any]] = {
     "model": {"args": {}},
     "data": {"args": {}, **dict.fromkeys(("root", "target", "features", "test", "image_size"))},
 }
-"""What the folder's recipe says of its own model and data, and not of those that the caller hands over."""
+"""Recipe fields that describe the folder's own model and data; they are reset for objects that the caller passes in instead."""
 
 
 @dataclass
 class OpenRun:
-    """A run's folder and its recipe; the rest is read when asked for.
+    """A run's folder and its recipe; everything else is read when it is first accessed.
 
     trust_code: whether Python code that the folder's files name may run. Without it `model`, `dense`, `data` and `loss` raise
-    TrustError where they would need some; what the package itself knows always works.
+    TrustError if they need such code; the package's own models, data and losses always work.
     """
 
     folder: Path
     recipe: Recipe
     trust_code: bool = False
     model_given: bool = False  # the caller named the model, not the folder
-    handed: Mapping[str, Any] = field(default_factory=dict)  # "model", "data": the caller's objects
+    handed: Mapping[str, Any] = field(default_factory=dict)  # the caller's objects, under "model" and "data"
 
     @cached_property
     def model(self) -> nn.Module:
@@ -63,32 +63,32 @@ class OpenRun:
 
     @cached_property
     def dense(self) -> nn.Module:
-        """The dense model that the run began with, in `eval()`."""
+        """The dense model that the run started from, in `eval()`."""
         return load_weights(self.fresh(), self.folder / "dense.safetensors").eval()
 
     def fresh(self) -> nn.Module:
-        """A model as the run began with, but for its weights."""
+        """A new model with the architecture that the run started from, without its weights."""
         if not self.model_given:
             self._allow(code_of_model(self.recipe.model))
         with self._given():
             return make_model(self.recipe.model)
 
     def _given(self) -> AbstractContextManager[Any]:
-        """Within it the recipe's names of what the caller handed over stand for it."""
+        """Within it, the recipe's names of the caller's objects can be resolved."""
         return given(**self.handed) if self.handed else nullcontext()
 
     def _allow(self, code: Mapping[str, str]) -> None:
-        """Raises TrustError for code that only a file names."""
+        """Raises TrustError for code that only the folder's files name, unless `trust_code` is set."""
         if code and not self.trust_code:
             rest = {field: name for field, name in code_in(self.recipe).items() if field not in code}
             raise TrustError(untrusted(self.folder, {**code, **({} if self.model_given else rest)}))
 
     @cached_property
     def data(self) -> Data:
-        """The run's data, split as they were then."""
+        """The run's data, with the same splits as in the run."""
         self._allow(code_of_data(self.recipe.data))
         section = self.recipe.data
-        if "standardized" not in self.preprocessing:  # a run of a version that did nothing to tables by itself
+        if "standardized" not in self.preprocessing:  # written by a version that did not standardize tables
             section = section.model_copy(update={"standardize": False})
         with self._given():
             data = open_data(section, self.recipe.task, strict=False)
@@ -97,19 +97,19 @@ class OpenRun:
 
     @property
     def recovery(self) -> RecoverSection:
-        """The section `recover` as the run took it: what it left to the network is settled."""
+        """The section `recover` as the run used it, with `optimizer: auto` resolved."""
         asked = self.recipe.recover
         return for_recovery(self.recipe, self.dense)[0].recover if asked.optimizer == "auto" else asked
 
     @property
     def loss(self) -> LossSection:
-        """The loss that its models are trained by."""
+        """The loss that the run's models are trained with."""
         self._allow(code_of_loss(self.recipe.loss))
         return self.recipe.loss
 
     @cached_property
     def results(self) -> dict[str, Any]:
-        """What `report.json` holds."""
+        """The contents of `report.json`."""
         return report.load(self.folder)
 
     @cached_property
@@ -121,7 +121,7 @@ class OpenRun:
 
     @cached_property
     def classes(self) -> list[str] | None:
-        """Names of the classes, where there are any."""
+        """The names of the classes, if there are any."""
         return self._extra.get("classes")
 
     @cached_property
@@ -131,7 +131,7 @@ class OpenRun:
 
     @cached_property
     def tau(self) -> float | None:
-        """For a regression with constant noise, its precision on the validation data, in the units of the loss."""
+        """For a regression with constant noise, the noise precision on the validation data, in the units of the loss."""
         return self._extra.get("tau")
 
     @cached_property
@@ -146,7 +146,7 @@ class OpenRun:
 
 
 def untrusted(folder: Path, code: Mapping[str, str]) -> str:
-    """What to say of code that the files of a run's folder name."""
+    """The error message about code that the files of a run's folder name."""
     named = ", ".join(f"{shortened(name, 80)} ({field})" for field, name in code.items())
     name = code.get("model.name")
     again = f"; or name the model again yourself: --model {shlex.quote(name)}" if name and len(code) == 1 else ""
@@ -159,12 +159,13 @@ def untrusted(folder: Path, code: Mapping[str, str]) -> str:
 def open_run(folder: str | Path, *, trust_code: bool = False, model: Any = None, data: Any = None) -> OpenRun:
     """Open the folder of a finished run.
 
-    trust_code: Python code that the folder names (a model's or data's factory, a transform) may run. Without it nothing of the
-    folder runs any code but the package's own: TrustError says what would. See THREATS.md.
-    model: in place of the one that the folder names: a name, as in a recipe, a module like the dense one that the run began
-    with (its weights do not count), or a function that makes one. data: as for `sparsify`, in place of the folder's.
+    trust_code: whether Python code that the folder names (a factory of models or data, a transform) may run. Without it, only
+    the package's own code runs, and TrustError names the code that would have run. See THREATS.md.
+    model: replaces the one that the folder names: a name, as in a recipe, a module like the dense one that the run started
+    from (its weights do not matter), or a function that makes one. data: as for `sparsify`, replaces the folder's.
 
-    Raises OutputError if it is no run, or if the run was stopped before its end; UsageError for an experiment's.
+    Raises OutputError if the folder is no run, or the run did not finish; UsageError for an experiment's folder;
+    CheckpointError without a model.safetensors.
     """
     folder = Path(folder)
     if not os.path.isdir(folder):
@@ -189,16 +190,17 @@ def open_run(folder: str | Path, *, trust_code: bool = False, model: Any = None,
 
 
 def load_run(folder: str | Path, *, trust_code: bool = False, model: Any = None, data: Any = None) -> OpenRun:
-    """Open a finished run: its small model, its dense model, its data and its figures.
+    """Open a finished run: its small model, its dense model, its data and its results.
 
-    folder: what `svdc sparsify --out` or `svdc.sparsify(out=)` wrote. trust_code: allow Python code that the folder names, such
-    as your model's factory; without it `.model` and `.data` raise TrustError if they need any. model: name the model yourself
-    instead, as on the command line, or give it: a module like the dense one that the run began with, or a function that makes
-    one. data: as for `sparsify`. A run of `svdc.sparsify` needs both again: models and data of yours are in no folder.
+    folder: what `svdc sparsify --out` or `svdc.sparsify(out=)` wrote. trust_code: allow Python code that the folder names,
+    such as your model's factory; without it `.model` and `.data` raise TrustError if they need any. model: instead of
+    trusting the folder, name the model yourself, as on the command line, or pass it: a module like the dense one that the run
+    started from, or a function that makes one. data: as for `sparsify`. A run of `svdc.sparsify` needs both again, as its
+    folder does not contain the model and data that you passed.
 
-    Returns an `OpenRun`; everything is read when you ask for it: `.model` (sparse, variational, in `eval()`), `.dense`,
-    `.data.test`, `.results` (the content of report.json), `.recipe`.
-    Raises OutputError for a folder that is no finished run; UsageError for an experiment's.
+    Returns an `OpenRun`; everything is read on first access: `.model` (sparse, variational, in `eval()`), `.dense`,
+    `.data.test`, `.results` (the contents of report.json), `.recipe`.
+    Raises OutputError for a folder that is no finished run; UsageError for an experiment's folder.
 
     Example:
         >>> run = svdc.load_run("runs/digits")

@@ -1,4 +1,4 @@
-"""The closing lines of a run that made nothing smaller, hardly faster, or too large a file: why, and what to set."""
+"""Closing warnings of a run whose model is not smaller, hardly faster, or too large a file: why, and what to set."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ SMALLER = 0.95
 """A model that keeps at least this share of its parameters has not become smaller."""
 
 SPARSE = 0.5
-"""From this share of zeros on it is the scatter of the zeros that keeps the units; below, too few weights have gone."""
+"""At or above this share of zeros, units stay because the zeros are scattered; below it, because too few weights were
+dropped."""
 
 MORE_UNITS = {"weight": 0.5, "input": 0.25, "output": 0.25}
-"""A share by which more units go than by that of WITHOUT_RECIPE."""
+"""A `convert.share` that removes more units than that of WITHOUT_RECIPE."""
 
 
 def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """A warning for a run whose shapes hardly changed; [] where they did, or where sizes are not known.
+    """A warning for a run whose shapes hardly changed; [] if they did change, or if sizes are not known.
 
-    results: with the counts of both models, layers and pruning. history: its epochs, for where beta ended.
+    results: need the counts of both models, `layers` and `pruning`. history: the run's epochs, for the last beta.
     """
     if not (results.dense.counts and results.sparse.counts and results.layers):
-        return []  # a warning said already why there are none
+        return []  # another warning has said why there are none
     before, after = results.dense.counts.parameters, results.sparse.counts.parameters
     if after < SMALLER * before:
         return []
@@ -48,7 +49,8 @@ def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mappi
 
 
 def larger_file(results: RunResults) -> list[str]:
-    """A warning where model.onnx is larger than a goal of bytes that its trial had reached, which then is not; [] else."""
+    """A warning if model.onnx is larger than the goal in bytes that its trial had reached; `reached` is then set to False.
+    Else []."""
     found, size = results.search, results.sparse.bytes
     if not found or found["objective"] != "bytes" or not found.get("reached") or size is None:
         return []
@@ -66,19 +68,19 @@ def larger_file(results: RunResults) -> list[str]:
 
 
 FEWER, FASTER, SLOWER = 2.0, 1.2, 0.9
-"""A model with so many times fewer MACs that is not so many times faster, at any batch size, disappoints; and any that takes
-longer, at one of them."""
+"""A warning is due if a model has FEWER times fewer MACs but is not FASTER times faster at any batch size, or if its speedup
+at some batch size is below SLOWER."""
 
 BLOCK = 8
-"""Channels that onnxruntime's kernels compute at once, at least: 8 with AVX2, 16 with AVX-512."""
+"""The least number of channels that onnxruntime's kernels compute at once: 8 with AVX2, 16 with AVX-512."""
 
 OVERHEAD = 0.02
-"""Milliseconds of a call below which what it takes by itself, apart from arithmetic, is most of it."""
+"""A call that takes fewer milliseconds than this is mostly overhead, not arithmetic."""
 
 
 def hardly_faster(results: RunResults) -> list[str]:
-    """A warning for a run that made MACs fewer and not the time, or a slower model; [] where time was sought (a search for
-    latency, non-zeros or bytes is told of by others), where latencies are not known, and where the difference is not clear."""
+    """A warning for a run that reduced MACs but not latency, or made a slower model; [] after a search for latency, non-zeros
+    or bytes (others report on those), if latencies are not known, and if the difference is not clear."""
     ratios = results.compression or {}
     macs, latency = ratios.get("macs"), ratios.get("latency") or {}
     sought = (results.search or {}).get("objective") in ("latency", "nonzero", "bytes")
@@ -109,7 +111,7 @@ def hardly_faster(results: RunResults) -> list[str]:
 
 
 def _odd(row: Mapping[str, Any]) -> bool:
-    """Whether a layer lost outputs down to a number that is no multiple of BLOCK."""
+    """Whether a layer lost outputs and now has a number of them that is no multiple of BLOCK."""
     before, after = row.get("shape_before"), row.get("shape_after")
     if not before or not after:
         return False
@@ -117,13 +119,13 @@ def _odd(row: Mapping[str, Any]) -> bool:
 
 
 def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]]) -> str:
-    """What to set so that more goes."""
+    """Advice on what to set so that more weights are dropped."""
     cures = []
     trained = recipe.train.epochs > 0
     if trained and results.reach is not None and results.reach.within < SPARSE:
         cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
-    if beta:  # three times nothing is no advice
+    if beta:  # three times 0 would be no advice
         cures.append(f"increase the pressure: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")
     cures.append(f"more epochs: --epochs {2 * recipe.train.epochs}" if trained else "epochs of fine-tuning: --epochs 10")
     if not _asks_units(recipe.convert.share):
@@ -132,18 +134,18 @@ def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, An
 
 
 def _blocked(layers: Sequence[Mapping[str, Any]], pruning: Mapping[str, Any]) -> tuple[int, str]:
-    """Units without a weight that stay in their layers, and the reason why most of them do; (0, "") where none does."""
+    """How many units without weights stay in their layers, and the most common reason; (0, "") if there are none."""
     dead: Counter[str] = Counter()
     for group in pruning.get("groups") or ():
         writers = [row for row in layers if row["name"] == group["name"] or f"{row['name']}.bias" in group["layers"]]
-        left = group["kept"] - max((row["outputs"] for row in writers), default=group["kept"])  # of a sum any may write it
+        left = group["kept"] - max((row["outputs"] for row in writers), default=group["kept"])  # several layers may write a sum
         if group.get("reason") and left > 0:
             dead[group["reason"]] += left
     return dead.total(), dead.most_common(1)[0][0] if dead else ""
 
 
 def _share(share: Any) -> str:
-    """How to ask units more than a share does, as it is typed, and what it is now."""
+    """The option, as typed, for a share that judges units more than `share` does, and the current value."""
     parts = MORE_UNITS if _asks_units(share) else WITHOUT_RECIPE["convert.share"]
     now = share if isinstance(share, str) else ", ".join(share)
     return f"--set convert.share='{{{', '.join(f'{name}: {part}' for name, part in parts.items())}}}' (it is {now})"

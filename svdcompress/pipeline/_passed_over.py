@@ -1,4 +1,4 @@
-"""Settings of a recipe that its run passes over: said once, as somebody set them for something."""
+"""Notes on settings of a recipe that have no effect in its run, as the user must have set them for a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ OF_ONE_TRAINING = (
     *("train.schedule", "train.keep", "train.shrink", "train.beta.name", "train.beta.start", "train.beta.stop"),
     *("train.beta.step", "relevance.candidates", "relevance.tolerance"),
 )
-"""Fields of a run without a search: a search has a path and trials, with schedules and a choice of their own."""
+"""Fields that only a run without a search uses: a search has schedules of its own for its path and trials, and its own choice
+of masks."""
 
 OF_A_SEARCH = (
     *("objective", "confidence", "trials", "max_minutes", "levels", "cuts"),
@@ -23,18 +24,18 @@ OF_MONTE_CARLO = ("compact_monte_carlo", "monte_carlo_dtype")
 OF_FILES = ("precision", "compact", *OF_MONTE_CARLO, "sets")
 
 REFITS = ("auto", "refit")
-"""Values of calibrate.posterior with which variances are trained anew."""
+"""Values of calibrate.posterior with which the variances are trained again."""
 
 
 def passed_over(recipe: Recipe) -> list[str]:
-    """Notes on fields that are set to other than their defaults and have no part in the run."""
+    """Notes on fields that differ from their defaults but have no effect in the run."""
     if recipe.experiment is not None:
         return []
     return [*_of_stages(recipe), *_of_search(recipe)]
 
 
 def _of_stages(recipe: Recipe) -> list[str]:
-    """Fields of conversion, relevance, recovery, calibration and export that others leave without effect."""
+    """Notes on fields of conversion, relevance, recovery, calibration and export that other fields leave without effect."""
     lines: list[str] = []
 
     def told(why: str, *names: str) -> None:
@@ -75,7 +76,7 @@ def _of_search(recipe: Recipe) -> list[str]:
 
 
 def _idle(recipe: Recipe, why: str, *names: str) -> list[str]:
-    """A line on those of the names that are set; none without any."""
+    """A line that lists those of the names that are set, with the reason; none if no name is set."""
     named = _set(recipe, names)
     return [f"{why}: {', '.join(named)} {'do' if named[1:] else 'does'} nothing"] if named else []
 

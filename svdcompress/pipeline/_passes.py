@@ -1,4 +1,4 @@
-"""What a run's models get wrong on validation and test data: each sees them once, and all figures are made of that."""
+"""The losses of a run's models on validation and test data: one pass over each, from which all figures are computed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from svdcompress.uncertainty import Explained
 
 
 class Pass(NamedTuple):
-    """each: as `train.losses` gives it. explained: of a model of numbers."""
+    """One pass over a data set. each: the result of `train.losses`. explained: for the R2 of a regression; else None."""
 
     each: tuple[Tensor, Tensor, Tensor]
     explained: Explained | None
 
 
 class Passes:
-    """One model's, where it is. A pass is made where a figure asks for it first: a large model takes minutes for one."""
+    """The passes of one model, on its device. A pass is made when a figure first needs it: it takes minutes for a large
+    model."""
 
     def __init__(self, model: nn.Module, data: Data) -> None:
         self._model, self._data = model, data
@@ -30,31 +31,31 @@ class Passes:
 
     @cached_property
     def validation(self) -> Pass:
-        """Over the validation data."""
+        """The pass over the validation data."""
         return self._over(self._data.validation)
 
     @cached_property
     def test(self) -> Pass:
-        """Over the test data."""
+        """The pass over the test data."""
         return self._over(self._data.test)
 
     @cached_property
     def noise_precision(self) -> float | None:
-        """1 / noise variance of a regression that fits the validation data best, in the units of the loss; None for other
-        tasks."""
+        """1 / noise variance that fits the validation data best, in the units of the loss; None unless the model is a
+        regression with constant noise."""
         if not self.likelihood.constant_noise:
             return None
         rmse = metrics_of(self.validation.each, likelihood_for(self._data.task, self._data.dim))["rmse"]
         return 1 / max(rmse**2, 1e-12)
 
     def validation_metrics(self) -> dict[str, Any]:
-        """As `train.evaluate`, by the model's own likelihood."""
+        """The metrics of `train.evaluate` on the validation data, by the model's own likelihood."""
         return metrics_of(
             self.validation.each, self.likelihood, scale=self._data.target_scale, explained=self.validation.explained
         )
 
     def test_metrics(self) -> dict[str, Any]:
-        """The same on the test data; the noise of a regression is that of the validation data."""
+        """The same on the test data; a regression's constant noise is the one fitted to the validation data."""
         likelihood = likelihood_for(self.likelihood, tau=self.noise_precision)
         return metrics_of(self.test.each, likelihood, scale=self._data.target_scale, explained=self.test.explained)
 

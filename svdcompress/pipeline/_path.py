@@ -1,4 +1,4 @@
-"""One training under rising pressure, which serves many sizes: a posterior is kept at each level of beta."""
+"""The path of a search: one training under rising pressure that serves many sizes, with a posterior kept at each level."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from svdcompress.sources import make_model
 from svdcompress.train import Fit, shrink, steps_of
 
 START = PRESSED - 0.5
-"""The highest pressure that such cuts are begun from at first; a higher one is seldom better (benchmarks/trials.py)."""
+"""The highest pressure to try first for cuts in steps; a higher one is seldom better (benchmarks/trials.py)."""
 
 UNPRESSED = -7.0
-"""The pressure of a trial that begins from the dense weights and not from the path: beta is a thousandth of the recipe's."""
+"""The pressure of a trial that starts from the dense weights, not from the path: beta is a thousandth of the recipe's."""
 
 PART = 0.1
-"""A path that by itself goes no further than this part of the way to a size (in logarithms) removes hardly a unit for it."""
+"""A path that by itself covers less than this fraction of the way to a size (in logarithms) removes hardly any units for it."""
 
 FEW = 100
-"""Levels of fewer steps teach variances little: where the path removes hardly a unit in them, a search begins without pressure.
-With 50 steps (DnCNN) such a trial was the better one, with 782 (ResNet-20) one under pressure (docs/search.md)."""
+"""Levels with fewer steps than this teach the variances little: if the path removes hardly any units in them, a search starts
+without pressure. With 50 steps (DnCNN) such a trial was the better one, with 782 (ResNet-20) one under pressure
+(docs/search.md)."""
 
 
 @dataclass
 class Climb:
-    """The path of a search, as far as it was gone; `folder` keeps its posteriors. unpressed: and the converted model, for
-    trials that begin from it."""
+    """The path of a search, as far as it was trained; its posteriors are kept in `folder`. unpressed: whether the converted
+    model is kept there, too, for trials that start from it."""
 
     context: Context
     opened: Opened
@@ -52,16 +53,16 @@ class Climb:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def beta(self, pressure: float) -> float:
-        """The weight of the KL at a level, or between two."""
+        """The weight of the KL at a pressure: a level, or a point between two."""
         return self.dense.beta * 2.0 ** (pressure - 1 - BELOW)
 
     def start(self) -> None:
-        """Keep what trials without pressure begin from, if no level is climbed."""
+        """Save the converted model, which trials without pressure start from."""
         if not self.known(0):
             checkpoint.save(self.variational.model, self._file(0))
 
     def climb(self, level: int) -> dict[str, float]:
-        """Train the next level, or find it done; the row of it: level, beta, sizes, and metrics before any recovery."""
+        """Train a level, unless that is done already; returns its row: level, beta, sizes, and metrics before any recovery."""
         recipe = self.context.recipe
         model = self.variational.model if level == 1 else self.posterior(level - 1)
         if self.unpressed and level == 1 and not self.known(1):
@@ -79,43 +80,44 @@ class Climb:
         file = self._file(level)
         if not file.exists():
             options = {name: getattr(recipe.prune, name) for name in ("round_to", "protect", "time_budget")}
-            shrink(model, self.opened.inputs, masks=self.masks, **options)  # what is dead here will not come back
+            shrink(model, self.opened.inputs, masks=self.masks, **options)  # units that are dead here will not come back
             checkpoint.save(model, file)
-        left = cost.measure(self.posterior(level), self.opened.inputs)  # its dead units are gone
+        left = cost.measure(self.posterior(level), self.opened.inputs)  # without its dead units
         row = {"level": float(level), "beta": beta, **counts, "parameters": float(left.parameters), "macs": float(left.macs)}
         self.rows.append(row)
         return row
 
     @property
     def steps(self) -> int:
-        """Of the optimizer, in each level."""
+        """The number of optimizer steps in each level."""
         settings = self.context.recipe.train
         level = settings.model_copy(update={"epochs": epochs_of(settings, LEVEL_EPOCHS)})
         return steps_of(level, len(self.opened.data.train))
 
     def known(self, level: int) -> bool:
-        """Whether a level was climbed before."""
+        """Whether a level is saved already (0: the converted model)."""
         return self._file(level).exists()
 
     def masks(self, model: nn.Module) -> Masks:
-        """What stays by the recipe's threshold, or each layer's own."""
+        """The masks by the recipe's threshold, or by each layer's own."""
         settings = self.context.recipe.relevance
         return rule(model, settings, self.opened.inputs)(settings.threshold)
 
     def begin(self, pressure: float) -> nn.Module:
-        """What a trial of a pressure begins from: the level below it, or the converted model."""
+        """The model that a trial with this pressure starts from: the level at or below it, or the converted model."""
         return self.posterior(0 if pressure <= UNPRESSED else min(max(1, int(pressure)), len(self.rows)))
 
     def recovery(self, pressure: float) -> float:
-        """The beta that a trial's recovery is told of; without pressure that of the first level, as variances learn then."""
+        """The beta that a trial's recovery is based on; without pressure, that of the first level, because that is when the
+        variances learn."""
         return self.beta(1 if pressure <= UNPRESSED else pressure)
 
     def posterior(self, level: int) -> nn.Module:
-        """The model as it was after a level, or as it was converted (0)."""
+        """The model after a level, or the converted model (0)."""
         return checkpoint.load(self._file(level), make_model(self.context.recipe.model)).eval()
 
     def fit(self, model: nn.Module, stage: str, settings: TrainSection, beta: float, state: Path) -> Fit:
-        """Train a posterior of the path on, in place, at one beta. state: the file of it."""
+        """Train a posterior of the path further, in place, at a constant beta. state: the file for the training state."""
         return self._fit(model, stage, settings, Constant(beta), state)
 
     def _file(self, level: int) -> Path:

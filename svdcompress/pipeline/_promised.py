@@ -1,4 +1,4 @@
-"""What a run's validation data promise, as its ONNX files hold it: in their metadata, and as further outputs."""
+"""The promises that a run makes from its validation data, as its ONNX files hold them: metadata and further outputs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from svdcompress.calibrate import ConformalIntervals, ConformalSets, from_dict
 from svdcompress.likelihoods import Likelihood
 
 NAMES = ("set", "lower", "upper")
-"""Further outputs of the files."""
+"""The names of the further outputs."""
 
 Further = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def promised(results: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """For the metadata of a file: `coverage` and `answer_above` of the mean, or of the samples, where the run has them."""
+    """Metadata for a file: the run's `coverage` and `answer_above`, as far as it has them. who: "mean" or "samples"."""
     found = {name: by.get(who) for name, by in (results.get("promises") or {}).items()}
     return {name: {k: v for k, v in value.items() if k != "kind"} for name, value in found.items() if value}
 
 
 def sets_of(results: Mapping[str, Any], who: str, likelihood: Likelihood) -> Further | None:
-    """The further outputs of a file: `set`, 1 for each class that a prediction set holds and else 0, of the shape of the
-    probabilities; or `lower` and `upper` of an interval, of the shape of the mean. None where nothing is promised.
+    """A function that makes the further outputs of a file: `set`, 1 for each class in the prediction set and 0 for the
+    others, in the shape of the probabilities; or `lower` and `upper` of an interval, in the shape of the mean. None without a
+    promised coverage.
 
-    who: "mean" for the deterministic file, "samples". likelihood: of the model as the file holds it.
+    who: "mean" for the deterministic file, "samples" for the Monte-Carlo file. likelihood: of the model as stored in the file.
     """
     stored = ((results.get("promises") or {}).get("coverage") or {}).get(who)
     if not stored:
@@ -39,7 +40,7 @@ def sets_of(results: Mapping[str, Any], who: str, likelihood: Likelihood) -> Fur
             return {"set": promise.sets(p, own.dim).to(p.dtype)}
 
         return sets
-    assert isinstance(promise, ConformalIntervals)  # of a coverage
+    assert isinstance(promise, ConformalIntervals)  # a coverage has no other kind
 
     def intervals(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if who == "samples":
@@ -47,7 +48,7 @@ def sets_of(results: Mapping[str, Any], who: str, likelihood: Likelihood) -> Fur
         else:
             output = outputs["output"]
             pair = own.name == "gaussian" and "output_1" in outputs
-            heads = own.plain().heads((output, outputs["output_1"]) if pair else output)  # its temperature is in the output
+            heads = own.plain().heads((output, outputs["output_1"]) if pair else output)  # the output includes its temperature
             mean, variance = own.moments(heads)
         lower, upper = promise.intervals(mean, variance.sqrt())
         return {"lower": lower, "upper": upper}

@@ -1,4 +1,4 @@
-"""The learning rate of log sigma2 that a recipe leaves open, and what is said where the threshold is out of reach."""
+"""The learning rate of log sigma2 where a recipe leaves it open, and the warning if the threshold is out of reach."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from svdcompress.recipe import Recipe, TrainSection
 from svdcompress.train import Reach, distances, factors, rate_of_log_sigma2, reach, steps_of
 
 MOST = 0.1
-"""The largest learning rate of log sigma2 that is taken by itself: a step of it is a tenth of a variance."""
+"""The largest learning rate of log sigma2 that "auto" chooses: one step changes a variance by about a tenth."""
 
 
 def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: float, world: int = 1) -> float | None:
-    """train.lr_log_sigma2 in numbers (None: as the means); model: converted, before training. final: where beta ends.
+    """train.lr_log_sigma2 as a number (None: the rate of the means). model: converted, before training. final: the last beta.
 
-    auto: as the means, or so much that log sigma2 alone can bring nine of ten weights to the threshold, at most `MOST`.
+    With "auto" it is the rate of the means, or higher if log sigma2 alone needs that to bring nine of ten weights to the
+    threshold, up to `MOST`.
     """
     wanted = recipe.train.lr_log_sigma2
     if wanted != "auto":
@@ -33,8 +34,9 @@ def rate_of_variances(recipe: Recipe, model: nn.Module, examples: int, final: fl
 
 
 def training_of(recipe: Recipe, final: float) -> tuple[TrainSection, Schedule]:
-    """What is taken for the training of the variances, and beta in it: the recipe's; in a search without the schedules that it
-    passes over (see `passed_over`), so that what does nothing there has no part in what it decides."""
+    """The settings and the beta schedule to assume for the training of the variances: the recipe's. For a search, the
+    schedules that it ignores (see `passed_over`) are reset to their defaults, so that settings without effect don't affect
+    decisions."""
     train, plain = recipe.train, TrainSection()
     if recipe.search.wanted:
         train = train.model_copy(update={"schedule": plain.schedule, "beta": plain.beta})
@@ -42,14 +44,14 @@ def training_of(recipe: Recipe, final: float) -> tuple[TrainSection, Schedule]:
 
 
 def reach_of(recipe: Recipe, model: nn.Module, examples: int, final: float, rate: float | None, world: int = 1) -> Reach:
-    """Whether the training that a recipe asks for can bring the weights of a converted model to the threshold."""
+    """How far the training that a recipe asks for can bring the weights of a converted model towards the threshold."""
     train, schedule = training_of(recipe, final)
     return reach(model, train, examples, schedule, lr_log_sigma2=rate, threshold=harshest(recipe), world=world)
 
 
 def harshest(recipe: Recipe) -> Threshold | None:
-    """The threshold by which most goes, of those that a recipe may choose; None: each layer's own. A search has no choice of
-    candidates."""
+    """The threshold that drops the most weights, of those that a recipe may choose from; None: each layer's own. A search
+    does not use the candidates."""
     settings = recipe.relevance
     if recipe.search.wanted:
         return settings.threshold
@@ -58,14 +60,14 @@ def harshest(recipe: Recipe) -> Threshold | None:
 
 
 def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
-    """A warning where less than half of the weights can get to the threshold, with what to set; [] otherwise."""
+    """A warning if less than half of the weights can reach the threshold, with what to set; [] otherwise."""
     if found.enough or not recipe.train.epochs:
         return []
     cures = []
     if found.times is not None:
         longer = math.ceil(found.times)
         cures += [f"{longer} times the steps (--epochs {longer * recipe.train.epochs}, or smaller batches)"]
-        if recipe.train.optimizer == "sgd":  # its rate is not that of log sigma2
+        if recipe.train.optimizer == "sgd":  # SGD's learning rate does not apply to log sigma2
             cures += [f"--set train.lr_log_sigma2={found.lr_log_sigma2 * found.times:.2g}"]
         else:
             cures += [f"--set train.lr={recipe.train.lr * found.times:.2g}"]

@@ -1,4 +1,4 @@
-"""In a search, what stays of a model makes up for the units that go: on which examples, where, and whether."""
+"""Reconstruction in a search: what stays of a model is fitted to make up for the units that go."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from svdcompress.reconstruction import ROWS, Reconstruction, reconstruct, recons
 from svdcompress.relevance import Masks
 
 EXAMPLES, FEWEST = 1024, 64
-"""Training examples that layers are fitted to, in one batch: as many as memory allows between these."""
+"""The most and the fewest training examples that layers are fitted to, in one batch; memory decides in between."""
 
 TRIED = 4
-"""A way that is only tried is fitted to so many times fewer examples and rows: ways are compared for it, not used."""
+"""Ways that are only compared, not yet used, are fitted to this many times fewer examples and rows."""
 
 NUMBERS = 2**25
-"""Of the outputs of the widest layer, for all of the examples: each of the few that are there at a time takes 128 MB then."""
+"""The most numbers that the outputs of the widest layer may have, over all examples: 128 MB for each of the few layer outputs
+that are in memory at a time."""
 
 
 class Reconstructor:
-    """Cuts with reconstruction. model: any of the shapes of those that will be cut; examples are chosen by it."""
+    """Cuts models with reconstruction. model: any model with the shapes of those to be cut; it determines how many examples
+    are used."""
 
     def __init__(self, opened: Opened, model: nn.Module, device: torch.device) -> None:
         self.device = device
@@ -41,20 +43,21 @@ class Reconstructor:
         self.fewer, _ = next(iter(part.batches(len(part))))
 
     def cut(self, model: nn.Module, masks: Masks, before: Masks | None) -> Reconstruction:
-        """Change the means of a model, which lies on the CPU, for masks; before: what was left of it."""
+        """Change the means of a model, which is on the CPU, to make up for what masks remove. before: the masks so far."""
         with there(self.device, model):
             return reconstruct(model, to_device(self.inputs, self.device), masks, before=before)
 
     @contextmanager
     def trying(self, model: nn.Module, masks: Masks, before: Masks | None) -> Iterator[None]:
-        """The model, where it is to compute, much as `cut` would leave it, with the masks held; as it was afterwards."""
+        """Within it, the model is about as `cut` would leave it, with the masks held; it is restored afterwards. It has to be
+        on the device already."""
         with reconstructed(model, to_device(self.fewer, self.device), masks, before=before, rows=ROWS // TRIED):
             yield
 
 
 @torch.no_grad()
 def _widest(model: nn.Module, inputs: Any) -> int:
-    """Numbers that the widest layer gives for one example."""
+    """The largest number of values that any layer outputs for one example."""
     found, first = [0], next(iter(model.parameters()))
 
     def note(layer: Any, given: Any, output: Tensor) -> None:

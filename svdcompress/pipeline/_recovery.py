@@ -1,4 +1,4 @@
-"""How a pruned network recovers where the recipe leaves that to the network (`recover.optimizer: auto`)."""
+"""How a pruned network recovers if the recipe leaves the optimizer open (`recover.optimizer: auto`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ BY_SGD: dict[str, Any] = {
     "schedule": {"warmup": "5%"},
     "distill": {"weight": 0.9, "temperature": 3.0},
 }
-"""Of the SGD that brings pruned classifiers with batch normalisation further than Adam does (benchmarks/recovery.py and
-recovery_auto.py)."""
+"""Settings for SGD, which brings pruned classifiers with batch normalization further than Adam does (benchmarks/recovery.py
+and recovery_auto.py)."""
 
 
 def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
-    """A recipe whose `recover.optimizer` is settled, and what to say of it. model: the dense one.
+    """The recipe with `recover.optimizer: auto` resolved, and a note about it or None. model: the dense one.
 
-    auto is SGD for a classifier with convolutions and batch normalisation, with `BY_SGD` for each of these fields that has its
-    default; else it is Adam. What is set otherwise has no part in the decision, so that a run that goes on with another
-    learning rate goes on by the same optimizer.
+    "auto" is SGD for a classifier with convolutions and batch normalization, with the values of `BY_SGD` for those fields
+    that have their defaults; else it is Adam. Other settings have no influence on the choice, so that a run which is resumed
+    with another learning rate keeps its optimizer.
     """
     recover = recipe.recover
     if recover.optimizer != "auto":
@@ -42,7 +42,7 @@ def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
 
 
 def _filled(section: Any, plain: Any, settings: dict[str, Any], prefix: str) -> tuple[Any, list[str]]:
-    """A section with settings in place of defaults, and the names of those that somebody has set to something else."""
+    """The section with `settings` in place of its defaults, and the names of fields that the user has set to something else."""
     found, kept = {}, []
     for name, value in settings.items():
         own, default = getattr(section, name), getattr(plain, name)

@@ -1,4 +1,4 @@
-"""A file that was exported once more, in fewer bytes: without its zeros, in integers, in two bytes a number."""
+"""A smaller form of a run's exported file: without its zeros, in integers, or in two bytes per number."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from svdcompress.pipeline._open import OpenRun
 
 
 def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple[Exported, str]:
-    """Put a smaller form in the place of a run's exported file; returns it, and what to say of it.
+    """Replace a run's exported file with a smaller form; returns that, and a note about it.
 
-    precision: "none", "int8" (needs the run's data, to calibrate and to choose the layers), "int4" (needs them to choose),
-    "float16", or "auto": integers, or float16 where none of the layers can be in integers. compact: without zeros.
+    precision: "none", "int8" (needs the run's data to calibrate and to choose layers), "int4" (needs them to choose layers),
+    "float16", or "auto": int8, or float16 if none of the layers can be in integers. compact: without zeros.
     """
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
     known = {**budget(opened.recipe, (opened.results.get("dense") or {}).get("validation")), "compact": compact}

@@ -1,4 +1,4 @@
-"""What the stages of a run find, typed; `report.json` is written of it."""
+"""The typed results of a run's stages, from which `report.json` is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Figures = dict[str, float]
 
 @dataclass
 class Side:
-    """The dense or the sparse model. validation, metrics: on the validation and the test data. bytes: of its ONNX file."""
+    """Results of the dense or the sparse model. validation, metrics: on the validation and the test data. bytes: size of its
+    ONNX file."""
 
     validation: Figures | None = None
     metrics: Figures | None = None
@@ -24,7 +25,7 @@ class Side:
     latency_ms: Figures | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the report has it: what is not known is left out."""
+        """The entry of the report, without values that are not known."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         counts = found.pop("counts")
         whole = {
@@ -37,10 +38,10 @@ class Side:
 
 @dataclass
 class RunResults:
-    """One attribute for each key of the report that a stage finds, None until it has; in the report's order.
+    """One attribute for each key of the report that a stage fills in, in the report's order; None until then.
 
-    seconds: of each stage, over all sittings. warnings, notes: lines for the user. failed: figures that could not be made, and
-    why. The others are the keys of `report.Results`.
+    seconds: of each stage, over all sittings. warnings, notes: lines for the user. failed: figures that could not be made,
+    with the reasons. The others are the keys of `report.Results`.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class RunResults:
     verified: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of the report as far as they are known. Lists and dicts are those of the results, not copies."""
+        """The keys of the report that are known so far. Lists and dicts are not copied."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in ("reach", "dense", "sparse"):
             found[name] = found[name].to_dict() if found[name] is not None else None

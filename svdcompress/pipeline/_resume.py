@@ -1,4 +1,4 @@
-"""What of a stopped run's recipe may be otherwise when it goes on: all that nothing was made with yet."""
+"""Which recipe fields may change when a stopped run is resumed: all that nothing was made with yet."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from svdcompress.recipe import Recipe
 from svdcompress.train import StateFile
 
 FILES = ("dense.pt", "train.pt", "pruned.safetensors", "recover.pt", "search")
-"""What the stages leave in `state/`, in order."""
+"""The files that the stages leave in `state/`, in order."""
 
 FIRST = {"dense": 0, "convert": 1, "train": 1, "relevance": 2, "prune": 2, "recover": 3}
 FIRST |= dict.fromkeys(("search", "calibrate", "export"), 4)
-"""The first of FILES that a section has a part in, and with it in all later ones; sections not named here: 0."""
+"""The index of the first file in FILES that a section affects, along with all later ones; 0 for sections not named here."""
 
 FURTHER = ("search.trials", "search.max_minutes")
-"""Fields that say how far a search goes, and may change at any time."""
+"""Fields that limit how far a search goes; they may change at any time."""
 
 ALWAYS = ("out", "device", "calibrate", "export", "uncertainty", "report", "description")
-"""Sections that tell only how a run is carried out and what is written at its end."""
+"""Sections that only affect how a run is carried out and what is written at its end."""
 
 MEASURED = {
     "bytes": ("calibrate.coverage", "calibrate.answer_above", "calibrate.temperature", "export.sets", "export.opset"),
     "latency": ("export.opset",),
 }
-"""Fields of those sections that the trials of a search are measured with, by what it makes small."""
+"""Fields of the sections in ALWAYS that affect how a search measures its trials, by its objective."""
 
 UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")
-"""Settings of a stage of training that may change between its epochs: those that a loss which is not finite calls for. A search
-trains by `train` and `recover` until it is done: what it trains from then on has them."""
+"""Settings of a training stage that may change between its epochs: those to change after a loss that is not finite. A search
+uses `train` and `recover` until it is done, and trains with the new values from then on."""
 
 
 def changed_fields(stored: Recipe, given: Recipe, but_for: Collection[str] = ALWAYS) -> list[str]:
-    """Fields as `train.lr` (or `seed`) in which two recipes differ, outside of some sections."""
+    """The fields, such as `train.lr` or `seed`, in which two recipes differ, outside of the sections `but_for`."""
     left, right = (recipe.model_dump(exclude=set(but_for)) for recipe in (stored, given))
     fields = []
     for name, section in left.items():
@@ -48,9 +48,10 @@ def changed_fields(stored: Recipe, given: Recipe, but_for: Collection[str] = ALW
 
 
 def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
-    """Files of `state/` that a stage began with and that a changed recipe would begin otherwise.
+    """Files in `state/` of stages that have done no epoch yet and that would begin differently with the changed recipe.
 
-    Raises RecipeError, naming them, for changes of what an epoch of training, or a pruned model, was made with already.
+    Raises RecipeError, which names the fields, for changes to settings that an epoch of training or a pruned model was made
+    with already.
     """
     fields = [field for field in changed_fields(stored, given) if field not in FURTHER]
     if stored.search.wanted:
@@ -82,7 +83,7 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
 
 
 def _epochs_done(file: Path) -> float | None:
-    """Epochs in a stage's file (one that is no state of training counts as done), or None where it left none."""
+    """The epochs in a stage's file, or None if there is no file; 1 for one that holds no training state (it counts as done)."""
     if not file.exists():
         return None
     if file.suffix != ".pt":

@@ -1,4 +1,4 @@
-"""Channel counts at multiples, kept only where that measures faster."""
+"""Rounding of channel counts to multiples, kept only if it measures faster."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from svdcompress.export import export_onnx
 from svdcompress.pipeline._select import whole
 
 Feed = Callable[[Path], Callable[[int], Any]]
-"""From an ONNX file to batches of any size for it, as `cost.latencies` has them."""
+"""Maps an ONNX file to a function that makes input batches of any size for it, as `cost.latencies` expects."""
 
 
 def rounded(
     make: Callable[[int], nn.Module], round_to: int, inputs: Any, feed: Feed | None, opset: int
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A pruned model, with channel counts at multiples or without, and its report as a dict: that of `prune`, with
+    """A pruned model, with channel counts rounded to multiples or not, and the report of `prune` as a dict, with
 
-    - `rounded`: whether the counts are at multiples;
-    - `rounding`: what was compared (not there where nothing was): channels that stay (`kept`), `parameters`, and the
+    - `rounded`: whether the counts are multiples of `round_to`; absent if that is 1;
+    - `rounding`: what was compared (absent if nothing was): the remaining channels (`kept`), `parameters`, and the
       `latency_ms` of the ONNX file in each form, {"rounded": ..., "unrounded": ...}.
 
-    The form at multiples has more channels, so it stays only if its file is faster, over batches of 1 and 128 together.
-    Both are timed before recovery, which changes no shape.
+    The rounded form has more channels, so it is used only if its file is faster, over batches of 1 and 128 together. Both are
+    timed before recovery, which does not change shapes.
 
-    make: from round_to to the pruned model. inputs: example inputs. feed: None to measure nothing and round as asked.
+    make: returns the pruned model for a value of `round_to`. inputs: example inputs. feed: None to skip measuring and round
+    as asked.
     """
     model: Any = make(round_to)
     report = model.pruning.to_dict()

@@ -1,4 +1,4 @@
-"""`run`: a recipe into a folder."""
+"""`run`: carries out a recipe in a folder."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ def run(
     quiet: bool = True,
     choose_threads: bool = False,
 ) -> dict[str, Any]:
-    """Do all stages of a recipe and write the run's folder; returns what `report.json` holds.
+    """Run all stages of a recipe and write the run's folder; returns the contents of `report.json`.
 
-    out: the folder (None: the recipe's, else a new one below `runs`).
-    resume: go on with the run that this folder holds, which was stopped. The recipe may differ in what nothing was made with
-        yet: the sections of stages that have done no epoch (such as relevance, after a run that pruned too much), and learning
-        rates, clip and precision of the one under way (as after a loss that is not finite).
-    overwrite: move aside what the folder holds.
-    console, quiet: where progress is shown, and whether not at all.
-    choose_threads: try, ahead of the first epoch, with how many of PyTorch's threads training is fastest here and now, at most
-        those that are set, and stay with that number (False: those that are set). Results depend on it in their last bits.
+    out: the folder (None: the recipe's, else a new one in `runs`).
+    resume: continue the stopped run in this folder. The recipe may differ in settings that nothing was made with yet: the
+        sections of stages that have done no epoch (such as relevance, after a run that pruned too much), and learning rates,
+        clip and precision of the stage under way (as after a loss that is not finite).
+    overwrite: move the contents of the folder aside.
+    console, quiet: where progress is shown; with `quiet`, not at all.
+    choose_threads: before the first epoch, measure with how many of PyTorch's threads training is fastest here and now, up to
+        the number that is set, and keep that number (False: the number that is set). The last bits of results depend on it.
 
-    SIGINT and SIGTERM stop in good order: Interrupted says how to go on. Raises OutputError for a folder that holds something
-    else, and what the stages raise.
+    SIGINT and SIGTERM stop the run cleanly with Interrupted, which says how to resume. Raises OutputError for a folder that
+    holds something else, and whatever the stages raise.
     """
     console = console or Console(stderr=True)
     place = find_place(recipe.device)
-    folder = Path(broadcast(str(out or recipe.out or free_folder("run"))))  # which is free may change between two looks
+    folder = Path(broadcast(str(out or recipe.out or free_folder("run"))))  # each process might find another free name
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
     check_epochs(recipe)
-    tell = partial(console.print, soft_wrap=not console.is_terminal)  # in a file a line stays one
+    tell = partial(console.print, soft_wrap=not console.is_terminal)  # no wrapping of lines in files
     say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
     with ExitStack() as stack:
         if resume and place.first and (folder / "recipe.yaml").is_file():
-            stack.enter_context(locked(folder))  # ahead of anything that is changed
+            stack.enter_context(locked(folder))  # before anything is changed
         stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
-        wait()  # until all have looked at the files
+        wait()  # until all processes have looked at the files
         for file in stale if place.first else []:
             file.unlink(missing_ok=True)
         if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):

@@ -1,4 +1,4 @@
-"""Whether the data of a run that goes on are those that it began with: other data would end in another model, unsaid."""
+"""Checks that a resumed run has the data that it began with: other data would silently lead to another model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from svdcompress.errors import DataError
 from svdcompress.sources import Data, InMemory
 
 ROWS = 256
-"""Examples of each split, evenly spaced, whose values are looked at."""
+"""How many examples of each split, evenly spaced, go into its checksum."""
 
 SPLITS = ("train", "validation", "test")
 
 
 def seen(data: Data) -> dict[str, dict[str, Any]]:
-    """Of each split the number of examples and a checksum of some of them (None where they are read one by one)."""
+    """For each split, the number of examples and a checksum of some of them (None if they are not in memory)."""
     found = {}
     for name in SPLITS:
         examples = getattr(data, name)
@@ -30,9 +30,9 @@ def seen(data: Data) -> dict[str, dict[str, Any]]:
 
 
 def check_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], folder: Path) -> str:
-    """A warning where values are others than when a run began, "" where they are not.
+    """A warning if the data's values have changed since the run began, else "".
 
-    Raises DataError where a split has another number of examples.
+    Raises DataError if the number of examples in a split has changed.
     """
     for name, stored in before.items():
         if stored["examples"] != now[name]["examples"]:

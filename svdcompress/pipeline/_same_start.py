@@ -1,4 +1,4 @@
-"""Whether a run that goes on has the trained weights and the loss that it began with."""
+"""Checks that a resumed run has the trained weights and the loss that it began with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from svdcompress.pipeline._resume import FILES
 
 
 def check_start(context: Context, model: nn.Module, trained: bool, loss: float) -> None:
-    """Raises ModelError where a run goes on with other trained weights, or with weights of another model; warns of another
-    loss.
+    """Raises ModelError if a run that began with trained weights is resumed with other ones; warns of another loss.
 
-    loss: of the first examples, which tells one function that was handed over in Python from another.
+    loss: the loss of the first examples, by which two loss functions passed in from Python can be told apart.
     """
     now, before = digest(model), context.state.facts.get("start")
     if before is None or not any((context.state.folder / name).exists() for name in FILES):

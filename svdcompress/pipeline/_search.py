@@ -1,4 +1,4 @@
-"""The stage of the search: from a dense model and a budget to the small model that was the best of its trials."""
+"""The search stage: from a dense model and a budget or goal to the small model of the best trial."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from svdcompress.search import CLOSE, Strategy, Trial
 from svdcompress.selection import Selection
 
 HOPELESS = 10.0
-"""The path ends where masks lose, before any recovery, this many times what is allowed (and 10 points at least)."""
+"""The path ends at a level whose masks lose this many times what is allowed (at least 10 points), before any recovery."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search hands on: the posterior that was pruned (its shapes those before), what stayed, and the small model."""
+    """The result of a search: the posterior that was pruned (in its shapes before that), what stayed, and the small model."""
 
     variational: Variational
     selection: Selection
@@ -44,12 +44,13 @@ class Found:
 
 
 class Search(Trials):
-    """One search. `run` does it, or goes on with what a stopped one left in `state/search`."""
+    """One search. `run` carries it out, or resumes a stopped one from `state/search`."""
 
-    # In order
+    # The steps, in order
 
     def run(self) -> Found:
-        """The whole search. Raises RecipeError for a budget that the dense model itself misses, and under several processes."""
+        """Run the whole search. Raises RecipeError for a budget that the dense model itself misses, under several processes,
+        and without epochs of training if no layer can be reconstructed."""
         if self.context.place.world > 1:
             raise RecipeError("search: works in one process only; start it without `accelerate launch`")
         if not self.context.recipe.train.epochs and self._reconstructor is None:
@@ -61,19 +62,19 @@ class Search(Trials):
         self._find_least()
         self.said_before = self.context.said()
         self.context.say_again(self.kept.said)
-        self.folder.mkdir(parents=True, exist_ok=True)  # from here on something was made
+        self.folder.mkdir(parents=True, exist_ok=True)  # from here on there are results to keep
         self._spend()
         try:
             best, lines = self._searched()
         except BaseException:
-            with suppress(OutputError, OSError):  # what stops it is to be told
+            with suppress(OutputError, OSError):  # the original error is the one to report
                 self._spend()
             raise
         self._report(best, lines)
         return self._found(best)
 
     def _searched(self) -> tuple[Trial, list[str]]:
-        """The best of all trials, and a line where the time was up before they were done."""
+        """The best of all trials, and a line to report if the time was up before they were done."""
         whole = self._climb()
         strategy = self._strategy()
         while (ask := strategy.next(self.kept.asked)) is not None and not self._over():
@@ -99,7 +100,7 @@ class Search(Trials):
         return strategy.best(self.kept.trials), lines
 
     def _cut_off(self, strategy: Strategy) -> bool:
-        """Whether more trials were worth making than their epochs allow."""
+        """Whether more trials would have been worth making than the limit on epochs allows."""
         allowed = self.settings.trials is None and len(self.kept.asked) == self.trials < MOST
         return allowed and strategy.unbounded().next(self.kept.asked) is not None
 
@@ -128,8 +129,8 @@ class Search(Trials):
 
     @property
     def _empties_nothing(self) -> bool:
-        """Whether pressure leaves nearly all units alive that the size follows, in few steps: its noise costs accuracy and has
-        told little."""
+        """Whether pressure removes hardly any of the units that determine the size, within few steps: then its noise costs
+        accuracy and tells little."""
         if self._too_short:
             return True
         ratio = max((self._natural(row) for row in self.path.rows), default=math.inf)
@@ -139,20 +140,20 @@ class Search(Trials):
 
     @property
     def _too_short(self) -> bool:
-        """Whether variances can't learn what is needed in the training that is asked for, and what goes can be made up for
-        without: then the path would cost epochs that recovery makes more of."""
+        """Whether training is too short for the variances to reach the threshold, while reconstruction can make up for cuts:
+        then the epochs of the path are better spent on recovery."""
         reach = self.context.results.reach
         short = reach is not None and not (reach.enough and self.context.recipe.train.epochs)
         return self.cuts > 1 and short and self._reconstructor is not None
 
     def _climb(self) -> bool:
-        """The path, as far as anything on it may be within the budget; False where the time was up before."""
+        """Train the path as far as models on it may be within the budget; False if the time was up before that."""
         hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
         limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
         if self._too_short:
             self.path.start()
             once = self.trials == 1 and self.goal is not None
-            if (once or not self.context.recipe.train.epochs) and not self.path.known(1):  # no trial begins there
+            if (once or not self.context.recipe.train.epochs) and not self.path.known(1):  # no trial would start there
                 return True
         for level in range(1, self.levels + 1):
             row = self.path.climb(level)
@@ -163,26 +164,26 @@ class Search(Trials):
             self._spend()
             lost = row["error"] > (hopeless if self.judged.probabilities else limit)
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
-            no_further = self.trials == 1 and self.goal is not None and self._empties_nothing  # no trial begins there
+            no_further = self.trials == 1 and self.goal is not None and self._empties_nothing  # no trial would start there
             if lost or small_enough or no_further:
                 return True
-            known = self.path.known(level + 1)  # of a search that was stopped later than this
+            known = self.path.known(level + 1)  # an earlier sitting went further
             if self._late() and not known:
                 return level == self.levels
         return True
 
     def _small_enough(self, row: dict[str, float]) -> bool:
-        """Whether more pressure would go far beyond the goal: its size is reached twice over."""
+        """Whether more pressure would go far beyond the goal: the model is less than half of the goal's size already."""
         return self._natural(row) > 2 * self._dense_size / self._target
 
     @property
     def levels(self) -> int:
-        """How many there may be."""
+        """The most levels that the path may have."""
         return levels_of(self.context.recipe, self.measure.name)
 
     @property
     def trials(self) -> int:
-        """How many there may be."""
+        """The most trials that may be made."""
         return trials_of(self.context.recipe, self.measure.name)
 
     @property
@@ -190,11 +191,11 @@ class Search(Trials):
         return self.levels, self.trials
 
     def _natural(self, row: dict[str, float]) -> float:
-        """How many times smaller a level of the path is by itself, in what the measure follows."""
+        """How many times smaller a level of the path is by itself, in the count that stands in for the measure (`FOLLOWS`)."""
         follows = FOLLOWS[self.measure.name]
         return self.costs[follows] / max(row[follows], 1.0)
 
-    # What is found
+    # Results
 
     def _report(self, best: Trial, lines: list[str]) -> None:
         results, settings, measure = self.context.results, self.settings, self.measure.name
@@ -253,17 +254,17 @@ class Search(Trials):
         context.history += [*self.path.history, *(row for number in numbers for row in self.kept.epochs[number])]
         return Found(replace(self.variational, model=model.model), selection, small)
 
-    # Small things
+    # Helpers
 
     def _points(self, drop: float) -> float:
-        """A drop in the units of the validation error: points, or the RMSE's."""
+        """Convert a drop to the units of the validation error: points, or those of the RMSE."""
         return drop if self.judged.probabilities else drop / 100 * self.judged.error
 
     def _over(self) -> bool:
-        """Whether the time is up; one trial there is always."""
+        """Whether the time is up; never before the first trial is done."""
         return bool(self.kept.trials) and self._late()
 
     def _late(self) -> bool:
-        """Whether the time is up, trials or none."""
+        """Whether the time is up, with or without trials."""
         limit = self.settings.max_minutes
         return limit is not None and self.kept.seconds > 60 * limit

@@ -1,4 +1,4 @@
-"""What of a search is on disk while it goes on: each trial, so that a stop loses at most one."""
+"""The state of a search on disk: each finished trial, so that a stop loses at most one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from svdcompress.search import Trial
 
 @dataclass
 class Kept:
-    """file: where. epochs, pruning: of each trial, by its number.
+    """The stored state of a search.
 
-    seconds: that the search has taken, and said: its warnings and notes, over all sittings. dense: {costs, measured} of the
-    dense model, as it was measured first and with what (`Measure.how`); None before. least: the size, in the search's measure,
-    that no trial can go below; None before. doubted: warnings of how these two were measured.
+    file: where it is stored. epochs, pruning: of each trial, by its number. said: warnings and notes, and seconds: the time
+    taken, both over all sittings. dense: {costs, measured} of the dense model: its costs as first measured, and what with
+    (`Measure.how`); None until then. least: the size, in the search's measure, that no trial can go below; None until it is
+    known. doubted: warnings about how these two were measured.
     """
 
     file: Path
@@ -35,11 +36,11 @@ class Kept:
 
     @property
     def asked(self) -> list[Trial]:
-        """The trials that were asked for, without the one that only recovered on."""
+        """The trials that the strategy asked for, without the one that only recovered further."""
         return [trial for trial in self.trials if trial.continues is None]
 
     def read(self) -> Kept:
-        """As it was stored, or empty."""
+        """Fill in what is stored, if anything; returns itself. Raises CheckpointError for a damaged file."""
         if self.file.is_file():
             try:
                 stored = parse_json(self.file.read_bytes())
@@ -48,10 +49,10 @@ class Kept:
                 self.pruning = {int(number): found for number, found in stored["pruning"].items()}
                 self.said = {kind: [str(line) for line in lines] for kind, lines in stored.get("said", {}).items()}
                 self.seconds = float(stored["seconds"])
-                if (dense := stored.get("dense")) is not None:  # states of former versions have none
-                    costs = {name: n if type(n) is int else float(n) for name, n in dense["costs"].items()}  # as they were told
+                if (dense := stored.get("dense")) is not None:  # absent in states of earlier versions
+                    costs = {name: n if type(n) is int else float(n) for name, n in dense["costs"].items()}  # as reported
                     self.dense = {"costs": costs, "measured": dict(dense["measured"])}
-                if (least := stored.get("least")) is not None:  # nor this
+                if (least := stored.get("least")) is not None:  # also absent there
                     self.least = float(least)
                 self.doubted = [str(line) for line in stored.get("doubted", [])]
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -61,7 +62,7 @@ class Kept:
         return self
 
     def write(self) -> None:
-        """As it stands now."""
+        """Write the current state to the file."""
         stored = {
             "trials": [t.to_dict() for t in self.trials],
             "epochs": self.epochs,
@@ -76,7 +77,7 @@ class Kept:
 
 
 def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
-    """The values of those names that a trial keeps in a file of its folder until it is done; None where it has no such file."""
+    """The values of these names in a file that a trial keeps in its folder until it is done; None without the file."""
     if not file.is_file():
         return None
     try:
@@ -88,10 +89,10 @@ def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
 
 
 def keep(file: Path, content: dict[str, Any] | None) -> None:
-    """What `known` reads: a latency that is measured again, say, would be another."""
+    """Write values for `known`, so that a resumed run reuses them: a second measurement of a latency would differ."""
     write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(content))))
 
 
 def known_way(file: Path) -> dict[str, Any] | None:
-    """How a trial that was stopped came to its masks (`Selection.way`); None where it had not."""
+    """How a stopped trial arrived at its masks (`Selection.way`); None if it had none yet."""
     return known(file, ("way", "asked", "count", "mixture"))

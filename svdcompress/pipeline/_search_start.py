@@ -1,4 +1,4 @@
-"""What a search begins with: what it makes small, by which shares, what the dense model gets wrong, and what to doubt."""
+"""The start of a search: checks of its recipe, the shares for its objective, and doubts about its budget."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from svdcompress.recipe import MEASURES, Recipe
 from svdcompress.search import Budget, Losses
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
-"""Shares of a search for shapes where the recipe asks single weights alone."""
+"""Shares for a search for smaller shapes if the recipe judges single weights only."""
 
 
 BY_HEART, ALIKE = 0.1, 1.25
-"""Of a regression: below this share of the targets' standard deviation (a hundredth of their variance is left) the RMSE is that
-of values that may be known by heart, where it is at most so many times that of training examples (of a hundred each, chance
-alone makes a tenth)."""
+"""A regression may have memorized the validation examples if its RMSE on them is below BY_HEART times the targets' standard
+deviation (so a hundredth of their variance is left) and at most ALIKE times that on training examples (with a hundred of
+each, chance alone accounts for a tenth)."""
 
 
 def check_epochs(recipe: Recipe) -> None:
-    """Raises RecipeError for a search without epochs of training that could not do without them: what it cuts by are variances
-    that these train, unless all that goes goes at once and what stays is reconstructed."""
+    """Raises RecipeError for a search without epochs of training that needs them: they train the variances that it cuts by,
+    unless everything goes in one cut and what stays is reconstructed."""
     measure = objective_of(recipe)
     if recipe.train.epochs or not recipe.search.wanted or reconstructs(recipe, measure):
         return
@@ -43,20 +43,20 @@ def check_epochs(recipe: Recipe) -> None:
 
 
 def chosen_by_time(recipe: Recipe) -> bool:
-    """Whether of two files of one model the faster one is taken; where bytes are searched for it is the smaller one."""
+    """Whether the faster of two files of the same model is used; a search for bytes uses the smaller one."""
     return recipe.report.latency and not (recipe.search.wanted and objective_of(recipe) == "bytes")
 
 
 def levels_and_trials(recipe: Recipe) -> tuple[int, int]:
-    """Levels of the path and trials that a search makes, at most."""
+    """The most levels of the path and the most trials that a search makes."""
     measure = objective_of(recipe)
     return 0 if no_path(recipe, measure) else levels_of(recipe, measure), trials_of(recipe, measure)
 
 
 def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
-    """The recipe that a search for shapes begins with, and what to say of it: units are asked whether they are needed too.
+    """The recipe for a search for smaller shapes, which also judges the relevance of units, and a note about it or None.
 
-    Of single weights alone hardly a unit loses all that it has, and what is asked for would have to be taken from the living.
+    If only single weights are judged, hardly any unit loses all of its weights, and living units would have to go instead.
     """
     measure = objective_of(recipe)
     if not recipe.search.wanted or measure in ("nonzero", "bytes") or asks_units(recipe):
@@ -70,7 +70,7 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
 
 
 def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found: Losses) -> list[str]:
-    """What may make a budget say less than it seems to. found: the dense model's losses on the validation data.
+    """Warnings about why a budget may mean less than it seems to. found: the dense model's losses on the validation data.
 
     Raises RecipeError for a budget that the dense model itself misses.
     """
@@ -86,7 +86,7 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
         by_nll = "What is lost is estimated from the NLL of validation and training examples, which is no more than a guess"
-        bound = found.probabilities and found.graded  # which then decides though it may be wide
+        bound = found.probabilities and found.graded  # then the bound decides, even if it is wide
         told = (
             "The bound on it decides all the same, so less may go than could" if bound else "The drop that is measured decides"
         )
@@ -101,8 +101,8 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
 
 
 def _seen(context: Context, data: Any, dense: Dense, found: Losses) -> str | None:
-    """A warning where weights that were trained before this run know the validation examples by heart, as it seems: hardly
-    anything is wrong with them, and no more than with training examples."""
+    """A warning if weights that were trained before this run seem to have memorized the validation examples: they get hardly
+    any of them wrong, and no more than of the training examples."""
     recipe, device, model = context.recipe, context.place.device, dense.model
     if not dense.given or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or _unsure(data, found):
         return None
@@ -122,13 +122,13 @@ def _seen(context: Context, data: Any, dense: Dense, found: Losses) -> str | Non
 
 
 def _unsure(data: Any, found: Losses) -> bool:
-    """Whether so much is wrong with the validation examples that nobody can have learnt them by heart."""
+    """Whether the error on the validation examples is too large for them to have been memorized."""
     if found.probabilities:
         return found.error >= 1.0
     try:
         seen = some(data.validation, EXAMPLES).batches(EXAMPLES)
         targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen])
-    except RuntimeError:  # of several shapes
+    except RuntimeError:  # targets of different shapes
         return True
     scale = 1.0 if data.target_scale is None else data.target_scale[1]
     return found.error >= BY_HEART * likelihood_for(data.task, data.dim).blind(targets, scale)["rmse"]

@@ -1,4 +1,4 @@
-"""The trials of a search: how one is made, judged and kept, and how the best one recovers on."""
+"""The trials of a search: how one is made, judged and kept, and how the best one recovers further."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ from svdcompress.selection import Selection, check_some_left
 from svdcompress.sources import make_model
 
 ABOVE = 1.1
-"""So many times the least possible size is aimed at where a goal is below it: the last units cost most, for next to nothing."""
+"""The size to aim at if the goal is out of reach, as a multiple of the least possible one: the last units cost the most
+accuracy and save next to nothing."""
 
 
 class Trials:
-    """The trials of one search, and what judges them. What a stopped one left in `state/search` is there."""
+    """The trials of one search, and the means to judge them, including trials that a stopped search left in `state/search`."""
 
-    said_before: dict[str, list[str]]  # before the first trial, which every sitting says by itself
+    said_before: dict[str, list[str]]  # before the first trial; every sitting says that again
 
     def __init__(self, context: Context, opened: Opened, dense: Dense, variational: Variational) -> None:
         recipe = context.recipe
@@ -74,7 +75,7 @@ class Trials:
         self.costs = self._dense_costs()
 
     def _dense_costs(self) -> dict[str, float]:
-        """The dense model's, as they were measured first: another measure of its latency would make another search of it."""
+        """The dense model's costs, as first measured: a second measurement of its latency would change the search."""
         how = self.measure.how()
         if self.kept.dense is None or not {self.measure.name, FOLLOWS[self.measure.name]} <= set(self.kept.dense["costs"]):
             with self._working("measuring"), watched() as load:
@@ -88,9 +89,9 @@ class Trials:
         return costs
 
     def _find_least(self) -> None:
-        """What a search cannot go below is measured once, before anything is trained; a goal below it is told."""
+        """Measure the least possible size, once, before anything is trained; warn of a goal below it."""
         if self.kept.least is None and (self.kept.trials or self.measure.name == "nonzero"):
-            self.kept.least = 0.0  # trials of a former version, made for the goal as it was asked; or single weights count
+            self.kept.least = 0.0  # trials of an earlier version aimed at the goal itself; or single weights count
         if self.kept.least is None:
             found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
             try:
@@ -100,7 +101,7 @@ class Trials:
                 PruneError,
                 ExportError,
                 VerifyError,
-            ) as error:  # too few units for what a model does with them
+            ) as error:  # too few units are left for what the model does with them
                 self.kept.least = 0.0
                 self._doubt(no_least(self.measure.name, error))
         if self.goal is not None and self._target > self._wanted:
@@ -109,7 +110,7 @@ class Trials:
             )
 
     def _doubt(self, line: str) -> None:
-        """A warning of a measurement that later sittings go by without making it again."""
+        """Warn about a measurement, and store the warning: later sittings rely on the measurement without repeating it."""
         self.context.warn(line)
         if line not in self.kept.doubted:
             self.kept.doubted.append(line)
@@ -117,7 +118,7 @@ class Trials:
     # One trial
 
     def _trial(self, pressure: float, target: float) -> None:
-        """Cool, choose, prune, recover, judge; one that was done before is not done again."""
+        """Make one trial: cool, choose masks, prune, recover, judge."""
         number = len(self.kept.trials) + 1
         started = time.monotonic()
         ask = self._ask(number, pressure, target)
@@ -150,7 +151,7 @@ class Trials:
             costs = self.measure.of_small(small.model, self.dense.model)
             verdict = self.budget.judge(self.judged, self._losses(small.model))
         inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
-        extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a stopped search ends in the same bytes
+        extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a resumed search ends in the same bytes
         checkpoint.save(bare(small.model), self._model_file(number), extra=report.plain(extra))
         trial = Trial(
             number=number,
@@ -175,7 +176,8 @@ class Trials:
         self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder)
 
     def _recover_on(self, best: Trial) -> None:
-        """The small model of the best trial recovers on, with the epochs that are left: one more trial, of the same masks."""
+        """Let the best trial's small model recover further with the epochs that are left: one more trial, with the same
+        masks."""
         epochs = left_for(self.context.recipe, self._trained)
         if epochs < 1 or best.number not in self.kept.pruning or len(self.kept.asked) < len(self.kept.trials):
             return
@@ -216,7 +218,7 @@ class Trials:
         return Ask(number, pressure, target, self.cuts, at_once)
 
     def _cooled(self, ask: Ask) -> Cooled:
-        """The posterior of a trial, on its way to a size; with one cut the same for all trials of a pressure."""
+        """The cooled posterior of a trial, cut towards its size; with a single cut, trials of equal pressure share it."""
         file = kept_file(self.folder, ask.number)
         alike = [one for one in self.kept.trials if one.pressure == ask.pressure] if ask.cuts == 1 else []
         if alike and not file.exists():
@@ -229,7 +231,7 @@ class Trials:
         return cooled(self.path, ask, to_size, self._way)
 
     def _way(self, to_size: Ways) -> str:
-        """Which way a trial goes in steps."""
+        """The name of the way that a trial follows in its steps."""
         return chosen_for(self.context, self.opened.data, to_size)[0].name
 
     @cached_property
@@ -239,14 +241,14 @@ class Trials:
         return Reconstructor(self.opened, self.variational.model, self.context.place.device)
 
     def _reconstruct(self, model: Cooled, selection: Selection) -> Reconstruction | None:
-        """What stays makes up for what goes, where all goes at once and a unit was asked to go that lives."""
+        """Fit what stays to make up for what goes, if the trial is cut at once and living units have to go; else None."""
         if self._reconstructor is None or not model.at_once or (selection.way or {}).get("count") is None:
             return None
         with self._working("reconstructing"):
             return self._reconstructor.cut(model.model, selection.masks, model.masks)
 
     def _masks(self, model: Cooled, target: float, file: Path) -> Selection:
-        """The masks of a trial. file: how a stopped run came to them, else where that is kept until the trial is done."""
+        """The masks of a trial. file: holds how a stopped run arrived at them; else that is written to it."""
         known = known_way(file)
         given = self.context, self.opened, self.dense, model, self.measure, target, known
         selection = masks_for(*given, self._reconstructor if model.at_once else None)
@@ -255,7 +257,7 @@ class Trials:
         return selection
 
     def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:
-        """A trial whose size leaves one answer to all inputs: it is as large as the dense model, and always wrong."""
+        """Record a trial that was left with one and the same answer to all inputs: dense model's size, drop of 100."""
         error = self.judged.error + 100 if self.judged.probabilities else 2 * self.judged.error
         lost = {
             "error": error,
@@ -274,12 +276,12 @@ class Trials:
 
     @property
     def _wanted(self) -> float:
-        """The size of the goal; infinite without one."""
+        """The size that the goal asks for; infinite without a goal."""
         return math.inf if self.goal is None else self.goal.target(self._dense_size)
 
     @property
     def _target(self) -> float:
-        """The size that trials are made for: that of the goal, where one can get there."""
+        """The size that trials aim at: that of the goal if it is within reach, else `_floor`."""
         least = self.kept.least or 0.0
         within = self._wanted * (1 + CLOSE) >= least
         return self._wanted if within else self._floor
@@ -291,17 +293,17 @@ class Trials:
 
     @property
     def cuts(self) -> int:
-        """In how many steps a trial comes to its size, where it cools for so many epochs."""
+        """The number of steps in which a trial is cut to its size, if it cools for that many epochs."""
         return cuts_of(self.context.recipe, self.measure.name)
 
-    # Small things
+    # Helpers
 
     @property
     def _dense_size(self) -> float:
         return self.costs[self.measure.name]
 
     def _small(self, trial: Trial) -> tuple[Small, dict[str, Any]]:
-        """The small model of a trial, and what is stored beside it."""
+        """The small model of a trial, and the extra data stored with it."""
         file, pruning = self._model_file(trial.number), self.kept.pruning[trial.number]
         model = whole(checkpoint.load(file, make_model(self.context.recipe.model)), pruning).eval()
         return Small(model, pruning), checkpoint.read_manifest(file)["extra"]
@@ -324,7 +326,7 @@ class Trials:
         self.kept.write()
 
     def _working(self, what: str) -> AbstractContextManager[None]:
-        """What takes minutes with a large model, and no epochs, is seen to go on."""
+        """Show that work without epochs is in progress: it can take minutes with a large model."""
         return self.context.bars.working(what, stays=False)
 
     def _say(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""What a search says: of each trial, and of what it could not do."""
+"""The messages of a search: on each trial, and on what it could not do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, Recipe, SearchSectio
 from svdcompress.search import CLOSE, Losses, Trial
 
 ENOUGH = 4
-"""Steps in which a cut costs little: what stays has learnt to do without."""
+"""A cut in at least this many steps costs little, because what stays has learned to do without the rest."""
 
 
 def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: Losses, budget: bool) -> str:
-    """A line of a trial. dense: the dense model's costs; judged: its losses; budget: whether there is one."""
+    """The line for a trial. dense: the dense model's costs; judged: its losses; budget: whether there is one."""
     ratio = dense[measure] / max(trial.costs[measure], 1e-12)
     kept = "" if not budget else ": within the budget" if trial.met else ": loses too much"
     lost = f"{error_of(trial.error, judged)}, {drop_of(trial, judged)}{kept}"
@@ -26,18 +26,18 @@ def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: L
 
 
 def told_mixture(trial: Trial) -> str:
-    """Which mixture was chosen, in brackets; "" where it is the usual way."""
+    """The mixture that was chosen, in parentheses; "" for the usual way."""
     mixture = trial.mixture
     return "" if mixture is None or mixture["chosen"] == mixture["usual"] else f" (mixture {mixture['chosen']})"
 
 
 def error_of(error: float, judged: Losses) -> str:
-    """An error in its unit."""
+    """An error with its unit."""
     return f"{error:.2f}% error" if judged.probabilities else f"RMSE {error:.4g}"
 
 
 def drop_of(trial: Trial, judged: Losses) -> str:
-    """A drop in its unit, and what it is not more than at the confidence of the budget."""
+    """A drop with its unit, and its upper bound at the confidence of the budget."""
     unit = "points" if judged.probabilities else "%"
     bound = "" if trial.upper is None else f" (at most {trial.upper:+.2f})"
     measured = f"{trial.drop:+.2f} {unit}{bound}"
@@ -58,8 +58,8 @@ def outcome(
     how: str = "",
     steps: int = 1,
 ) -> list[str]:
-    """What was asked for and not reached, why, and what to set. target: the largest size that counts as that of the goal;
-    epochs: of training; how: as of `told_how`; steps: in which trials are cut."""
+    """Warnings on what was asked for and not reached: why, and what to set. target: the largest size that counts as reaching
+    the goal; epochs: of training; how: from `told_how`; steps: the number of steps in which trials are cut."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -86,12 +86,12 @@ def outcome(
 
 
 def _size(size: float) -> str:
-    """A count in all its digits; milliseconds, and what is small, in four."""
+    """A size as text: large counts with all digits, milliseconds and numbers below 1000 with four."""
     return f"{size:,.0f}" if size >= 1000 else f"{size:.4g}"
 
 
 def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float, how: Mapping[str, Any]) -> str:
-    """A goal that is smaller than what is left with one unit in each layer. dense, least, aim: sizes in the measure."""
+    """The warning for a goal below the size with one unit in each layer. dense, least, aim: sizes in the measure."""
     unit = MEASURES[measure]
     least_told, aim_told = (f"{size:,.4g}" if how else f"{size:,.0f}" for size in (least, aim))
     if measure == "bytes":
@@ -110,7 +110,7 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
 
 
 def no_least(measure: str, error: Exception) -> str:
-    """What one unit in each layer leaves is not known."""
+    """The warning if the size with one unit in each layer could not be measured."""
     return (
         f"search: what one unit in each layer leaves, in {MEASURES[measure]}, could not be measured ({error}); a goal "
         "that cannot be reached is told at the end only"
@@ -118,8 +118,8 @@ def no_least(measure: str, error: Exception) -> str:
 
 
 def at_floor(best: Trial, measure: str, least: float, dense: float, how: str = "") -> list[str]:
-    """A budget that was kept down to the smallest size that was tried. least: what one unit in each layer leaves; dense: the
-    dense model's size; how: as of `told_how`."""
+    """The warning if the budget is kept even at the smallest size that was tried. least: the size with one unit in each
+    layer; dense: the dense model's size; how: from `told_how`."""
     return [
         f"the budget is kept at {dense / best.costs[measure]:.3g}x fewer {MEASURES[measure]}, and no less was tried: one "
         f"unit in each layer, with what may not go, leaves {dense / least:.3g}x{how}"
@@ -133,12 +133,12 @@ LEAST_TOLD = 1.005
 def cut_by_rank(
     best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1, recovery: int = 0
 ) -> list[str]:
-    """A model that pressure by itself leaves far larger than it was cut to, at the end of the path.
+    """The warning for a model that was cut far beyond what pressure removes by itself, at the end of the path.
 
-    levels: of the path, as far as it got, of `whole`; unit: of what `Trial.natural` counts; epochs: of training. steps: in
-    which it was cut, while it trained on. recovery: its epochs.
+    levels: of the path that were trained, of `whole` planned ones; unit: that of `Trial.natural`; epochs: of training. steps:
+    the number of steps in which the model was cut while it trained. recovery: the epochs of recovery.
     """
-    if steps >= ENOUGH or best.ratio < 1:  # what stays has learnt to do without, or not much went
+    if steps >= ENOUGH or best.ratio < 1:  # what stays has learned to do without the rest, or not much went
         return []
     at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
     if best.pressure <= UNPRESSED:
@@ -153,7 +153,7 @@ def cut_by_rank(
     if (steps == 1 and best.pressure < levels - 1) or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
     more = min(levels + 3, MOST_LEVELS)
-    pressed = whole == levels < more and steps == 1  # else accuracy ended the path, or it is made for cuts
+    pressed = whole == levels < more and steps == 1  # else accuracy ended the path, or units are cut in steps
     cures = [f"--set search.levels={more}"] if pressed else []
     cures += [f"--epochs {2 * epochs}", "a larger share of units (convert.share)"]
     at = "at the path's highest pressure" if steps == 1 else "by the pressure of the path"
@@ -165,7 +165,7 @@ def cut_by_rank(
 
 
 def untaught(recipe: Recipe) -> list[str]:
-    """A warning where a model that was cut at once, from dense weights, has variances that nothing trained."""
+    """A warning if a model that was cut at once, from the dense weights, has variances that were never trained."""
     epochs = recovery_of(recipe, at_once=True)
     if (recipe.recover.noise and epochs) or recipe.calibrate.posterior != "variational":
         return []
@@ -179,7 +179,7 @@ def untaught(recipe: Recipe) -> list[str]:
 
 
 def left_alone(best: Trial) -> list[str]:
-    """A note on layers that could not make up for what went."""
+    """A note on layers that could not be reconstructed."""
     found = best.reconstruction or {}
     left: Mapping[str, str] = found.get("left") or {}
     if not left:
@@ -191,7 +191,7 @@ def left_alone(best: Trial) -> list[str]:
 
 
 def told_how(how: Mapping[str, Any]) -> str:
-    """What a latency was measured with, ahead of the end of a sentence; "" for other measures. how: as of `Measure.how`."""
+    """What a latency was measured with, to append to a sentence; "" for other measures. how: from `Measure.how`."""
     if not how:
         return ""
     if "command" in how:
@@ -202,7 +202,8 @@ def told_how(how: Mapping[str, Any]) -> str:
 
 
 def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: float) -> str:
-    """A search for latency that goes on where latencies are others. first: the dense model's milliseconds when it began."""
+    """The warning for a latency search that is resumed on a machine with different latencies. first: the dense model's
+    milliseconds at its beginning."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     what = ", ".join(f"{name} {_plain(now.get(name))} (it was {_plain(before.get(name))})" for name in names)
     return (
@@ -212,7 +213,8 @@ def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: floa
 
 
 def busy_machine(goal: Goal, first: float, load: Load, how: Mapping[str, Any]) -> str:
-    """A goal in milliseconds where the dense model's were measured beside other work. first: these milliseconds."""
+    """The warning for a goal in milliseconds if the machine was busy while the dense model was measured. first: the dense
+    model's milliseconds."""
     where = f" (unless {how['command']} measures elsewhere)" if "command" in how else ""
     return (
         f"while the dense model's latency was measured ({first:.4g} ms), other programs used {load.others or 0.0:.1f} of "
@@ -234,11 +236,11 @@ def cut_short(
     wanted: tuple[float, float] | None,
     measure: str,
 ) -> str:
-    """A search whose time was up: how far it got, and what would have come next.
+    """The warning for a search whose time was up: how far it got, and what would have come next.
 
-    seconds: in all sittings. levels: of the path, where it was cut short, too. trials: that were made. whole: levels and trials
-    at most. wanted: beta of the next one, and how many times smaller than the dense model it would have been; None where none
-    was left to make.
+    seconds: in all sittings. levels: of the path that were trained, if it was cut short, too; else None. trials: the number
+    made. whole: the most levels and trials. wanted: beta of the next trial, and how many times smaller than the dense model
+    it would have been; None if none was left to make.
     """
     path = "" if levels is None else f", on {levels} of {whole[0]} levels of pressure"
     more = ""

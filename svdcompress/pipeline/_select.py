@@ -1,4 +1,4 @@
-"""A pruned model that reads fewer inputs, behind the interface of the one that reads all."""
+"""Models with pruned inputs behind the interface of a model that takes all inputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from svdcompress.likelihoods import likelihood_of, set_likelihood
 
 
 class Select(nn.Module):
-    """Takes whole inputs and hands on those that the model still reads.
+    """Takes whole inputs and passes on those that the model still reads.
 
-    index: which of them, along dimension `dim`. Its ONNX form is one Gather, so that callers need not know.
+    index: the inputs to pass on, along dimension `dim`. In ONNX this is one Gather, so callers need not know about it.
     """
 
     index: Tensor
@@ -50,9 +50,10 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def widened(model: Select, inputs: Tensor) -> nn.Module | None:
-    """The mean of a model without the selection: the layers that read the inputs get weights of 0 for what is not read.
+    """The model of the posterior means without the selection: the layers that read the inputs get weights of 0 for those that
+    were dropped.
 
-    None where anything but Linear and ungrouped convolutions reads them: seen by comparing the two on other inputs.
+    None if anything but Linear layers and ungrouped convolutions reads them, which a comparison on other inputs shows.
     """
     wide: Any = to_dense(copy.deepcopy(model.model).cpu()).eval()
     selected = inputs.cpu().index_select(model.dim, model.index.cpu())
@@ -72,7 +73,7 @@ def widened(model: Select, inputs: Tensor) -> nn.Module | None:
                 _widen(reader, model.index.cpu(), inputs.shape[model.dim])
             other = torch.randn_like(inputs, device="cpu")
             alike = torch.allclose(wide(other), copy.deepcopy(model).cpu().eval()(other), rtol=1e-4, atol=1e-5)
-    except (RuntimeError, TypeError, ValueError):  # something else reads them, and met another shape than it knows
+    except (RuntimeError, TypeError, ValueError):  # something else reads them and cannot take the other shape
         return None
     return wide if readers and alike else None
 
@@ -93,10 +94,11 @@ def _widen(layer: Any, index: Tensor, size: int) -> None:
 def faster(
     model: Select, inputs: Any, file: Exported, feed: Callable[[int], Any], write: Callable[[nn.Module, Path], Exported]
 ) -> tuple[Exported, bool]:
-    """The faster of two ONNX files under `file.path`, and whether it is the one that selects inputs (`file`, a Gather).
+    """Keep the faster of two ONNX files at `file.path`; returns it, and whether it is `file`, which selects inputs (a Gather).
 
-    Dropping inputs costs a pass over them, which may be more than what it saves. The other file reads all inputs, with
-    weights of 0; it must be faster over batches of 1 and 128 together. feed: as for `cost.latencies`. write: exports a model.
+    Selecting inputs takes a pass over them, which may cost more than it saves. The other file reads all inputs, with weights
+    of 0; it replaces `file` if it is faster over batches of 1 and 128 together. feed: as for `cost.latencies`. write: exports
+    a model.
     """
     in_two_files = Path(f"{file.path}.data").exists()
     wide = widened(model, inputs) if isinstance(inputs, Tensor) and not in_two_files else None

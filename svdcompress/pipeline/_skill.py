@@ -1,6 +1,6 @@
-"""Whether the dense model knows anything: one that answers as if it had seen no input is compressed to nothing.
+"""Whether the dense model has learned anything: a model that ignores its inputs would be compressed to nothing.
 
-And whether it knows more than a linear fit.
+Also whether it is better than a linear fit.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from svdcompress.sources import Data, Examples, InMemory
 from svdcompress.train import evaluate
 
 EXAMPLES = 2000
-"""At most so many of the validation data are looked at: they may have to be read from files."""
+"""The most validation examples that are used: they may have to be read from files."""
 
 
 BETTER = 0.98
-"""Of a linear fit's figures: a model that has more is hardly better."""
+"""A model is better than a linear fit if any of its figures is below this fraction of the fit's."""
 
 
 def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -> str | None:
     """A warning if a model is no better than one and the same answer to all inputs, or hardly better than a linear fit, on some
     of the validation data; else None.
 
-    That answer is the commonest class, or the targets' mean, of the very examples that are looked at. A classifier has to be
-    no better by its NLL either: where one class is rare, its probabilities may tell more than its answers.
+    That answer is the most common class, or the mean of the targets, of the same examples. A classifier must also be no
+    better by its NLL: if one class is rare, its probabilities may be informative although its answers are not.
     """
     likelihood = likelihood_for(data.task, data.dim)
     seen = some(data.validation, EXAMPLES)
     try:
         targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen.batches(EXAMPLES)])
         blind = likelihood.blind(targets, 1.0 if data.target_scale is None else data.target_scale[1])
-    except RuntimeError:  # targets of several shapes, say: there is no one answer to all
+    except RuntimeError:  # for example, targets of different shapes: no answer fits all
         return None
     metrics = evaluate(model, seen, likelihood, device=device, scale=data.target_scale)
     if any(metrics[name] < value or not value for name, value in blind.items()):
@@ -47,7 +47,7 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
 
 
 def _hardly_better(model: nn.Module, data: Data, seen: Examples, metrics: dict[str, float]) -> str | None:
-    """A warning if a linear fit does about as well; a model of one layer is one itself."""
+    """A warning if a linear fit does about as well; none for a model with a single layer, which is a linear model itself."""
     layers = [module for module in model.modules() if getattr(getattr(module, "weight", None), "dim", int)() >= 2]
     linear = linear_fit(data, seen) if isinstance(seen, InMemory) and len(layers) > 1 else None
     if linear is None or any(metrics[name] < BETTER * value or not value for name, value in linear.items()):

@@ -1,4 +1,4 @@
-"""What a run's report says of the small forms of its ONNX files, computed again from the files; `_verify.py` calls these."""
+"""Checks of a run's report on the small forms of its ONNX files, computed again from the files; `_verify.py` calls these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 5
 
 
 def small_sizes(material: Material) -> Iterator[Check]:
-    """Bytes of the files."""
+    """The sizes of the files in bytes."""
     results = material.results
     entries = (("sparse", "bytes_compact", COMPACT), ("int8", "bytes", INT8), ("int4", "bytes", INT4))
     entries += (("float16", "bytes", FLOAT16),)
@@ -26,20 +26,20 @@ def small_sizes(material: Material) -> Iterator[Check]:
         path = material.opened.folder / name
         if stored is not None:
             parts = [part for part in (path, path.with_name(f"{name}.data")) if part.is_file()]
-            if not parts:  # gone: its digest tells
+            if not parts:  # a missing file fails the check of its digest
                 continue
             found = sum(part.stat().st_size for part in parts)
             yield Check("bytes", name, stored, found, stored == found)
 
 
 def compact_parity(material: Material) -> Iterator[Check]:
-    """The compact file beside the checkpoint."""
+    """The compact file against the checkpoint."""
     if (material.results.get("parity") or {}).get(COMPACT) is not None:  # else the run wrote none
         yield from parity(material, COMPACT)
 
 
 def compact_draws(material: Material) -> Iterator[Check]:
-    """The compact Monte-Carlo file beside the other, with the same noise."""
+    """The compact Monte-Carlo file against the plain one, with the same noise."""
     if MC_COMPACT not in (material.results.get("parity") or {}):
         return
     path, other = material.path(MC_COMPACT), material.path(MC_ONNX)
@@ -59,7 +59,7 @@ def small_errors(material: Material) -> Iterator[Check]:
             found = evaluate(OnnxModel(material.path(name), material.units), data.test, **told(data))
             for figure, value in found.items():
                 if stored.get(figure) is not None and value is not None:
-                    one = 100 / len(data.test) + 1e-6  # another processor may round one answer otherwise
+                    one = 100 / len(data.test) + 1e-6  # another processor may round one answer differently
                     allowed = one if figure == "error" else rounded(figure, stored[figure], data)
                     close = abs(value - stored[figure]) <= allowed
                     yield Check(f"{figure} of the test data", name, stored[figure], value, close)

@@ -1,4 +1,4 @@
-"""The small forms of a run's ONNX files: without zeros, in integers, in two bytes a number."""
+"""The small forms of a run's ONNX files: without zeros, in integers, or in two bytes per number."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ COMPACT, MC_COMPACT = "model_compact.onnx", "model_mc_compact.onnx"
 INT8, INT4, FLOAT16 = "model_int8.onnx", "model_int4.onnx", "model_float16.onnx"
 
 HALF = 1e-3
-"""Largest difference of a Monte-Carlo file stored in float16 from the one in float32 with the same noise, relative to the
-largest output or to 1."""
+"""The largest allowed difference between a Monte-Carlo file stored in float16 and the one in float32, with the same noise,
+relative to the largest output or to 1."""
 
 BITS = {"int8": 8, "int4": 4}
-"""Of a weight, by what the reports of the two call its layer."""
+"""Bits of a weight, by the kind that the two reports give its layer."""
 
 SAMPLES, ROWS = 20, 7
-"""Of the comparison of the two."""
+"""Samples and examples in the comparison of float16 with float32."""
 
 
 @dataclass
 class SmallFiles:
-    """Writes them beside model.onnx and model_mc.onnx in `out`, and what they are into `results`.
+    """Writes the small files to `out`, next to model.onnx and model_mc.onnx, and their figures to `results`.
 
-    measured: the files whose latencies are to be measured beside those of the float files, by their key in the results.
-    figures: what the results say of them there.
+    measured: the files whose latencies are to be measured together with those of the float files, by their key in the results.
+    figures: the entries of the results under these keys.
     """
 
     recipe: Recipe
@@ -56,7 +56,7 @@ class SmallFiles:
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def compact(self, small: nn.Module, further: Any) -> None:
-        """model_compact.onnx, checked against the model. further: further outputs of model.onnx."""
+        """Write model_compact.onnx, checked against the model. further: the function for further outputs of model.onnx."""
         path = self.out / COMPACT
         try:
             file = write_compact(self.out / "model.onnx", path)
@@ -69,7 +69,7 @@ class SmallFiles:
         self.parity[COMPACT] = parity
 
     def monte_carlo(self) -> None:
-        """model_mc.onnx in two bytes a number, and its compact form, as far as the recipe asks for them."""
+        """Convert model_mc.onnx to two bytes per number, and write its compact form, as far as the recipe asks for these."""
         export, path = self.recipe.export, self.out / "model_mc.onnx"
         if not path.is_file() or not (export.compact_monte_carlo or export.monte_carlo_dtype == "float16"):
             return
@@ -106,7 +106,7 @@ class SmallFiles:
         return {"dtype": "float16", "difference": worst, "bytes": file.bytes, "bytes_float32": size}
 
     def precision(self, small: nn.Module) -> None:
-        """The file in fewer bits that the recipe asks for, and what bits each layer of the model deserves."""
+        """Write the file in fewer bits that the recipe asks for, and the bits that the posterior suggests for each layer."""
         asked = self.recipe.export.precision
         if asked == "int4":
             try:
@@ -148,11 +148,12 @@ class SmallFiles:
         return work.report["layers"]
 
     def _allowed(self) -> dict[str, Any]:
-        """What decides on the layers of a file in fewer bits."""
+        """The arguments that determine which layers of a file are in fewer bits."""
         return {**budget(self.recipe, self.results.dense.validation), "compact": self.recipe.export.compact}
 
     def _bits(self, small: nn.Module, kinds: dict[str, str]) -> None:
-        """`bits` of the results: those that the posterior suggests for each layer, those that it has now, and what they add."""
+        """Fill in `bits` of the results: for each layer, the bits that the posterior suggests, those used, and the added
+        error."""
         rows = [row for row in suggested_bits(small) if row.weights]
         used = {row.name: BITS.get(kinds.get(row.name, "float32"), 32) for row in rows}
         added = added_error(small, {name: bits for name, bits in used.items() if bits < 32})
@@ -173,7 +174,7 @@ class SmallFiles:
         self.measured["float16"] = path
 
     def latencies(self, times: dict[str, dict[str, float]], note: Callable[[str], None]) -> None:
-        """Keep what was measured of them beside the float file's. note: takes a line for the user."""
+        """Store the latencies that were measured for the small files and the float file. note: takes a line for the user."""
         for name, path in self.measured.items():
             found = self.figures[name]
             found["latency_ms"], float_ = times[name], times["sparse"]

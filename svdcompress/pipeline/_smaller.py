@@ -1,4 +1,4 @@
-"""From a trained variational model to a small one: threshold, prune, recover; each can be done again with another choice."""
+"""From a trained variational model to a small one: threshold, prune, recover; each step can be repeated with other choices."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from svdcompress.sources import make_model
 from svdcompress.train import Fit, wait
 
 RECOVERY = 0.05
-"""Of the beta that training ended with, what recovery goes on with where the recipe says auto. With frozen masks all that is
-left is needed, and what pressed for sparsity is only noise (recipes tuned by hand have 0.01 to 0.04 of it)."""
+"""The beta of recovery where the recipe says auto, as a fraction of training's final beta. With frozen masks every remaining
+weight is needed, and the pressure for sparsity would only add noise (recipes tuned by hand use 0.01 to 0.04)."""
 
 
 @dataclass(frozen=True)
 class Small:
-    """A pruned model that takes whole inputs, and what pruning said of it."""
+    """A pruned model that takes whole inputs, and the report of its pruning."""
 
     model: nn.Module
     pruning: dict[str, Any]
 
 
 def threshold_stage(context: Context, opened: Opened, dense: Dense, variational: Variational) -> Selection:
-    """What stays, as the recipe says; raises PruneError where that is nothing."""
+    """What stays, by the recipe. Raises PruneError if nothing does."""
     chosen = choose(variational.model, context.recipe, dense.trainer.validate, opened.inputs)
     tell_selection(context, variational, chosen)
     check_some_left(variational.model, chosen.masks, opened.data.validation)
@@ -50,7 +50,7 @@ def threshold_stage(context: Context, opened: Opened, dense: Dense, variational:
 
 
 def tell_selection(context: Context, variational: Variational, chosen: Selection) -> None:
-    """What the report says of a choice."""
+    """Put what the report says about a choice into the results."""
     results = context.results
 
     def histograms() -> None:
@@ -62,7 +62,7 @@ def tell_selection(context: Context, variational: Variational, chosen: Selection
 
 
 def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks, file: Path) -> Small:
-    """The model without its dead units. file: what a stopped run left of it, else where it is kept."""
+    """The model without its dead units. file: where it is stored; it is loaded from there if a stopped run left it."""
     recipe = context.recipe
     if context.place.first and not file.exists():
         settings, export = recipe.prune, recipe.export
@@ -76,7 +76,7 @@ def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks
         small, pruning = rounded(make, settings.round_to, opened.inputs, feed, export.opset)
         checkpoint.save(small, file, extra={"pruning": report.plain(pruning)})
     wait()
-    facts = (checkpoint.read_manifest(file).get("extra") or {}).get("pruning")  # the first process's
+    facts = (checkpoint.read_manifest(file).get("extra") or {}).get("pruning")  # written by the first process
     if not isinstance(facts, dict):
         raise CheckpointError(f"{file}: damaged, or of another version; remove it to prune again")
     return Small(whole(checkpoint.load(file, make_model(recipe.model)), facts), facts)
@@ -94,14 +94,14 @@ def recover_stage(
     state: Path | None = None,
     epochs: int | None = None,
 ) -> Fit | None:
-    """Train the small model on, in place, with its masks frozen; None where the recipe has no epochs for it.
+    """Train the small model further, in place, with its masks frozen; returns None if the recipe has no epochs for it.
 
-    Where it surely has more validation errors afterwards, it is as it was before, with a warning: steps that were too large
-    for the little that was lost.
+    If it surely has more validation errors afterwards, it is restored with a warning: the steps were too large for the little
+    that was lost.
 
-    file: that of the small model as it is. ended: where the beta of training ended (None: where the recipe says); auto is
-    RECOVERY times that. stage, state: the name that its noise and order are drawn by, and the file of its state, as
-    `Trainer.fit` has them. epochs: other than the recipe's.
+    file: the file of the small model as it is now. ended: the final beta of training (None: the recipe's); with auto,
+    recovery has RECOVERY times that. stage, state: the name that determines noise and order, and the file for the training
+    state, as in `Trainer.fit`. epochs: in place of the recipe's.
     """
     recover = context.recipe.recover
     if epochs is not None:
@@ -143,7 +143,7 @@ def keep(context: Context, opened: Opened, small: Small) -> None:
     data, pruning = opened.data, small.pruning
     with _figures.there(context.place.device, small.model):
         tau = Passes(small.model, data).noise_precision
-    if likelihood_of(bare(small.model)) is None:  # it was not calibrated
+    if likelihood_of(bare(small.model)) is None:  # calibration has not set one
         set_likelihood(bare(small.model), likelihood_for(data.task, data.dim, tau))
     extra: dict[str, Any] = {
         "recipe": context.recipe.model_dump(mode="json"),
@@ -157,6 +157,6 @@ def keep(context: Context, opened: Opened, small: Small) -> None:
 
 
 def kept(context: Context, small: Small) -> Small:
-    """The small model that `keep` wrote, calibrated. small: the same before that."""
+    """The calibrated small model, as `keep` wrote it. small: the model before calibration."""
     loaded = checkpoint.load(context.out / "model.safetensors", make_model(context.recipe.model))
     return Small(whole(loaded, small.pruning).eval(), small.pruning)

@@ -1,4 +1,4 @@
-"""`sparsify`: what the command does, with a model and data that are in memory."""
+"""`sparsify`: what the command does, for a model and data in memory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ NOT_THEIRS: dict[str, Any] = {
     "data.limit": None,
     "data.unlabelled": False,
 }
-"""Fields of a recipe that belong to its own model and data, not to those that are given."""
+"""Fields of a recipe that belong to its own model and data; they are reset for the ones that the caller passes in."""
 
 
 @dataclass(frozen=True, repr=False)
 class Sparsified:
-    """What `sparsify` gives.
+    """The result of `sparsify`.
 
-    model: small, still variational, in `eval()`; it takes the inputs that the dense one took (as the recipe prepares them).
-    report: what `report.json` holds. folder: the run's, with all files.
+    model: small, still variational, in `eval()`; it takes the same inputs as the dense one (as the recipe prepares them).
+    report, results: the contents of `report.json`, typed and as a dict. folder: the run's folder with all files.
     """
 
     model: nn.Module
@@ -47,7 +47,7 @@ class Sparsified:
 
     @property
     def onnx(self) -> Path:
-        """The deterministic file."""
+        """The path of the deterministic ONNX file."""
         return self.folder / "model.onnx"
 
     def __repr__(self) -> str:
@@ -78,24 +78,24 @@ def sparsify(
     overwrite: bool = False,
     quiet: bool = True,
 ) -> Sparsified:
-    """Make a trained model smaller, as `svdc sparsify` does; the model that is given is left as it is.
+    """Make a trained model smaller, as `svdc sparsify` does; the given model is not changed.
 
     model: returns a tensor (N, ...), or what the recipe's loss takes. data: (inputs, targets), a Dataset or DataLoader, or a
-    dict of those under "train", "validation" and "test"; what is not there is held out of "train".
-    max_drop: points of validation error (regression: per cent of the RMSE) that may be lost; the smallest model within it is
+    dict of those under "train", "validation" and "test"; missing ones are split off from "train".
+    max_drop: points of validation error (regression: percent of the RMSE) that may be lost; the smallest model within it is
     searched for. max_error: the same as a bound on the error itself. goal: the size wanted, such as "latency=2x", "macs=0.4",
-    "parameters=10x", "nonzero=50x" or "bytes=200kB". objective: what `max_drop` makes small. Without any of them one model is
-    made, by the settings.
-    loss: a name as in a recipe (cross-entropy, binary, mse, gaussian-nll), or a function of (output, targets) that gives a
-    mean; then `settings={"loss.task": ...}` says what it is of. None: the recipe's, without one cross-entropy.
-    trained: whether the model is; False trains it first. recipe: a file, a shipped recipe's name, or a `Recipe`: its settings,
-    but for model and data. settings: {field: value} over these, such as {"train.epochs": 5}.
-    out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command; a quiet run's warnings are
-    given as Python warnings. They advise in the words of the command: `--set FIELD=VALUE` is `settings={"FIELD": VALUE}` here,
-    and `--epochs 9` is `settings={"train.epochs": 9}`.
-    The generators of torch, numpy and random, and accelerate's state, are afterwards where they were.
+    "parameters=10x", "nonzero=50x" or "bytes=200kB". objective: what `max_drop` makes small. Without any of these, one model
+    is made from the settings.
+    loss: a name as in a recipe (cross-entropy, binary, mse, gaussian-nll), or a function of (output, targets) that returns a
+    mean; its task is then set by `settings={"loss.task": ...}`. None: the recipe's, or cross-entropy without a recipe.
+    trained: whether the model is trained; False trains it first. recipe: a file, the name of a shipped recipe, or a `Recipe`,
+    whose settings are used except for model and data. settings: {field: value} on top of these, such as {"train.epochs": 5}.
+    out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command; with `quiet`, warnings are
+    issued as Python warnings. Their advice is worded for the command: `--set FIELD=VALUE` is `settings={"FIELD": VALUE}`
+    here, and `--epochs 9` is `settings={"train.epochs": 9}`.
+    The states of the generators of torch, numpy and random, and of accelerate, are restored afterwards.
 
-    Raises what a run raises: an SvdcError that names the field.
+    Raises whatever a run raises: an SvdcError that names the field.
 
     Example:
         >>> found = svdc.sparsify(model, (x, y), max_drop=0.5)
@@ -119,8 +119,8 @@ def sparsify(
         made = _recipe(recipe, fields)
         with generators_kept():
             results = run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet)
-            small = open_run(folder, trust_code=True).model  # the code is the caller's own objects
-    for line in results.get("warnings") or () if quiet else ():  # else they were printed
+            small = open_run(folder, trust_code=True).model  # the only code it names is the caller's objects
+    for line in results.get("warnings") or () if quiet else ():  # otherwise they were printed
         warnings.warn(line, stacklevel=2)
     return Sparsified(small, report.Results.model_validate(results), folder, results)
 

@@ -1,4 +1,4 @@
-"""The stages of a run, in order. Each finds what a stopped run left of it and goes on from there."""
+"""The stages of a run, in order. Each continues from what a stopped run has left of it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from svdcompress.train import wait
 
 
 def run_stages(context: Context) -> dict[str, Any]:
-    """All stages; returns what `report.json` holds (on the first process; {} on others)."""
-    context.state.write_recipe(context.recipe)  # before the first chance to be stopped: from here on it can be resumed
+    """Run all stages; returns the contents of `report.json` (on the first process; {} on others)."""
+    context.state.write_recipe(context.recipe)  # before the run can be stopped: from here on it can be resumed
     with context.stage("data"):
         opened = open_stage(context)
     with context.stage("dense"):
@@ -73,9 +73,9 @@ def run_stages(context: Context) -> dict[str, Any]:
                     evaluate_stage(context, heard, models)
         with context.stage("export"):
             files = export_stage(context, opened, models, late)
-            for line in larger_file(context.results):  # beside what is kept of the stage: it is found again
+            for line in larger_file(context.results):  # not stored with the stage, as each sitting finds it again
                 context.warn(line)
-        with context.stage("figures"):  # from here on all that is left is figures
+        with context.stage("figures"):  # from here on, only figures are missing
             if late.known("figures", small.model) is None:
                 with late.keeping("figures", small.model):
                     figures_stage(context, heard, models)
@@ -88,7 +88,7 @@ def run_stages(context: Context) -> dict[str, Any]:
             written = report_stage(context, opened)
         if not wrong:
             context.state.finish()
-        else:  # it can go on and write its files anew
+        else:  # a resumed run can then write the files again
             late.forget()
         error = files.error
     wait()
@@ -98,7 +98,7 @@ def run_stages(context: Context) -> dict[str, Any]:
 
 
 def _calibrated(context: Context, opened: Opened, small: Small, late: Late) -> Small:
-    """The small model as the run's files hold it, and model.safetensors."""
+    """Calibrate the small model and write model.safetensors; returns the model as the run's files contain it."""
     if late.known("calibrate", small.model) is not None:
         return kept(context, small)
     with late.keeping("calibrate", small.model, lambda: [context.out / name for name in ("model.safetensors", KEPT)]):

@@ -1,4 +1,4 @@
-"""Units that no search can take, as the model fails without them whatever its graph says: found before any is masked."""
+"""Units that no search can remove because the model fails without them, whatever its graph says: found before any is masked."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from svdcompress.relevance import Masks
 from svdcompress.selection import Ranking, whole_units
 
 FAILS = ("left masked: without it the model fails", "left masked: the output would change")
-"""How pruning tells of a group that it has had to put back."""
+"""How the reasons begin that pruning gives for a group it had to put back."""
 
 LEAST, HALF = (1e-9, 0.0), (0.5, 1.0)
-"""Shares of the parameters, and the evenness, that are tried: what fails with one unit left may do with half of them."""
+"""Pairs of a share of the parameters and an evenness that are tried: a model that fails with one unit left may work with half
+of them."""
 
 
 def protecting(
     context: Context, model: nn.Module, inputs: Any, masks: Masks, pruning: Mapping[str, Any], time_budget: float
 ) -> dict[str, Any]:
-    """The arguments of `prune`, with what it would put back protected; that is looked for once in a run, and told."""
-    stays = context.state.facts.get("stays")  # also in one that goes on
+    """The arguments `pruning`, with layers protected whose units `prune` would put back: found once per run, and noted."""
+    stays = context.state.facts.get("stays")  # also in a resumed run
     if stays is None:
         stays = that_stay(model, inputs, masks, pruning, time_budget)
         context.state.put(stays=stays)
@@ -34,10 +35,10 @@ def protecting(
 
 
 def that_stay(model: nn.Module, inputs: Any, masks: Masks, pruning: Mapping[str, Any], time_budget: float) -> dict[str, str]:
-    """{layer: why its units stay}, of those that a ranking would take and pruning would put back.
+    """{layer: why its units stay}, for units that a ranking would remove and pruning would put back.
 
-    A reshape with numbers of its own, as of heads that are not counted by the tensor, fails when a model runs, and its units
-    would be masked without making anything smaller. model: on the CPU; masks: of what lives; pruning: arguments of `prune`.
+    A reshape to hard-coded sizes, such as a fixed number of heads, fails when the pruned model runs, so masking its units
+    would not make anything smaller. model: on the CPU; masks: of what lives; pruning: arguments of `prune`.
     """
     ranking = Ranking(model, inputs, masks, **pruning)
     found = _failing(ranking, model, inputs, LEAST, pruning, time_budget)
@@ -55,6 +56,6 @@ def _failing(
     chosen = whole_units(model, ranking.at({"parameters": share}, evenness=evenness).masks)
     try:
         small: Any = prune(model, inputs, masks=chosen, time_budget=time_budget, **pruning)
-    except PruneError:  # which the search meets and tells of
+    except PruneError:  # the search will run into it and report it
         return {}
     return {group.name: group.reason for group in small.pruning.groups if group.reason.startswith(FAILS)}

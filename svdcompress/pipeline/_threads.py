@@ -1,4 +1,4 @@
-"""How many of PyTorch's threads a run computes with: one number throughout its training, through stops too."""
+"""The number of PyTorch's threads that a run uses: the same throughout its training, across stops as well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from svdcompress.train import Trial, choosing
 
 @dataclass(frozen=True)
 class Threads:
-    """number: those set now. chosen: what an earlier process of the run chose for its training. choose: whether to choose."""
+    """number: the one set now. chosen: the one that an earlier process of the run chose for training, if it is another; else
+    None. choose: whether to choose one."""
 
     number: int
     chosen: int | None
@@ -26,10 +27,11 @@ class Threads:
 
 @contextmanager
 def same_threads(folder: Path, first: bool, say: Callable[[str], None], choose: bool = False) -> Iterator[Threads]:
-    """Within it PyTorch computes with as many threads as the run did before, since another number changes last bits.
+    """Within it, PyTorch uses as many threads as the run did before, because another number changes the last bits of results.
 
-    A new run begins with what is set, and keeps it, or chooses another number where it begins to train (choose: see
-    `first_training`). A resumed one takes from `state/run.json` what it began with, and from its training on what it chose.
+    A new run begins with the number that is set, and keeps it, or chooses another when training begins (choose: see
+    `first_training`). A resumed run takes both numbers from `state/run.json`: the one it began with, and, from its training
+    on, the one it chose.
     """
     state = RunState(folder, writer=first)
     own = torch.get_num_threads()
@@ -37,7 +39,7 @@ def same_threads(folder: Path, first: bool, say: Callable[[str], None], choose: 
     choose = choose and chosen is None
     if chosen is None and began is None:
         state.put(**{"torch_threads_first" if choose else "torch_threads": own})
-    elif chosen is None and not choose:  # it was stopped before it chose, and now a number is set
+    elif chosen is None and not choose:  # it was stopped before it chose; this time the number is set
         began = own
         state.put(torch_threads=own)
     number = began or chosen or own
@@ -52,9 +54,9 @@ def same_threads(folder: Path, first: bool, say: Callable[[str], None], choose: 
 
 @contextmanager
 def first_training(threads: Threads, state: RunState, results: RunResults, say: Callable[[str], None]) -> Iterator[None]:
-    """Within it the first training settles the number of threads, if that is to be chosen; it is stored before any epoch.
+    """Within it, the first training determines the number of threads, if that is to be chosen; it is stored before any epoch.
 
-    results: gets `torch_threads`, for the report.
+    results: `torch_threads` is set for the report.
     """
     results.torch_threads = threads.chosen or threads.number
 

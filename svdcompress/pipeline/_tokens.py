@@ -1,4 +1,4 @@
-"""What the shapes of tokens leave open: where an output has its classes, and whether a model is asked for its own inputs."""
+"""What shapes of token data leave open: which dimension of an output has the classes, and whether targets are the inputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from svdcompress.batch import call, main_output, map_tensors
 
 @torch.no_grad()
 def among_positions(model: nn.Module, inputs: Any, output: Tensor) -> tuple[int, list[str]]:
-    """The dimension of an output's classes, 1 or -1, where both would do: the one that stays where the inputs are one position
-    shorter; and a warning where the model takes no shorter ones, so that it is 1, as torch's losses have it."""
+    """The dimension of an output's classes, 1 or -1, where both would fit: the one that keeps its size when the inputs are
+    one position shorter. If that does not tell, it is 1, as in torch's losses, and a warning is returned with it."""
     try:
         shorter = main_output(call(model, map_tensors(inputs, lambda x: x[:, :-1] if x.dim() > 1 else x))).shape
-    except Exception:  # whatever the model says to inputs of another size
+    except Exception:  # the model may raise anything for inputs of another size
         shorter = output.shape
     changed = [dim for dim in range(1, output.dim()) if len(shorter) == output.dim() and shorter[dim] != output.shape[dim]]
     if changed == [1]:
@@ -32,7 +32,7 @@ def among_positions(model: nn.Module, inputs: Any, output: Tensor) -> tuple[int,
 
 
 def copied(inputs: Any, targets: Tensor, task: str) -> list[str]:
-    """A warning of targets that are the inputs themselves, as Hugging Face's language models take them, which shift them."""
+    """A warning about targets that are the inputs themselves, which Hugging Face's language models take and shift."""
     if task != "classification" or targets.dim() < 2:
         return []
     given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.shape == targets.shape]

@@ -20,15 +20,18 @@ from svdcompress.train import Fit, broadcast_weights, fit
 
 
 def taught(recipe: Recipe, distill: Distillation) -> Distillation:
-    """What a stage after the dense one learns of the dense model's answers: all, where there is nothing else to learn from."""
+    """The distillation settings of a stage after the dense one: weight 1 if unlabeled data leave nothing else to learn from."""
     alone = recipe.data.unlabelled and not distill.weight
     return distill.model_copy(update={"weight": 1.0}) if alone else distill
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """teacher: the dense model, from which a student may learn. tau: 1 / noise variance of a regression, of targets as the
-    loss has them. held: the teacher's answers, once one of the trainings has asked for them."""
+    """Trains and validates models for all stages of a run.
+
+    teacher: the dense model, for distillation. tau: 1 / noise variance of a regression, in the units of the loss. held: the
+    teacher's answers, once a training has asked for them.
+    """
 
     context: Context
     data: Data
@@ -38,9 +41,9 @@ class Trainer:
     held: dict[Any, Any] = field(default_factory=dict)
 
     def with_tau(self, found: float | None) -> Trainer:
-        """The same with the noise that the dense model was found to have, where the recipe does not set one.
+        """A copy with the noise precision `found` for the dense model, unless the recipe sets `loss.tau`.
 
-        What the recipe sets is of targets in their own units.
+        The recipe's value is in the targets' own units.
         """
         wanted, scale = self.context.recipe.loss.tau, self.data.target_scale
         return replace(self, tau=(found or 1.0) if wanted == "auto" else wanted * (1.0 if scale is None else scale[1] ** 2))
@@ -55,9 +58,9 @@ class Trainer:
         state: Path | None = None,
         **more: Any,
     ) -> Fit:
-        """Train a model in place, and leave it on the CPU in `eval()`; more: as `train.fit` takes it.
+        """Train a model in place, and leave it on the CPU in `eval()`; more: passed on to `train.fit`.
 
-        state: the file to go on from (None: of the stage's name).
+        state: the file to resume from (None: named after the stage).
         """
         context, data, recipe = self.context, self.data, self.context.recipe
         if stage != "dense":
@@ -89,16 +92,17 @@ class Trainer:
         return result
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
-        """On the validation data, where the model is."""
+        """Metrics on the validation data, computed on the model's device."""
         return Passes(model, self.data).validation_metrics()
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """On the validation data, on the run's device; the model is back on the CPU afterwards."""
+        """Metrics on the validation data, computed on the run's device; the model is on the CPU afterwards."""
         with there(self.context.place.device, model):
             return self.metrics(model)
 
     def _heard(self, line: str, settled: bool) -> None:
-        """Once of a section: the trials of a search are alike. settled: nothing is asked of the user."""
+        """Pass on a fit's note, once per section because the trials of a search are alike. settled: it is a note, not a
+        warning, as the user need not do anything."""
         section, results = line.partition(":")[0], self.context.results
         if not any(known.startswith(f"{section}:") for known in (results.notes if settled else results.warnings)):
             (self.context.note if settled else self.context.warn)(line)

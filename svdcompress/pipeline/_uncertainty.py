@@ -20,18 +20,18 @@ from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, q
 CHUNK = 500
 
 SHARE, LEAST = 0.2, 30.0
-"""What "auto" lets the figures take: this share of the seconds of training, and so many seconds at least."""
+"""The time that "auto" allows for the figures: this fraction of the seconds of training, and at least this many seconds."""
 
 EXAMPLES, SAMPLES, FEWEST = 1000, 30, 50
-"""Beyond the budget examples go down to the first, then samples to the second, then examples to the third."""
+"""To stay within the budget, examples are reduced down to EXAMPLES, then samples to SAMPLES, then examples to FEWEST."""
 
 TRIALS = ((2, 2), (8, 4), (64, 10), (500, 20))
-"""Examples and samples of the predictions whose time is taken, until one has taken long enough."""
+"""Examples and samples of the predictions that are timed, one after another until one takes long enough."""
 
 LONG_ENOUGH = 0.5
 
 MOST_NUMBERS = 2 * 10**7
-"""Probabilities that are kept at once: pixels of many images are millions each."""
+"""The most predicted numbers to keep at once: with a prediction for each pixel, an image has millions."""
 
 
 def uncertainty(
@@ -39,7 +39,7 @@ def uncertainty(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """`uncertainty`, `calibration`, `uncertainty_of` and `doubts` of the report; both models are on the same device.
 
-    budget: seconds that they may take, roughly; None: any. All rows are of the same examples, so that they can be compared.
+    budget: roughly how many seconds they may take; None: no limit. All rows use the same examples, so they can be compared.
     """
     device = next(small.parameters()).device
     generator = torch.Generator().manual_seed(seed)
@@ -70,14 +70,14 @@ def uncertainty(
                 variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
-    # found: by now the predictions of the last contender, by samples
+    # found now holds the predictions of the last contender, which averages over samples
     unsure = doubts(found, test, data, likelihood, places(len(data.test), count))
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
     return figures, diagrams, {**of, "text": _text(of)}, unsure
 
 
 def _text(of: dict[str, int]) -> str:
-    """What the figures are of, where it is less than was asked for; "" else."""
+    """What the figures are computed from, if it is less than was asked for; else ""."""
     if of["examples"] == of["test"] and of["samples"] == of["asked"]:
         return ""
     what = f"{of['examples']:,} of the {of['test']:,} test examples with {of['samples']} samples"
@@ -91,29 +91,29 @@ def _text(of: dict[str, int]) -> str:
 
 
 def seconds_for(budget: float | str, trained: float) -> float | None:
-    """`uncertainty.budget` of a recipe in seconds; trained: seconds that training took."""
+    """A recipe's `uncertainty.budget` in seconds. trained: the seconds that training took."""
     if budget == "none":
         return None
     return max(LEAST, SHARE * trained) if budget == "auto" else float(budget)
 
 
 def _affordable(model: nn.Module, data: Data, samples: int, budget: float | None, what: dict[str, Any]) -> tuple[int, int]:
-    """How many test examples, and samples of each, stay within the budget, by the time of a few predictions."""
+    """How many test examples, and samples of each, fit into the budget, judging by the time of a few predictions."""
     every = len(data.test)
     inputs, _ = next(iter(_first(data.test, 1).batches(1, device=next(model.parameters()).device)))
     most = max(1, min(every, MOST_NUMBERS // mean_predict(model, inputs, **what).mean.numel()))
     if budget is None:
         return most, samples
-    fitted = likelihood_for(data.task).constant_noise  # on the validation data
+    fitted = likelihood_for(data.task).constant_noise  # which takes predictions on the validation data
     rounds = 1 + min(1.0, len(data.validation) / every) if fitted else 1
     return _plan(most, samples, budget / rounds, _seconds(model, data, samples, what))
 
 
 def _plan(examples: int, samples: int, budget: float, each: float) -> tuple[int, int]:
-    """Examples and samples for a budget of seconds. each: seconds of one sample of one example."""
+    """The numbers of examples and samples for a budget in seconds. each: seconds per sample of one example."""
 
     def fit(floor: int, most: int, cost: float) -> int:
-        """The most that the budget allows, in one digit, not below the floor."""
+        """The largest number that the budget allows, rounded down to one significant digit, but not below `floor`."""
         if most * cost <= budget:
             return most
         allowed = int(budget / cost)
@@ -126,7 +126,7 @@ def _plan(examples: int, samples: int, budget: float, each: float) -> tuple[int,
 
 
 def _seconds(model: nn.Module, data: Data, samples: int, what: dict[str, Any]) -> float:
-    """Seconds of one sample of one example, in a batch of many; the first trial only warms up."""
+    """Seconds per sample of one example, in a batch of many; the first trial is only a warm-up."""
     each = 0.0
     device = next(model.parameters()).device
     for index, (count, draws) in enumerate(TRIALS):

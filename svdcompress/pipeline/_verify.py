@@ -1,4 +1,4 @@
-"""Whether a run's files are what its report says: asked of any folder, and by each run of itself before it is done."""
+"""Checks that a run's files agree with its report: for any folder, and by each run on itself before it finishes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
 
 FAILED = "FAILED-"
-"""How the names of files begin that a run's own checks found wrong."""
+"""The prefix that is put before the names of files that fail a run's own checks."""
 
 HINDRANCES = (Skip, TrustError, DataError, ModelError, RecipeError, DependencyError)
-"""What keeps a figure from being looked at, and says nothing against the files."""
+"""Errors that prevent a check without being the fault of the files."""
 
 EXAMPLES, ROWS, SAMPLES = 256, 4, 100
-"""Of a run's own checks: test examples, and inputs and samples of the Monte-Carlo means."""
+"""Sizes of a run's own checks: test examples, and the inputs and samples of the Monte-Carlo means."""
 
 COSTLY = 10**9
-"""Multiply-accumulates of an example from which on a run's own checks are of fewer."""
+"""A run's own checks use fewer examples for models with more multiply-accumulates per example than this."""
 
 Step = tuple[str, str, Callable[[Material], Iterator[Check]]]
 
@@ -50,7 +50,7 @@ FILES: list[Step] = [
     ("bytes", "small ONNX files", _small_checks.small_sizes),
     ("compression", "report.json", _checks.ratios),
 ]
-"""What needs the files alone."""
+"""Checks that need only the files."""
 
 MODELS: list[Step] = [
     ("shapes of layers", _checks.MODEL, _checks.shapes),
@@ -63,28 +63,28 @@ MODELS: list[Step] = [
     (f"difference from {_checks.MC_ONNX}", _small_files.MC_COMPACT, _small_checks.compact_draws),
     ("error of the test data", "files in fewer bits", _small_checks.small_errors),
 ]
-"""What needs the run's model or its data."""
+"""Checks that need the run's model or its data."""
 
 
 @dataclass
 class Verification:
-    """All checks of a folder. failed, skipped: those that did not pass, and those that could not be made."""
+    """The result of all checks of a folder. failed, skipped: those that did not pass, and those that could not be made."""
 
     folder: Path
     checks: list[Check] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Check]:
-        """Figures that are otherwise than stored."""
+        """Checks whose figures differ from the stored ones."""
         return [check for check in self.checks if check.passed is False]
 
     @property
     def skipped(self) -> list[Check]:
-        """Figures that could not be looked at."""
+        """Checks that could not be made."""
         return [check for check in self.checks if check.passed is None]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-able."""
+        """All checks and their counts, JSON-able."""
         return {
             "passed": not self.failed,
             "failed": len(self.failed),
@@ -93,13 +93,13 @@ class Verification:
         }
 
     def raise_failed(self) -> None:
-        """Raises VerifyError, which names each figure that is otherwise, if there is one."""
+        """Raises VerifyError, which names each figure that differs, if any does."""
         if self.failed:
             raise VerifyError(f"{self.folder}: {told(self.failed)}")
 
 
 def told(failed: list[Check]) -> str:
-    """What is wrong, in a line."""
+    """One line about all failed checks."""
     named = "; ".join(
         f"{check.file}: {check.name}: stored {_short(check.stored)}, found {_short(check.found)}"
         + (f" ({check.note})" if check.note else "")
@@ -109,11 +109,10 @@ def told(failed: list[Check]) -> str:
 
 
 def verify_run(folder: str | Path, *, trust_code: bool = False, model: Any = None, data: Any = None) -> Verification:
-    """Compute each figure of a run's `report.json` again that its files alone tell, and compare; see docs/reliability.md.
+    """Compute the figures in a run's `report.json` again, as far as its files allow, and compare; see docs/reliability.md.
 
-    trust_code, model, data: see `open_run`. What needs code that is not trusted, or data that are not there, is among
-    `skipped`. Raises OutputError where there is no report to read, or one of a newer layout; a folder that fails is told by
-    the result.
+    trust_code, model, data: see `open_run`. Checks that need untrusted code, or data that are missing, are in `skipped`.
+    Raises OutputError if there is no report, or one with a newer layout; failed checks do not raise, but are in the result.
     """
     folder = Path(folder)
     results = report.load(folder)
@@ -133,25 +132,25 @@ def verify_run(folder: str | Path, *, trust_code: bool = False, model: Any = Non
     return found
 
 
-_NO_RECIPE: Any = None  # the checks of FILES read none
+_NO_RECIPE: Any = None  # the checks in FILES do not read it
 
 
 def self_check(recipe: Recipe, folder: Path, results: dict[str, Any], model: nn.Module, data: Data) -> Verification:
-    """A run's own checks, of a part of the test examples, against the model that its files were made of."""
+    """A run's own checks, on some of the test examples, against the model that its files were made from."""
     opened = OpenRun(folder, recipe, trust_code=True)
     opened.data = data
     costly = ((results.get("sparse") or {}).get("macs") or 0) > COSTLY
     rows, samples = (2, 30) if costly else (ROWS, SAMPLES)
     material = Material(opened, results, EXAMPLES // 8 if costly else EXAMPLES, model, rows, samples)
     own: Step = ("tensors as in the run", _checks.MODEL, _checks.reloaded)
-    left_out = (_checks.digests, _checks.dense_counts, _small_checks.small_errors)  # the last: read from the files just now
+    left_out = (_checks.digests, _checks.dense_counts, _small_checks.small_errors)  # the last: just read from the files
     found = Verification(folder)
     _make(found, material, [own, *(step for step in FILES + MODELS if step[2] not in left_out)], strict=False)
     return found
 
 
 def set_aside(found: Verification) -> VerifyError:
-    """Give the files that failed another name, which says so; returns the error to end the run with."""
+    """Rename the files that failed, with the prefix FAILED; returns the error to end the run with."""
     moved = []
     for name in dict.fromkeys(check.file for check in found.failed):
         for path in (found.folder / name, found.folder / f"{name}.data"):
@@ -163,19 +162,19 @@ def set_aside(found: Verification) -> VerifyError:
 
 
 def _make(found: Verification, material: Material, steps: list[Step], *, strict: bool) -> None:
-    """Make checks. strict: an error that nobody thought of fails the check; else it is one that could not be made."""
+    """Make checks. strict: an unexpected error fails the check; otherwise the check counts as skipped."""
     for name, file, work in steps:
         try:
             found.checks += list(work(material))
-        except Interrupted:  # says nothing of the file
+        except Interrupted:  # says nothing about the file
             raise
         except HINDRANCES as error:
             found.checks.append(Check(name, file, None, None, None, shortened(str(error), 300)))
         except (CheckpointError, ExportError) as error:
             found.checks.append(Check(name, file, None, None, False, shortened(str(error), 300)))
-        except Exception as error:  # of a damaged file, another package, the user's model
+        except Exception as error:  # from a damaged file, another package or the user's model
             reason = shortened(f"{type(error).__name__}: {error}", 300)
-            failed = strict and not out_of_memory(error)  # which says nothing of the file
+            failed = strict and not out_of_memory(error)  # that says nothing about the file
             found.checks.append(Check(name, file, None, None, False if failed else None, reason))
 
 

@@ -1,4 +1,4 @@
-"""Ways from a cooled posterior to one size: which whole units go, ranked how, and how much goes as single weights."""
+"""Ways from a cooled posterior to one size: which whole units go, how they are ranked, and how much goes as single weights."""
 
 from __future__ import annotations
 
@@ -23,51 +23,55 @@ from svdcompress.search import CLOSE
 from svdcompress.selection import Ranked, Ranking, Rule, count_nonzero, rule, whole_units
 
 STEPS = 24
-"""Bisections of a threshold: beyond them, two thresholds differ by less than any two weights."""
+"""Bisection steps in the search for a threshold: after these, it is closer than any two weights are."""
 
 LOWEST, HIGHEST = -12.0, 30.0
 
 FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
-"""By what a size is known without a file."""
+"""The count that stands in for each measure while no file is written."""
 
 EVENNESS = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}
-"""How units are ranked where a size follows the shapes, as `Ranking.at` has it; the first is the usual way."""
+"""The ways if the size follows the shapes, with their `evenness` for `Ranking.at`; the first is the usual way."""
 
 BY_OUTPUTS = "-by-outputs"
-"""Behind the name of such a way: units are ranked by how far outputs move with them, too, where the usual way is without. Only
-where training is too short for the variances: of those that learnt, it is the better rank untrained, and not afterwards."""
+"""The suffix of ways that also rank units by how far the outputs move with them, if the usual way does not. They are tried
+only if training is too short for the variances: with well-trained variances such a rank is better before recovery, but not
+after."""
 
 SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0}
-"""How much of what has to go goes as whole units where single weights count; the first is the usual way."""
+"""The ways if single weights count, with the share of what has to go that goes as whole units; the first is the usual way."""
 
 HALVINGS = 12
-"""Of what weights may stay, towards as many non-zeros as asked for."""
+"""Bisection steps in the search for the number of weights to keep that gives the requested non-zeros."""
 
 GUESSES, MORE, FAR = 3, 6, 0.8
-"""Files that are measured on the way to a size in bytes or milliseconds, at most, beside that of the model as it is; and at
-most where what they found is smaller than that share of the size, as latencies are no line."""
+"""The most files to measure on the way to a size in bytes or milliseconds, in addition to that of the model as it is:
+GUESSES, or MORE while the best size found is below FAR times the target, because latency is not linear in the count."""
 
 SURE = 1.05
-"""Sizes that are so many times apart tell more than chance."""
+"""Two measured sizes count as different only if they are at least this factor apart."""
 
 PROJECTIONS = 128
-"""Batches that units' sensitivities are made of: their standard error is a sixteenth."""
+"""The number of batches from which the sensitivities of units are estimated: their standard error is a sixteenth."""
 
 LEAST, MOST, SHARE = 2, 4, 0.05
-"""Examples in each batch, at least and at most, and the share of the training examples that they come to between."""
+"""The least and the most examples in each of these batches; between these, all batches together are SHARE of the training
+examples."""
 
 FEWEST = 1.5
-"""A count that asks a rank for the least: one unit stays in each layer, and what may not go. Up to 1 it would be a share."""
+"""The count to ask a ranking for to get the least possible size, with one unit in each layer and the units that cannot go. A
+number up to 1 would be a share."""
 
 CORRECTIONS = 3
-"""Times that a mixture is made anew, at most, because its size is not what was counted."""
+"""The most times that a mixture is made again because its size is not the expected one."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """name: of `EVENNESS` (and `BY_OUTPUTS`) or `SHARES`. size: what is left, in the measure of the search; None: not measured
-    yet. asked: the threshold of the single weights. count: what the units' rank was asked to leave (weights that are kept,
-    parameters or multiply-accumulates); None: no unit was asked to go. free: whether nothing that lives had to go."""
+    """A way to a size. name: a key of `EVENNESS` (perhaps with `BY_OUTPUTS`) or `SHARES`. size: that of the model, in the
+    measure of the search; None: not measured yet. asked: the threshold for single weights. count: how much the ranking of
+    units was asked to leave (weights, parameters or multiply-accumulates); None: no unit had to go for it. free: whether
+    nothing alive had to go."""
 
     name: str
     masks: Masks
@@ -77,7 +81,7 @@ class Way:
     free: bool = False
 
     def stored(self) -> dict[str, Any]:
-        """JSON-able; `ways(...).again` makes the same masks of it."""
+        """JSON-able; `ways(...).again` makes the same masks from it."""
         return {"way": self.name, "asked": self.asked, "count": self.count}
 
 
@@ -92,19 +96,19 @@ def ways(
     *,
     by_outputs: bool = False,
 ) -> Ways:
-    """Those of a measure. target: the size that `measure` is to have. masks: what is left of the model, which itself holds
-    nothing; None: all of it. by_outputs: units are ranked by how far the outputs move with them, too, as variances that were
-    trained without pressure tell little."""
+    """The ways for a measure. target: the size to reach, in that measure. masks: what earlier cuts have left of the model,
+    which holds no masks itself; None: all of it. by_outputs: whether the usual way also ranks units by how far the outputs
+    move with them, because variances that were trained without pressure tell little."""
     kind = Weights if measure.name == "nonzero" else Units
     return kind(context, opened, dense, model, measure, target, masks, by_outputs)
 
 
 def next_count(seen: list[tuple[float, float]], target: float) -> float:
-    """How many parameters or multiply-accumulates to leave for a size of a file or a latency.
+    """How many parameters or multiply-accumulates to leave for a file size or a latency.
 
-    seen: (count, size) of what was measured; at least one size is above the target. Where there are sizes on both sides, the
-    count lies between. Else size is taken as proportional or, of two sizes that differ by more than chance, as a line, as a
-    part of it doesn't depend on the count; one step leaves a quarter at least.
+    seen: (count, size) of each measurement; at least one size is above the target. If there are sizes on both sides of the
+    target, the count is interpolated. Else size is taken as proportional to the count or, with two sizes that differ by more
+    than chance, as linear, because a part of it doesn't depend on the count. One step leaves at least a quarter.
     """
     count, size = min(each for each in seen if each[1] > target)
     below = [each for each in seen if each[1] <= target and each[0] < count]
@@ -120,13 +124,13 @@ def next_count(seen: list[tuple[float, float]], target: float) -> float:
 
 
 def pruning_of(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe's pruning decides how small a model becomes; for `Ranking` and counts."""
+    """The pruning settings of a recipe that determine how small a model becomes, as arguments for `Ranking` and counts."""
     return {name: getattr(recipe.prune, name) for name in ("remove_inputs", "protect", "round_to")}
 
 
 class Ways:
-    """natural: the size without anything gone that lives, in what the measure follows. left: the masks of what is left of the
-    model so far; None: all of it."""
+    """Ways to one size. natural: the size if nothing alive is removed, in the count that the measure follows. left: the masks
+    of what is left of the model so far; None: all of it."""
 
     natural: float
 
@@ -145,7 +149,7 @@ class Ways:
         self.model, self.measure, self.target = model, measure, target
         self.context, self.by_outputs, self.left = context, by_outputs, masks
         reach = context.results.reach
-        self.untold = reach is not None and not reach.enough  # variances that could not learn tell little of units
+        self.untold = reach is not None and not reach.enough  # variances that could not learn tell little about units
         judged: Rule = rule(model, recipe.relevance, opened.inputs)
         self.own: Rule = lambda threshold: self._both(masks, judged(threshold))
         self.asked = recipe.relevance.threshold
@@ -157,11 +161,11 @@ class Ways:
 
     @property
     def ranking(self) -> Ranking:
-        """Of the units that live, in the usual way."""
+        """The ranking of the living units in the usual way."""
         return self._ranked_by(self.by_outputs)
 
     def _ranked_by(self, outputs: bool) -> Ranking:
-        """Made where it is asked for first."""
+        """The ranking, by the outputs as well or not; made on first use."""
         if outputs not in self._rankings:
             self._rankings[outputs] = self._by_outputs() if outputs else self._made()
         return self._rankings[outputs]
@@ -177,37 +181,37 @@ class Ways:
         return self._made(examples=(inputs for inputs, _ in batches), device=device)
 
     def usual(self) -> Way:
-        """The way that is taken without a choice."""
+        """The way that is used if there is no choice."""
         raise NotImplementedError
 
     def aim(self) -> float | None:
-        """What to get to in what the measure follows, as far as this model tells; None where nothing that lives has to go."""
+        """The count to aim at, in what the measure follows, as far as this model tells; None if nothing alive has to go."""
         return self.target if self.target < self.natural else None
 
     def least(self) -> float:
-        """The size that no masks can go below, in the measure of the search; 0 where that is not known ahead."""
+        """The size that no masks can go below, in the measure of the search; 0 if it is not known in advance."""
         return 0.0
 
     def part(self, size: float, name: str) -> Masks | None:
-        """Masks of a size, in what the measure follows, on the way to the target; name: of the way. None where no unit that
-        lives goes for it."""
+        """Masks for an intermediate size, in what the measure follows. name: that of the way. None if no living unit has to
+        go for it."""
         return None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
-        """Mixtures that are no larger than the usual way, or likely not, where that takes a file (see `fitted`)."""
+        """Mixtures no larger than the usual way; if only a file can tell their size, they probably are not (see `fitted`)."""
         raise NotImplementedError
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
-        """A way as large as the usual one, give or take `CLOSE`, with its size measured, or the largest below that was found;
-        None where it doesn't get there."""
+        """The way adjusted to the size of the usual one, up to `CLOSE` larger, with its size measured; if that is not met,
+        the largest version below it, or None without one."""
         return way
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
-        """The masks of a way that was stored: nothing is measured."""
+        """The masks of a stored way, without measuring anything."""
         raise NotImplementedError
 
     def small(self, masks: Masks) -> nn.Module | None:
-        """What masks leave of the model as it is now, pruned; None where the measure leaves the shapes, or pruning fails."""
+        """The model as it is now, pruned with these masks; None if the measure ignores the shapes, or if pruning fails."""
         return None
 
     def _both(self, one: Masks | None, other: Masks) -> Masks:
@@ -217,7 +221,7 @@ class Ways:
 
 
 class Weights(Ways):
-    """To a number of non-zeros: single weights by one threshold on all shares, and a part of what has to go as whole units."""
+    """Ways to a number of non-zeros: single weights by one threshold on all shares, and a part of what has to go as units."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -250,7 +254,7 @@ class Weights(Ways):
         return self.own(asked) if count is None else self._both(self.ranking.keeping(count).masks, self.own(asked))
 
     def _mixed(self, name: str, share: float, size: float) -> Way | None:
-        """As many non-zeros as the usual way leaves once it is pruned; None where that is not met."""
+        """A mixture with at most as many non-zeros, once pruned, as the usual way (`size`); None if that is not met."""
         room, found = self.target - self.others, None
         for _ in range(CORRECTIONS + 1):
             count = self.found.kept - share * (self.found.kept - room)
@@ -265,7 +269,8 @@ class Weights(Ways):
         return found
 
     def _lowered(self, kept: float, units: Masks | None = None) -> tuple[Threshold | None, Masks]:
-        """The highest threshold that keeps at most so many weights (the own one, if the units that stay are few enough)."""
+        """The highest threshold that keeps at most `kept` weights, and its masks; the recipe's own threshold if the units
+        that stay have no more than that."""
         if units is not None and units.kept <= kept:
             return self.asked, units
         low, high = LOWEST, HIGHEST
@@ -279,12 +284,12 @@ class Weights(Ways):
 
 
 class Units(Ways):
-    """To a size that follows the shapes: units by their rank. Where shapes alone count, no single weight of a unit that stays
-    is masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`."""
+    """Ways to a size that follows the shapes: units go by their rank. Where shapes alone count, no single weights of units
+    that stay are masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._usual: Way | None = None  # files are measured for it
+        self._usual: Way | None = None  # kept because files are measured for it
         self._prunes = True
         self.follows = FOLLOWS[self.measure.name]
         self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
@@ -312,7 +317,7 @@ class Units(Ways):
             masks = self.ranking.at({self.follows: count}).masks
             now = self._costs(masks)
             made.append(Way("global", self._finished(masks), now[self.measure.name], self.asked, count))
-            if now[self.follows] in (left for left, _ in seen):  # the same units: no other will go
+            if now[self.follows] in (left for left, _ in seen):  # the same units as before: no others will go
                 break
             seen.append((now[self.follows], now[self.measure.name]))
         there = [way for way in made if (way.size or 0.0) <= self.target]
@@ -346,7 +351,7 @@ class Units(Ways):
         for _ in range(CORRECTIONS):
             try:
                 now = self._costs(way.masks)
-            except PruneError:  # what can't be pruned can't be taken
+            except PruneError:  # a way that can't be pruned can't be used
                 break
             size = now[self.measure.name]
             if size <= usual.size * (1 + CLOSE) and (best is None or size > (best.size or 0.0)):
@@ -354,7 +359,7 @@ class Units(Ways):
             if usual.size / SURE <= size <= usual.size * (1 + CLOSE) or now[self.follows] in left:
                 break
             left.add(now[self.follows])
-            count = max(count * usual.size / size, FEWEST)  # down to the size, or up to it: room that is left helps nobody
+            count = max(count * usual.size / size, FEWEST)  # down or up to the size: unused room is wasted
             way = self._ranked(way.name, count, counted=False)
         return best
 
@@ -373,18 +378,18 @@ class Units(Ways):
         return self._ranked(stored["way"], stored["count"], counted=False).masks
 
     def _finished(self, masks: Masks) -> Masks:
-        # A weight between units that stay costs nothing, and may help.
+        # a weight between units that stay costs nothing and may help
         return masks if self.measure.name == "bytes" else whole_units(self.model, masks)
 
     def small(self, masks: Masks) -> nn.Module | None:
         try:
             return self._pruned(masks) if self._prunes else None
-        except PruneError:  # as where too few units are left for what the model does with them
-            self._prunes = False  # it takes as long each time
+        except PruneError:  # for example, too few units are left for what the model does with them
+            self._prunes = False  # trying again would take as long each time
             return None
 
     def _costs(self, chosen: Masks) -> dict[str, float]:
-        self.context.check("while it measured what could go")  # a latency takes half a minute with a large model
+        self.context.check("while it measured what could go")  # measuring a latency takes half a minute with a large model
         return self.measure.of_small(self._pruned(chosen), self.dense.model)
 
     def _pruned(self, chosen: Masks) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Predictions of a finished run for files of inputs, with their uncertainties, by PyTorch or by onnxruntime alone."""
+"""Predictions of a finished run for a file of inputs, with uncertainties, computed by PyTorch or by onnxruntime alone."""
 
 from svdcompress.predict._read import read_inputs
 from svdcompress.predict._run import predict_run

@@ -1,4 +1,4 @@
-"""What a run's validation data promise of its predictions: whom to answer, sets of classes, intervals."""
+"""What a run's validation data promise about its predictions: which inputs to answer, sets of classes, intervals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import KEPT, OpenRun
 
 MOST_CLASSES = 10_000_000
-"""More than any run has: a damaged number."""
+"""More classes than any run has: a number above it is damaged."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be promised of predictions, settled before anything is predicted."""
+    """The promises to make about predictions, settled before anything is predicted."""
 
     path: Path
     promises: Promises
@@ -29,9 +29,9 @@ class Wanted:
     coverage: ConformalSets | ConformalIntervals | None
 
     def add(self, opened: OpenRun, arrays: Mapping[str, np.ndarray], told: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Further arrays of predictions: `answered` (bool), `set` (0 and 1, as the mean), `lower` and `upper`.
+        """Further arrays of predictions: `answered` (bool), `set` (bool, in the mean's shape), `lower` and `upper`.
 
-        told: gets what was promised. Raises CheckpointError for promises of a model with other classes.
+        told: receives what was promised. Raises CheckpointError if the promises are for other classes or targets.
         """
         mean, likelihood = torch.from_numpy(arrays["mean"]), likelihood_for(opened.recipe.task, opened.dim)
         if self.promises.labels is not None and self.promises.classes != (classes := mean.shape[opened.dim]):
@@ -59,11 +59,11 @@ class Wanted:
 def wanted(
     opened: OpenRun, answer_above: float | None, coverage: float | None, samples: int, told: dict[str, Any]
 ) -> Wanted | None:
-    """What is to be promised; None where nothing is.
+    """The promises to make; None if there are none.
 
-    answer_above, coverage: None is what the run's recipe asked for. samples: draws for each input, where draws predict: with
-        fewer than of the validation data nothing is promised. told: its "by" says what predicts ("samples" or "mean"); gets
-        under "not_promised" why what the recipe asked for is not promised.
+    answer_above, coverage: if None, what the run's recipe asks for. samples: draws for each input, if draws predict; with
+        fewer than were made for the validation data, nothing is promised. told: its "by" says what predicts ("samples" or
+        "mean"); receives, under "not_promised", why something that the recipe asks for is not promised.
     Raises CheckpointError for a run that kept nothing of its validation data, UsageError and DataError for what is asked for
     here and cannot be promised.
     """
@@ -98,9 +98,9 @@ def wanted(
 
 
 def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
-    """What the run kept. Raises CheckpointError where it is not of this run, or holds what no run writes.
+    """Load what the run kept. Raises CheckpointError if it belongs to another run, or holds what no run writes.
 
-    by: "samples" or "mean", what predicts.
+    by: what predicts, "samples" or "mean".
     """
     try:
         found = load_promises(path, by)

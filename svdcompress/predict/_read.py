@@ -1,4 +1,4 @@
-"""Files of inputs: arrays, images, folders of images, tables."""
+"""Reading files of inputs: arrays, images, folders of images, tables."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from svdcompress.sources import decode, frame_inputs, image_files, load_npy, loa
 from svdcompress.sources.given import shown
 
 KEYS = ("x", "input", "inputs", "arr_0")
-"""Names of the array that counts in an npz file of several, the first found, where the run has one input; else all go in by
-name."""
+"""Names under which an npz file of several arrays may hold the input of a run with one input; the first found is used.
+Without one, all arrays are inputs, by name."""
 
 TARGETS = ("y", "target", "targets", "label", "labels")
-"""Names of arrays that are no inputs, and that a file may have beside them."""
+"""Names of arrays that are targets, not inputs: they may be in a file without a warning."""
 
 
 def read_inputs(
     path: str | Path, preprocessing: Mapping[str, Any] | None = None, shape: tuple[int, ...] | None = None
 ) -> tuple[Any, list[str]]:
-    """Inputs as they are in a file, before the recipe's transforms: (inputs, a name for each of them).
+    """Read inputs from a file, before the recipe's transforms; returns (inputs, a name for each of them).
 
-    path: .npy or .npz (the batch as first dimension), .csv or .parquet (the columns of the training), an image, or a folder
-        of images (all below it, in the order of their names). Of an .npz of several arrays a run of one input, whose shape is
-        known, takes the one called x, input, inputs or arr_0, and warns of others than targets; else all are inputs.
+    path: .npy or .npz (batch first), .csv or .parquet (with the columns used in training), an image, or a folder of images
+        (all below it, in the order of their names). If an .npz has several arrays, a run with one input whose shape is known
+        uses the one called x, input, inputs or arr_0, and warns of others that are not targets; otherwise all are inputs.
     preprocessing: of the run: image size, columns, categories.
-    shape: of one input to the model, where it is known: images are resized and made grey or colour after it.
+    shape: of one input to the model, if known: images are resized and converted to gray or color to match it.
 
     Raises DataError, naming the file, for what is missing, damaged, empty or holds Python objects.
     """
@@ -64,7 +64,7 @@ def read_inputs(
 
 
 def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping[str, Any]) -> str:
-    """A warning of images for a run whose data a function of the user's made: what that does to images is not known; or ""."""
+    """The warning for images given to a run whose data a user's function made, which may have prepared them; or ""."""
     images = os.path.isdir(path) or Path(path).suffix.lower() not in (".csv", ".parquet", ".npy", ".npz")
     function = made_by(recipe.data) if images else None
     if not function:
@@ -110,7 +110,7 @@ def _images(files: list[Path], preprocessing: dict[str, Any], shape: tuple[int, 
 
 
 def _channels(image: Tensor, channels: int) -> Tensor:
-    """Grey bytes to colour, or colour to grey by the luma of ITU-R BT.601."""
+    """Convert gray bytes to color, or color to gray by the luma of ITU-R BT.601."""
     if len(image) == 1 and channels == 3:
         return image.expand(3, -1, -1)
     if len(image) == 3 and channels == 1:

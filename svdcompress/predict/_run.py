@@ -38,25 +38,25 @@ from svdcompress.uncertainty import NotFiniteError, mc_predict, mean_predict
 MC_FILE = "model_mc.onnx"
 
 BATCH = 256
-"""Inputs that are predicted at once."""
+"""Inputs per batch."""
 
 SAMPLES = 100
-"""Draws, where nothing is asked."""
+"""Default number of draws."""
 
 MOST_SAMPLES = 1_000_000
-"""Draws beyond which nothing more is known, but the time is without end."""
+"""Maximum number of draws: more would take ever longer and tell nothing new."""
 
 NOT_FINITE = "outputs_must_be_finite"
-"""The node of the file that fails for such outputs."""
+"""Name of the file's node that fails for outputs that are not finite."""
 
 MOST_NAMED = 10
-"""Inputs that a message names."""
+"""Maximum number of inputs that a message names."""
 
 AFFINE = ("mean", "lower", "upper")
-"""Outputs in the target's units, not in their square."""
+"""Outputs in the target's units; the others are in units squared."""
 
 NAMES = {"predictive_entropy": "entropy"}
-"""Outputs of the ONNX file that `Prediction` calls otherwise."""
+"""Outputs of the ONNX file that have another name in `Prediction`."""
 
 
 def predict_run(
@@ -76,26 +76,27 @@ def predict_run(
 ) -> tuple[Path, int]:
     """Predict a file of inputs with a finished run, and write predictions and uncertainties.
 
-    Returns the file written, and how many inputs are in it.
+    Returns the file written, and the number of inputs in it.
 
-    run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in the training. Of
-        data that a function of the user's made, what that did itself is not known: arrays as it gives them are right, and of
-        images, which go in as values in [0, 1] and then through `data.transform`, there is a warning.
+    run: the run's folder. inputs: .npy, .npz, .csv, .parquet, an image or a folder of images; prepared as in training. If
+        the run's data came from a user's function, it is not known how that prepared them: give arrays as it returns them;
+        images go in as values in [0, 1] and then through `data.transform`, with a warning.
     out: .csv, .parquet or .npz; None: predictions.csv in the current folder.
-    samples: draws for each input; None: 100, or none where the run's validation data say that they are no better than the mean
-        (PyTorch only: model_mc.onnx draws). The mean knows no epistemic part: its mutual information is 0.
-    onnx: by onnxruntime and model_mc.onnx alone, else by PyTorch.
-    seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: the CPU.
-    answer_above: accuracy wanted on what is answered; `answered` then says of each input whether its confidence is enough for
-        it, by the run's validation data. coverage: of `set` (1 for each class in it), or of `lower` to `upper`.
-        None: what the run's recipe asked for, if it did. What cannot be promised, as by fewer draws than of the validation
-        data, is an error where it is asked for here, and not promised where the recipe asks.
-    told: gets what was promised, by name, and why what the recipe asks for is not ("not_promised"); under "by" what predicted:
-        "samples" or "mean"; under "warnings" a list of those on the inputs, which are given as Python warnings too.
+    samples: draws for each input; None: 100, or the mean instead if the run's validation data show that draws are no better
+        (PyTorch only: model_mc.onnx always draws). The mean has no epistemic part: its mutual information is 0.
+    onnx: use onnxruntime and model_mc.onnx alone, instead of PyTorch.
+    seed: of the noise; None: 0 for PyTorch, and a fresh one at each call for onnxruntime. device: for PyTorch; None: CPU.
+    answer_above: accuracy wanted on the answered inputs; `answered` then says for each input whether its confidence is high
+        enough for that, judging by the run's validation data. coverage: of `set` (True for each class in it), or of `lower`
+        to `upper`. None: what the run's recipe asks for, if anything. What cannot be promised, for example with fewer draws
+        than for the validation data, is an error if it is asked for here, and is left out if only the recipe asks for it.
+    told: receives what was promised, by name; under "not_promised" why what the recipe asks for is not; under "by" what
+        predicted, "samples" or "mean"; under "warnings" a list of the warnings about the inputs, which are also given as
+        Python warnings.
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
-    Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions are
-    not finite, UsageError, OutputError, and what `open_run` and `mc_predict` raise.
+    Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions
+    are not finite, UsageError, OutputError, and what `open_run` and `mc_predict` raise.
     """
     out = Path("predictions.csv" if out is None else out)
     check_suffix(out)
@@ -117,7 +118,7 @@ def predict_run(
         told["warnings"] = [doubt]
         warnings.warn(doubt, stacklevel=2)
     told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
-    promised = wanted(opened, answer_above, coverage, count, told)  # before what takes time
+    promised = wanted(opened, answer_above, coverage, count, told)  # before anything slow
     drawn = 0 if by == "mean" else count
     if onnx:
         parts = _by_onnx(opened, x, count, seed, names, inputs)
@@ -144,7 +145,7 @@ def _mean_suffices(opened: OpenRun) -> bool:
 
 
 def _left_to_do(opened: OpenRun) -> dict[str, Any]:
-    """The preprocessing that the run's Monte-Carlo file leaves to its users, as it says itself."""
+    """The preprocessing that the run's Monte-Carlo file leaves to its caller, according to its metadata."""
     path = _mc_file(opened)
     found = read_metadata(path).get("preprocessing", opened.preprocessing)
     try:
@@ -162,8 +163,7 @@ def _mc_file(opened: OpenRun) -> Path:
 
 
 def _shape(opened: OpenRun) -> tuple[int, ...] | None:
-    """The shape of one input ahead of the transforms, or as the run's ONNX file has it; None where neither is known, and for a
-    run of several inputs."""
+    """Shape of one input before the transforms, or as in the run's ONNX file; None if unknown, or of several inputs."""
     if opened.preprocessing.get("input_shape"):
         return tuple(opened.preprocessing["input_shape"])
     inputs = _file_inputs(opened)
@@ -174,7 +174,7 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
 
 
 def _file_inputs(opened: OpenRun) -> list[Any]:
-    """Inputs of the run's ONNX file; [] where there is none."""
+    """Inputs of the run's ONNX file; [] if it is missing or damaged."""
     path = opened.folder / "model.onnx"
     if not os.path.isfile(path):
         return []
@@ -187,7 +187,7 @@ def _file_inputs(opened: OpenRun) -> list[Any]:
 
 
 def _numbers(raw: Any, opened: OpenRun) -> Any:
-    """Whole numbers (but for bytes, which are images) as float32 where the run's ONNX file takes such; tokens stay."""
+    """Convert integers to float32 where the run's ONNX file takes floats, except bytes, which are images; tokens stay."""
     parts = {"": raw} if isinstance(raw, Tensor) else raw
     whole = [name for name, tensor in parts.items() if not (tensor.is_floating_point() or tensor.dtype == torch.uint8)]
     inputs = _file_inputs(opened) if whole else []
@@ -215,7 +215,7 @@ def _batches(x: Any) -> Iterator[Any]:
 def _by_torch(
     opened: OpenRun, x: Any, samples: int, seed: int, device: str | None, names: Sequence[str], origin: str | Path
 ) -> Iterator[dict[str, np.ndarray]]:
-    """samples: 0 for the mean. names: of the inputs, which come from `origin`."""
+    """Predictions of each batch. samples: 0 for the mean. names: of the inputs, which come from `origin`."""
     model = opened.model.to(device or "cpu")
     generator = torch.Generator().manual_seed(seed)
     own = own_likelihood(opened.model, opened.recipe.task, opened.dim, opened.tau)
@@ -256,7 +256,7 @@ def _by_torch(
 
 
 def _shapes(batch: Any) -> str:
-    """Of one input, or of each part of it."""
+    """The shape of one input, or of each of its parts, as text."""
     found: list[str] = []
     map_tensors(batch, lambda tensor: found.append(str(tuple(tensor.shape[1:]))))
     return " and ".join(found)
@@ -265,16 +265,16 @@ def _shapes(batch: Any) -> str:
 def _by_onnx(
     opened: OpenRun, x: Any, samples: int, seed: int | None, names: Sequence[str], origin: str | Path
 ) -> Iterator[dict[str, np.ndarray]]:
-    """No PyTorch model is built: what a service without PyTorch would do."""
+    """Predictions of each batch. No PyTorch model is built, as in a service without PyTorch."""
     import onnxruntime
 
     path = _mc_file(opened)
-    read_metadata(path)  # names the file where it is damaged
+    read_metadata(path)  # its error names a damaged file
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what fails is told by an error
+    options.log_severity_level = 4  # failures are raised as errors
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except Exception as error:  # onnxruntime has classes of its own, one for each status
+    except Exception as error:  # onnxruntime has its own exception class for each status
         raise ExportError(f"{path}: onnxruntime cannot load it ({shortened(cause(error))}); {_again(opened, path)}") from error
     if seed is not None and "seed" not in [value.name for value in session.get_overridable_initializers()]:
         raise ExportError(
@@ -299,21 +299,21 @@ def _again(opened: OpenRun, path: Path) -> str:
 
 
 def _has_rows(value: Any, count: int) -> bool:
-    """Whether an output holds numbers for as many inputs."""
+    """Whether an output holds floating-point numbers for `count` inputs."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim > 0 and len(value) == count
 
 
 def _seed_of(seed: int, index: int) -> np.ndarray:
-    """The file's seed for one of the batches: other noise for each of them."""
+    """The file's seed for one batch, so that each batch has its own noise."""
     state = np.random.SeedSequence([abs(seed), int(seed < 0), index]).generate_state(1, np.uint64)
     return (state >> np.uint64(1)).astype(np.int64).reshape(())
 
 
 def _run(session: Any, feed: dict[str, np.ndarray], path: Path, names: Sequence[str], origin: str | Path) -> list[np.ndarray]:
-    """The file's outputs. names: of the rows."""
+    """The file's outputs. names: of the rows, for errors."""
     try:
         return session.run(None, feed)
-    except Exception as error:  # onnxruntime has classes of its own, one for each status
+    except Exception as error:  # onnxruntime has its own exception class for each status
         if NOT_FINITE not in str(error):
             raise DataError(f"{origin}: the inputs do not fit {path}: {error}{_lie(feed).removeprefix('.')}") from error
         wrong = [name for row, name in enumerate(names) if _fails(session, feed, row)]
@@ -321,12 +321,12 @@ def _run(session: Any, feed: dict[str, np.ndarray], path: Path, names: Sequence[
 
 
 def _lie(feed: dict[str, np.ndarray]) -> str:
-    """A hint where images lie as PyTorch does not take them; "" for all else."""
+    """A hint for images with the channels last, which PyTorch does not take; "" for all other inputs."""
     return next((found for value in feed.values() if (found := channels_last(torch.from_numpy(value)))), "")
 
 
 def _fails(session: Any, feed: dict[str, np.ndarray], row: int) -> bool:
-    """Whether a row by itself is one whose predictions are not finite."""
+    """Whether the predictions for a single row are not finite."""
     try:
         session.run(None, {name: value[row : row + 1] if value.ndim else value for name, value in feed.items()})
     except Exception as error:
@@ -363,6 +363,6 @@ def _feed(batch: Any, expected: list[Any], path: Path, origin: str | Path) -> di
 
 
 def _in_units(arrays: dict[str, np.ndarray], scale: list[float]) -> dict[str, np.ndarray]:
-    """From a model's units back to those of the target, which training has standardised."""
+    """Convert predictions from the model's units to those of the target, which training standardized."""
     shift, factor = scale
     return {name: value * factor + shift if name in AFFINE else value * factor**2 for name, value in arrays.items()}

@@ -1,4 +1,4 @@
-"""Predictions as CSV, Parquet or npz."""
+"""Writing predictions as CSV, Parquet or npz."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from svdcompress.train import write_atomically
 SUFFIXES = (".csv", ".parquet", ".npz")
 
 MOST_ROWS = 1_000_000
-"""Positions (pixels, tokens) of all inputs together up to which a table has a row for each."""
+"""Maximum number of rows in a table that has a row for each position (pixel, token) of each input."""
 
 MOST_COLUMNS = 100
-"""Classes up to which a table has columns for each of them; npz has them always."""
+"""Maximum number of classes for which a table has columns for each class; npz always has them all."""
 
 PER_INPUT = ("answered", "entropy", "expected_entropy", "mutual_information")
 
@@ -32,19 +32,20 @@ def write_predictions(
     classes: Sequence[str] | None = None,
     dim: int = 1,
 ) -> Path:
-    """Write predictions to a file of the suffix's kind; returns its path.
+    """Write predictions to a .csv, .parquet or .npz file; returns its path.
 
-    arrays: by name, as `Prediction.numpy` gives them, the batch first. names: of the inputs. classes: names of the classes.
+    arrays: by name, as `Prediction.numpy` returns them, batch first. names: of the inputs. classes: names of the classes.
     dim: the dimension of the classes.
 
     A table has one row for each input: `name`; for classification `label`, `confidence`, the entropies, and for up to 100
-    classes `mean_CLASS`, `variance_CLASS`, ...; else `mean`, `std` and the rest, numbered where there are several. `std` of a
-    binary probability is that between the draws; ONNX files without `epistemic` do not know it, and there is no `std` then.
+    classes `mean_CLASS`, `variance_CLASS`, ...; otherwise `mean`, `std` and the rest, numbered if there are several. For a
+    binary probability, `std` is the standard deviation over the draws; ONNX files without `epistemic` do not give it, and
+    there is no `std` then.
 
-    Predictions for each pixel or token have a row for each of them, with its indices as `position`.
+    Predictions for each pixel or token have a row for each of these, with its indices as `position`.
 
-    Raises UsageError for another suffix and for a table of too many positions, DependencyError where Parquet's packages are
-    missing, OutputError for a place that cannot be written.
+    Raises UsageError for another suffix and for a table of too many positions, DependencyError if the package for Parquet is
+    missing, OutputError for a path that cannot be written.
     """
     path = Path(path)
     check_suffix(path)
@@ -88,7 +89,7 @@ def columns(
         table["position"] = places
     if likelihood.classes:
         labels = [str(k) for k in range(mean.shape[1])] if classes is None else [str(name) for name in classes]
-        if len(set(labels)) != mean.shape[1]:  # names that occur twice, say
+        if len(set(labels)) != mean.shape[1]:  # for example, names that occur twice
             labels = [str(k) for k in range(mean.shape[1])]
         table["label"] = [labels[k] for k in mean.argmax(1)]
         table["confidence"] = mean.max(1)
@@ -97,7 +98,7 @@ def columns(
             table["set"] = ["|".join(labels[k] for k in row.nonzero()[0]) for row in flat.pop("set")]
     else:
         labels = [str(k) for k in range(mean.shape[1])]
-        if likelihood.std_of in flat:  # a file that draws need not have it
+        if likelihood.std_of in flat:  # an ONNX file may lack it
             flat["std"] = np.sqrt(flat[likelihood.std_of])
     if likelihood.classes and mean.shape[1] > MOST_COLUMNS:
         return table
@@ -110,9 +111,9 @@ def columns(
 def _by_position(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], task: str, dim: int
 ) -> tuple[Mapping[str, np.ndarray], Sequence[str], list[str]]:
-    """Arrays with a row for each position of each input, names to match, and the positions; as they are without positions.
+    """Arrays with a row for each position of each input, names to match, and the positions; unchanged without positions.
 
-    Raises UsageError for more rows than a table should have.
+    Raises UsageError for more rows than a table may have.
     """
     mean = arrays["mean"]
     if mean.ndim < 3:
@@ -124,7 +125,7 @@ def _by_position(
         raise UsageError(
             f"predictions for {count:,} positions of {len(names):,} inputs are too many for a table; write them as .npz"
         )
-    seen = [axis for axis, size in enumerate(shape) if size > 1]  # (N, 1, H, W) has rows and columns alone
+    seen = [axis for axis, size in enumerate(shape) if size > 1]  # (N, 1, H, W) has only rows and columns
     places = [",".join(str(index[axis]) for axis in seen) for index in np.ndindex(*shape)]
     rows = {}
     for name, array in arrays.items():
@@ -134,7 +135,7 @@ def _by_position(
 
 
 def _csv(path: Path, table: Mapping[str, Sequence[Any]], task: str) -> None:
-    exact = not likelihood_for(task).probabilities  # of which nobody needs more than nine
+    exact = not likelihood_for(task).probabilities  # nine digits are enough for probabilities
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(table)
@@ -143,7 +144,8 @@ def _csv(path: Path, table: Mapping[str, Sequence[Any]], task: str) -> None:
 
 
 def _digits(value: float | np.floating, exact: bool) -> str:
-    """exact: as many as it takes to read the same number back, as large targets may differ in their last ones alone."""
+    """A number as text. exact: with as many digits as it takes to read it back unchanged, as large targets may differ in the
+    last digits only."""
     return str(float(value)) if exact and np.dtype(type(value)) == np.float64 else f"{value:.9g}"
 
 

@@ -1,4 +1,4 @@
-"""Dead units out of the graph, exactly; what cannot be done exactly stays masked, with its reason."""
+"""Removes dead units from a model's graph, exactly; what cannot be removed exactly stays masked, with the reason."""
 
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
 from svdcompress.prune._copies import dense_copy, on_cpu

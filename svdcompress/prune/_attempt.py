@@ -1,4 +1,4 @@
-"""Trying choices on copies until the largest set of groups that verifies is found."""
+"""Tries choices on copies until it finds the largest set of groups that passes the equivalence check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from svdcompress.relevance import hold
 
 
 class Attempt:
-    """Tries choices on copies until the largest set of groups that verifies is found."""
+    """Tries choices on copies until it finds the largest set of groups that passes the equivalence check."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Attempt:
         return small
 
     def _unrounded(self, analysis: Analysis, roots: list[np.ndarray]) -> Choice | None:
-        """The choice that the same groups would have led to without rounding; notes what it would have left."""
+        """The choice from the same groups without rounding; records how many parameters it would have left."""
         if self.round_to == 1:
             return None
         choice = self._choice(analysis, roots, self.good, round_to=1)
@@ -93,12 +93,12 @@ class Attempt:
         try:
             operate(trial, analysis, choice, self.modes[0])
             self.report.parameters_unrounded = count_means(trial)
-        except Exception:  # of other sizes, code that holds a length as a number may not be adapted
+        except Exception:  # code that holds a length as a number may not be adaptable to these sizes
             self.report.parameters_unrounded = None
         return choice
 
     def _learn(self, analysis: Analysis, check: EquivalenceCheck) -> None:
-        """What is constant on the examples may not be on inputs of another size or with holes: look at these too."""
+        """Learn from the check's cases: what is constant on the examples may vary on inputs of another size or with holes."""
         for case, _ in check.cases:
             if time.thread_time() > self.deadline:
                 return
@@ -108,11 +108,11 @@ class Attempt:
                 continue
 
     def _passes(self, small: nn.Module, check: EquivalenceCheck, analysis: Analysis) -> bool:
-        """Whether a finished model verifies."""
+        """Whether a finished model passes the equivalence check."""
         check.feed = self._feed(analysis)
         try:
             agreed = check.agrees(widened(small), ROUGH) if self.low else check.agrees(small)
-        except Exception:  # told when the groups are tried one by one
+        except Exception:  # reported when the groups are tried one by one
             return False
         check.passed = small if agreed else None
         return agreed
@@ -124,7 +124,7 @@ class Attempt:
         return analysis.choose(allowed, round_to or self.round_to)
 
     def _works(self, analysis: Analysis, choice: Choice, check: EquivalenceCheck) -> bool:
-        """Whether a choice verifies, with one of the ways to adapt numbers in code; the way that does comes first."""
+        """Whether a choice passes with one of the ways to adapt numbers in code; that way is tried first from then on."""
         if not choice.removed.any():
             return True
         whys = []
@@ -147,7 +147,7 @@ class Attempt:
     def _search(
         self, analysis: Analysis, roots: list[np.ndarray], groups: list[int], good: list[int], check: EquivalenceCheck
     ) -> list[int]:
-        """The groups that can go together with `good`, by halving; what time does not allow is left masked."""
+        """`good` and the groups that can be removed with it, found by halving; groups left when time is up stay masked."""
         if time.thread_time() > self.deadline:
             self.failed.update(dict.fromkeys(groups, "left masked: the time budget was spent"))
             return good
@@ -161,7 +161,7 @@ class Attempt:
         return self._search(analysis, roots, groups[half:], good, check)
 
     def _take_inputs(self, analysis: Analysis, choice: Choice) -> None:
-        """Which features of the input stay."""
+        """Record in the report which features of the input are kept."""
         self.report.inputs_kept = self.report.inputs_dim = None
         for labels in analysis.trace.inputs.values():
             removed = choice.removed[labels.numpy()]
@@ -177,7 +177,7 @@ class Attempt:
                 raise PruneError("features that are no whole index of one dimension")
 
     def _feed(self, analysis: Analysis) -> Callable[[Any], Any]:
-        """From whole inputs to what the pruned model reads of them."""
+        """A function that cuts whole inputs to the features that the pruned model reads."""
         kept, dim = self.report.inputs_kept, self.report.inputs_dim
         if kept is None or dim is None:
             return lambda case: case
@@ -207,6 +207,6 @@ class Attempt:
             record = operate(small, analysis, choice, mode)
         own_memory(small, self.model)
         for _, layer in variational_layers(small):
-            layer.train(layer.training)  # forget what it derived from its old weights
+            layer.train(layer.training)  # drops what it derived from its old weights
         tell_layers(self.report, self.model, small, self.masks, record)
         return small

@@ -1,4 +1,4 @@
-"""Branches that run only in `train()`: what a trace of them adds to that of `eval()`."""
+"""Adds branches that run only in `train()` to the trace of a pass in `eval()`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from svdcompress.prune._tracer import OutOfTime
 
 
 def take_branches(trace: Trace, trained: Callable[[], Trace]) -> list[str]:
-    """Take into a trace what another one of the same model and kind of inputs saw in `train()`; returns what to tell the user.
+    """Merge a trace of a pass in `train()` into that of a pass in `eval()`; returns notes for the user.
 
-    trained: makes that trace. What then no longer runs in `train()`, as it could not be followed, is found when it is tried.
+    trained: makes the former, of the same model and kind of inputs. If it fails, the equivalence check still finds choices
+    with which `train()` no longer runs.
     """
     try:
         _absorb(trace, trained())
         return []
     except OutOfTime:
         raise
-    except Exception as error:  # whatever a forward pass may do
+    except Exception as error:  # whatever a forward pass may raise
         what = f"{type(error).__name__}: {error}"
         return [f"branches that run only in training could not be followed ({what}): what they read may stay"]
 
 
 def _absorb(trace: Trace, other: Trace) -> None:
-    """Units go only where both passes let them. Slots have the same numbers in both, as they are given out before the run."""
+    """Let units be removed only if both passes allow it. Slots are numbered before the run, so they are the same in both."""
     mine, theirs = trace.units, other.units
     if mine.count != theirs.count:
         raise ValueError("the two passes have other units")

@@ -1,4 +1,4 @@
-"""Which units go: dead by their consumers or constant by their producers, as far as shapes and constants allow."""
+"""Chooses the units to remove: those that nothing reads and those that are constant, as far as shapes and constants allow."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from svdcompress.prune._trace import Trace, Use
 from svdcompress.prune._units import Parameter, components
 
 ZERO, BIAS, CARRIER, NEVER = 0, 1, 2, 3
-"""How a constant input of a weight can go: it adds nothing; a bias; another constant input of its group; not at all."""
+"""How a constant input of a weight can be replaced: it adds 0; by a bias; by another constant input of its group; not at
+all."""
 
 
 @dataclass
 class Consumer:
-    """All uses of one weight, seen as one.
+    """The uses of one weight between the same units, treated as one.
 
     ins, outs: slots, (groups, per group). mask: (groups, outputs per group, inputs per group). read: (groups, inputs per
-    group), whether any output reads it. values: (inputs, positions), NaN where an input is not constant. how: per input,
-    one of ZERO, BIAS, CARRIER, NEVER. owner: the module.
+    group), whether any output reads it. values: (inputs, positions), NaN where an input is not constant. how: per input, one
+    of ZERO, BIAS, CARRIER, NEVER. owner: name of the module, or None.
     """
 
     parameter: Parameter
@@ -38,8 +39,8 @@ class Consumer:
 
 @dataclass
 class Choice:
-    """removed: per slot. folded: per slot, those removed whose constant has to go somewhere. reasons: {root: why a dead
-    unit stays}. carriers: {number of a consumer: {input: (carrier, ratio)}}."""
+    """The units to remove. removed: bool per slot. folded: bool per slot, removed units whose constant has to be folded.
+    reasons: {root: why a dead unit is kept}. carriers: {number of a consumer: {input: (carrier, ratio)}}."""
 
     removed: np.ndarray
     folded: np.ndarray
@@ -79,10 +80,10 @@ class Analysis:
                 self.why.setdefault(root, reason)
                 pinned[root] = True
         self.produced = produced  # per root
-        self.free = produced & ~pinned  # per root: a unit that may go
+        self.free = produced & ~pinned  # per root: may be removed
 
     def learn(self, inputs: Any) -> None:
-        """Watch the model on other inputs: only what is constant on these too counts as a constant from now on."""
+        """Watch the model on other inputs: from now on only values that are constant on these too count as constants."""
         others = self.watch(inputs).uses
         if [use.parameter.names for use in others] != [use.parameter.names for use in self.trace.uses]:
             return  # another path through the code: nothing to compare
@@ -92,7 +93,7 @@ class Analysis:
         self.consumers = _consumers(self.trace.uses + self.trace.branches, self.foldable)
 
     def _couple_views(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Units in a tensor of several dimensions go together so that whole indices of one dimension go."""
+        """Edges between units in tensors of several dimensions, so that whole indices of one dimension are removed."""
         edges = []
         for view in self.trace.views:
             roots = self.root[view.labels.numpy()]
@@ -110,10 +111,10 @@ class Analysis:
     # The choice
 
     def choose(self, allowed: np.ndarray | None = None, round_to: int = 1, unread: np.ndarray | None = None) -> Choice:
-        """The units to remove.
+        """Choose the units to remove.
 
-        allowed: bool per root, the units that may be touched (None: all that can go). unread: bool per root, units whose
-        readers are taken to be masked, beside those that the trace found to be.
+        allowed: bool per root, the units that may be removed (None: all that can be). unread: bool per root, units whose
+        readers count as masked, in addition to those that are masked in the trace.
         """
         free = self.free if allowed is None else self.free & allowed
         gone = self._unneeded(free, unread)
@@ -135,12 +136,12 @@ class Analysis:
         return choice
 
     def _unneeded(self, free: np.ndarray, unread: np.ndarray | None) -> np.ndarray:
-        """Units that only zeros, or outputs that go themselves, read: the largest such set, so that those which read only
-        themselves (a channel's own depthwise convolution) or each other are in it."""
+        """Units that are read only by masked weights, or only for outputs that are removed too: the largest such set, so that
+        it includes units that read only themselves (a channel's own depthwise convolution) or each other."""
         gone = free.copy()
         while True:
             before = gone.copy()
-            for consumer in reversed(self.consumers):  # what is read decides what is read before it
+            for consumer in reversed(self.consumers):  # backwards: which outputs are read decides which inputs are
                 live = ~gone[self.root[consumer.outs]]
                 used = consumer.read if live.all() else (consumer.mask & live[:, :, None]).any(1)
                 if unread is not None:
@@ -150,7 +151,7 @@ class Analysis:
                 return gone
 
     def _constant(self, candidates: np.ndarray, choice: Choice) -> np.ndarray:
-        """Units that the input doesn't reach at any consumer, and whose values can go elsewhere."""
+        """Candidates that are constant at every consumer that reads them, and whose constants can be folded."""
         constant = candidates.copy()
         for consumer in self.consumers:
             roots = self.root[consumer.ins].reshape(-1)
@@ -170,7 +171,7 @@ class Analysis:
             choice.reasons.setdefault(root, reason)
 
     def _balance(self, gone: np.ndarray, choice: Choice) -> None:
-        """The groups of a convolution, and the pieces of a split, lose equally many."""
+        """Restore units until the groups of a convolution, and the pieces of a split, lose equally many."""
         for consumer in self.consumers:
             if len(consumer.ins) == 1:
                 continue
@@ -208,9 +209,9 @@ class Analysis:
                     self._restore(gone, roots[gone[roots]][:1], choice, f"kept: rounded up to a multiple of {multiple}")
 
     def _carry(self, gone: np.ndarray, constant: np.ndarray, unread: np.ndarray, choice: Choice) -> None:
-        """Where a bias cannot stand for a constant (zero padding), another constant input of the same group does.
+        """Where a bias cannot replace a constant (zero padding), let another constant input of the same group carry it.
 
-        A unit that nothing reads is no carrier: what it reads itself may be gone, and so its value.
+        A unit that nothing reads cannot be a carrier: what it reads itself may be removed, and its value with it.
         """
         choice.carriers = {}
         for number, consumer in enumerate(self.consumers):
@@ -236,7 +237,7 @@ class Analysis:
 
 
 def _ratio(values: np.ndarray, j: int, c: int) -> float | None:
-    """r with values[j] = r values[c], if there is one of reasonable size."""
+    """The r with values[j] = r values[c]; None if there is none of reasonable size."""
     carrier, moved = values[c], values[j]
     if np.isnan(carrier).any() or not np.abs(carrier).max() > 0:
         return None
@@ -264,7 +265,7 @@ def _consumers(uses: list[Use], foldable: Callable[[Use], bool]) -> list[Consume
 
 
 def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
-    """foldable: whether a bias may be changed or made for it; None: its constants have to stay."""
+    """One consumer from uses. foldable: whether its bias may be changed or created; None: its constants cannot be folded."""
     first = uses[0]
     values = torch.cat([use.values for use in uses], 1).numpy()
     groups, outs, ins = first.mask.shape
@@ -278,7 +279,7 @@ def _consumer(uses: list[Use], foldable: bool | None) -> Consumer:
         how[~unknown] = CARRIER
         if foldable and all(use.biasable for use in uses):
             how[~unknown & uniform] = BIAS
-    if groups > 1 and ins == 1:  # depthwise: what reads a channel goes with it
+    if groups > 1 and ins == 1:  # depthwise: what reads a channel is removed with it
         how[~unknown] = ZERO
     how[(~unknown & (largest == 0)) | unread] = ZERO
     return Consumer(

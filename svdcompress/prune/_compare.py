@@ -1,49 +1,50 @@
-"""How far two tensors are apart, and every tolerance by which pruning calls numbers equal, with its reason."""
+"""Differences between outputs, and every tolerance within which pruning treats numbers as equal, with its reason."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Of outputs, as a share of their size (see `difference`)
+# Tolerances for outputs, as a share of their size (see `difference`)
 
 TOLERANCE = 3e-6
-"""What rounding does in float32: some 25 units in the last place (1.2e-7), as sums of fewer terms are added in another order.
-Deep networks exceed it without a mistake, so what is larger is looked at in double precision."""
+"""Rounding in float32: about 25 units in the last place (1.2e-7), as sums of fewer terms are added in another order. Deep
+networks exceed it without a mistake, so larger differences are checked again in double precision."""
 
 MISTAKE = 0.01
-"""Beyond it no double precision is asked: float32 does not round that far in a network that works, and the answer costs a
-wide copy of both models."""
+"""Larger differences are mistakes, without a check in double precision: rounding in float32 does not go that far in a working
+network, and the check needs double-precision copies of both models."""
 
 EXACT = 1e-6
-"""In double precision, where order no longer matters (1e-16): what is left is the rounding of a folded constant to the float32
-of the bias that holds it. A wrong channel is off by far more."""
+"""In double precision, where the order of a sum no longer matters (1e-16): what remains is the rounding of a folded constant
+to the float32 of the bias that holds it. A wrong channel is off by far more."""
 
 ROUGH = 0.02
-"""Of a model in half precision against one in single: bfloat16 has 8 bits, 0.4% in each number, and rounds after each layer.
-It says only that nothing went wrong in rounding; the choice itself was verified without it."""
+"""For a model in half precision compared with one in single: bfloat16 has 8 bits, 0.4% of each number, and rounds after each
+layer. It shows only that nothing went wrong in rounding; the choice itself was verified in single precision."""
 
 TINY = 1e-12
-"""Size of outputs that counts as 0, so that nothing is divided by it."""
+"""Smallest size of outputs that differences are divided by."""
 
-# Of constants, as a share of the largest value
+# Tolerances for constants, as a share of the largest value
 
 CONSTANT = 1e-6
-"""Within a batch, or over positions: kernels may compute the same number in another order for the last rows of a batch, which
+"""Within a batch, or over positions: kernels may add in another order for the last rows of a batch, so that the same number
 differs in the last places of float32."""
 
 PROPORTIONAL = 1e-7
-"""One constant as a multiple of another (a carrier past zero padding): the difference goes into the weights, so it may be no
-more than float32 rounds away (6e-8)."""
+"""For one constant as a multiple of another (a carrier past zero padding): the difference goes into the weights, so it may not
+exceed the rounding of float32 (6e-8)."""
 
 LARGEST_RATIO = 1e4
-"""Beyond it a carrier is too small beside what it is to carry: its own rounding, times this, would be seen."""
+"""Largest ratio of a constant to its carrier: beyond it the carrier's own rounding, times the ratio, would show."""
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> tuple[float, float]:
-    """Largest difference of outputs: absolute, and as a share of the size of the tensor that it is in (see `_scale`).
+    """Largest difference of outputs: absolute, and relative to the expected value or the scale of its tensor (see `_scale`),
+    whichever is larger.
 
-    Infinite where shapes differ, or where one is finite and the other isn't.
+    Infinite if shapes or values that are not floating point differ, or if a value is finite in one and not in the other.
     """
     if [t.shape for t in found] != [t.shape for t in expected]:
         return float("inf"), float("inf")
@@ -65,11 +66,11 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> tuple[float, floa
 
 
 def _scale(size: Tensor) -> float:
-    """Size of a tensor's values: the largest, or 20 times the lower quartile of those that are not 0 (some 6 standard
+    """Scale of a tensor's values: the largest, or 20 times the lower quartile of those that are not 0 (about 6 standard
     deviations), whichever is less.
 
-    Neither a floor of 1 (outputs may be small) nor the maximum will do: where code fills what is masked with -1e9, a
-    share of that hides any mistake in the rest. Larger values are compared with themselves.
+    Neither a floor of 1 (outputs may be small) nor the maximum would do: if code fills masked positions with -1e9, a share of
+    that hides any mistake in the rest. Larger values are compared relative to themselves.
     """
     values = size[size > 0].double()
     if not values.numel():

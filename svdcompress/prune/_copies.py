@@ -1,4 +1,4 @@
-"""Copies to work on: the masked model as a dense one, and copies that share what nobody writes to."""
+"""Copies to work on: dense copies of the masked model, and copies that share memory that nobody writes to."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from svdcompress.relevance import hold
 def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
     """A dense copy in `eval()` with irrelevant weights at 0.
 
-    Raises PruneError if the model cannot be copied, or computes the weight of a variational layer anew in each forward.
+    Raises PruneError if the model cannot be copied, or if it computes the weight of a variational layer in each forward pass.
     """
     for name, layer in variational_layers(model):
-        if "weight" not in layer._parameters:  # masks and log variances would be of a tensor that nobody keeps
+        if "weight" not in layer._parameters:  # masks and log variances would belong to a temporary tensor
             raise PruneError(
                 f"{name or type(layer).__name__}: its weight has been computed from other tensors since conversion "
                 "(weight_norm, another parametrization): remove that, or put it on before svdcompress.convert(model, "
@@ -30,7 +30,7 @@ def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             )
     try:
         variances = {id(own): own for own in variance_parameters(model)}
-        plain = full_copy(model, variances)  # these are dropped at once, so they need no copy
+        plain = full_copy(model, variances)  # variances are dropped at once, so they need no copy
     except Exception as error:
         raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
     if masks:
@@ -39,7 +39,7 @@ def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
 
 
 def is_low(model: nn.Module) -> bool:
-    """Whether some of the model is of half precision, in which rounding hides mistakes."""
+    """Whether some of the model's parameters are in half precision, where rounding hides mistakes."""
     return any(p.is_floating_point() and p.dtype.itemsize < 4 for p in model.parameters())
 
 
@@ -55,13 +55,13 @@ def dense_copy(model: nn.Module) -> nn.Module:
 
 
 def on_cpu(model: nn.Module) -> nn.Module:
-    """A copy on the CPU, in its usual layout: that of a GPU is slow there, and wrong in some convolutions."""
+    """A copy on the CPU, in its usual memory layout: a GPU's is slow there, and gives wrong results in some convolutions."""
     copied: Any = full_copy(model).cpu()
     return copied.to(memory_format=torch.contiguous_format)
 
 
 def full_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy; what the model keeps of an earlier forward pass is copied without its gradient, which torch refuses to."""
+    """A deep copy. Tensors kept from an earlier forward pass are copied detached, as torch refuses to copy their graph."""
     memo = dict(memo or {})
     for module in model.modules():
         for key, value in vars(module).items():
@@ -72,7 +72,7 @@ def full_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module
 
 
 def forget(model: nn.Module) -> None:
-    """Have a model drop what it derived from its weights in `eval()` and keeps: modules do so when training begins."""
+    """Make a model drop values that it derived from its weights in `eval()` and cached, as modules do when training begins."""
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     for module, mode in modes:
@@ -80,7 +80,7 @@ def forget(model: nn.Module) -> None:
 
 
 def sharing_copy(model: nn.Module) -> nn.Module:
-    """A deep copy whose parameters are its own but lie in the model's memory: they may be replaced, not written to."""
+    """A deep copy with parameters of its own that use the model's memory: they may be replaced, but not written to."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         if type(parameter) is nn.Parameter:
@@ -89,7 +89,7 @@ def sharing_copy(model: nn.Module) -> nn.Module:
 
 
 def own_memory(small: nn.Module, model: nn.Module) -> None:
-    """Give a sharing copy memory of its own wherever it still lies in the model's; in place."""
+    """Give the parameters of a sharing copy memory of their own if they still use the model's; in place."""
     taken = {tensor.untyped_storage()._cdata for tensor in model.parameters()}
     for parameter in small.parameters():
         if parameter.untyped_storage()._cdata in taken:
@@ -97,7 +97,7 @@ def own_memory(small: nn.Module, model: nn.Module) -> None:
 
 
 def torn(model: nn.Module, plain: nn.Module) -> dict[str, str]:
-    """Layers whose weight is tied in the model and not in the plain copy, and why they stay."""
+    """{layer: why it is kept} for layers whose weight is tied in the model and not in the plain copy."""
     tied: dict[int, set[int]] = {}
     owners: dict[int, list[str]] = {}
     other = dict(plain.named_modules())

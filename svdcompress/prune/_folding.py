@@ -1,4 +1,4 @@
-"""Constants of removed units: into the bias of what reads them, or onto inputs that carry them.
+"""Folds constants of removed units into the bias of the layers that read them, or onto inputs that carry them.
 
 Nothing is written into a parameter's memory, which may be the given model's: parameters get new tensors.
 """
@@ -19,7 +19,7 @@ from svdcompress.prune._units import Parameter
 
 
 def foldable(model: nn.Module, use: Use) -> bool:
-    """Whether the module of this use can take a constant into its bias, and nobody else's with it."""
+    """Whether the module of this use has a bias that no other module shares, or can be given one, to fold a constant into."""
     if use.owner is None:
         return False
     module = model.get_submodule(use.owner)
@@ -36,7 +36,7 @@ def holders(model: nn.Module, parameter: Parameter) -> Iterator[tuple[nn.Module,
 
 
 def named_holders(model: nn.Module, parameter: Parameter) -> Iterator[tuple[str, nn.Module, str]]:
-    """The same with the first name of each module before it."""
+    """Like `holders`, with the first name of each module in front."""
     seen = set()
     for name in parameter.names:
         prefix, _, key = name.rpartition(".")
@@ -47,7 +47,7 @@ def named_holders(model: nn.Module, parameter: Parameter) -> Iterator[tuple[str,
 
 
 def oriented(consumer: Consumer, tensor: Tensor) -> Tensor:
-    """A tensor of a weight's shape as a view (groups, outputs, inputs, positions) in the parameter's own order."""
+    """A tensor of a weight's shape viewed as (groups, outputs, inputs, positions), in the parameter's own order."""
     parameter = consumer.parameter
     if tensor.dim() == 2 and not parameter.grouped:
         first = int(consumer.outs.flat[0])
@@ -57,11 +57,11 @@ def oriented(consumer: Consumer, tensor: Tensor) -> Tensor:
 
 
 def fold(model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[int, tuple[int, float]]) -> nn.Module | None:
-    """Put the constants of removed inputs into the bias of a consumer, or on the inputs that carry them.
+    """Fold the constants of removed inputs into the bias of a consumer, or onto the inputs that carry them.
 
     Returns the module if it had to be given a bias.
 
-    Where the consumer's weights have a variance s, a constant k adds k^2 s to that of its output: the bias has it then.
+    If a weight of the consumer has the variance s, a constant k adds k^2 s to the output's variance: the bias takes that over.
     """
     ins = consumer.ins.reshape(-1)
     constants = np.where(choice.folded[ins] & (consumer.how == BIAS), consumer.values[:, 0], 0.0)
@@ -80,7 +80,8 @@ def fold(model: nn.Module, consumer: Consumer, choice: Choice, carriers: dict[in
 
 
 def _moments(module: nn.Module, key: str, consumer: Consumer, group: int, at: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Mean and variance of the weights that live, (outputs, inputs at `at`, positions) of a group, in double precision."""
+    """Mean and variance (None in a plain layer) of a group's weights, (outputs, inputs at `at`, positions), in double
+    precision; those outside the mask are 0."""
     mean = oriented(consumer, getattr(module, key).detach())[group][:, at].double()
     if not isinstance(module, VariationalLayer):
         return mean, None
@@ -107,7 +108,7 @@ def _into_bias(module: Any, key: str, consumer: Consumer, constants: Tensor) -> 
 
 
 def _onto_carriers(module: Any, key: str, consumer: Consumer, carriers: dict[int, tuple[int, float]], write: bool) -> None:
-    """write: whether the weight is to be changed, or only the mask over it (a tied weight has been changed already)."""
+    """Let carriers take over constants. write: whether to change the weight (a tied weight only once), or only its mask."""
     by_carrier: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for j, (c, ratio) in carriers.items():
         group, place = _place(consumer, c)
@@ -128,13 +129,13 @@ def _onto_carriers(module: Any, key: str, consumer: Consumer, carriers: dict[int
         oriented(consumer, module.mask)[group, :, c] = column
         if write:
             noise = oriented(consumer, module.log_sigma2.data)
-            least = 1e-38  # a normal float32, so that the log of no variance is finite
+            least = 1e-38  # close to the least normal float32; the log of a variance 0 is then finite
             new = torch.einsum("oik,i->ok", variance, ratios.square()).clamp_min(least).log().to(noise.dtype)
             noise[group, :, c] = torch.where(column, new, noise[group, :, c])
 
 
 def _place(consumer: Consumer, j: int) -> tuple[int, int]:
-    """Group and index within it of an input, in the weight's own order."""
+    """The group of an input, and its index within the group, in the weight's own order."""
     per_group = consumer.ins.shape[1]
     if len(consumer.ins) > 1:
         return j // per_group, j % per_group

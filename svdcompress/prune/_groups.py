@@ -1,4 +1,4 @@
-"""From units to what a person reads: groups with their layers, numbers and reasons; layers with their shapes."""
+"""Describes units for people to read: groups with their layers, numbers and reasons, and layers with their shapes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from svdcompress.prune._unit_costs import unit_costs
 
 @dataclass
 class _Group:
-    """Units with the same axes: (parameter, axis) each, parameter -1 for the model's input."""
+    """Units with slots in the same axes, each a pair (parameter, axis); parameter -1 is the model's input."""
 
     axes: list[tuple[int, int]]
     roots: np.ndarray
 
 
 def _by_axes(analysis: Analysis) -> list[_Group]:
-    """The written units by the axes in which they have slots, in the model's order."""
+    """The units that a weight writes, grouped by the axes in which they have slots, in the model's order."""
     axes, members = [], []
     for number, parameter in enumerate(analysis.trace.units.parameters):
         for axis, (first, size) in enumerate(zip(parameter.axes, parameter.sizes, strict=True)):
@@ -52,7 +52,7 @@ def _by_axes(analysis: Analysis) -> list[_Group]:
 
 
 def group_roots(analysis: Analysis) -> list[np.ndarray]:
-    """Units that may go, by group."""
+    """The units that may be removed, by group."""
     groups = [group.roots[analysis.free[group.roots]] for group in _by_axes(analysis)]
     return [roots for roots in groups if len(roots)]
 
@@ -60,7 +60,7 @@ def group_roots(analysis: Analysis) -> list[np.ndarray]:
 def tell_groups(
     analysis: Analysis, choice: Choice, failed: Mapping[int, str], unrounded: Choice | None = None
 ) -> list[PruneGroup]:
-    """What happened to each group, in the model's order; unrounded: what would have, without rounding (None: the same)."""
+    """What happened to each group, in the model's order. unrounded: the choice without rounding (None: the same)."""
     written = _writers(analysis)
     parameters, macs = unit_costs(analysis)
     result = []
@@ -88,7 +88,7 @@ def tell_groups(
 
 
 def _channels(analysis: Analysis, choice: Choice, group: _Group, where: int) -> tuple[int, int]:
-    """Indices removed and kept along the first axis that is written."""
+    """How many indices of a group are removed and kept along its axis number `where`."""
     number, axis = group.axes[where]
     if number < 0:
         slots = np.concatenate([labels.numpy().reshape(-1) for labels in analysis.trace.inputs.values()])
@@ -120,9 +120,9 @@ def _why(analysis: Analysis, choice: Choice, failed: Mapping[int, str], root: in
 
 
 def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: Mapping[str, Tensor], done: Surgery) -> None:
-    """Fill in shapes, numbers of parameters, and the surgery that a checkpoint records.
+    """Fill in the report's shapes and parameter counts, and the surgery that a checkpoint records.
 
-    done: attributes that this pruning set.
+    done: what this pruning changed.
     """
     before, after = dict(model.named_modules()), dict(small.named_modules())
     report.layers = []
@@ -155,7 +155,7 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
     earlier = Surgery.from_dict(getattr(model, "surgery", None) or {})
     surgery = earlier.then(now).to_dict()
     report.surgery = surgery
-    if not earlier.shapes:  # else they would be places in a model that is dense no more
+    if not earlier.shapes:  # otherwise they would not be indices of the dense model
         report.outputs_kept = done.outputs
     object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = count_means(model), count_means(small)
@@ -164,6 +164,6 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
 
 
 def count_means(model: nn.Module) -> int:
-    """Numbers in a model's parameters, variances aside."""
+    """The number of elements in a model's parameters, without variances."""
     variances = {id(own) for own in variance_parameters(model)}
     return sum(p.numel() for p in model.parameters() if id(p) not in variances)

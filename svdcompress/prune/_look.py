@@ -1,4 +1,4 @@
-"""What two plain passes tell before a graph is followed: weights read past their layers, branches of `train()` alone."""
+"""Two plain passes before the trace: they find weights read past their layers, and branches that run only in `train()`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from svdcompress.prune._verify import resized
 
 @dataclass
 class Look:
-    """What was seen.
+    """What `look` found.
 
-    past: {converted layer: why its mask does nothing} of layers whose weight is read past them, and that never run themselves.
-    torn: the same of layers that do run themselves too. training: inputs for a pass in `train()` that reads weights which
-    `eval()` does not, or reads them more often; None where there are no such branches. notes: what the user should know.
+    past: {converted layer: why its mask has no effect} for layers whose weight is read past them and that never run.
+    torn: the same for layers that also run. training: inputs for a pass in `train()`, if it reads weights that
+    `eval()` does not read, or reads them more often; None if there are no such branches. notes: what the user should know.
     """
 
     past: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def look(plain: nn.Module, inputs: Any, converted: Sequence[str] = ()) -> Look:
     examples = resized(inputs, 2) if first_tensor(inputs).dim() and first_tensor(inputs).shape[0] == 1 else inputs
     try:
         trained = watch(plain, examples, (), train=True)
-    except Exception as error:  # batch norm of one value, targets that are missing, whatever else
+    except Exception as error:  # batch norm of one value, missing targets, or anything else
         what = str(error).strip().partition("\n")[0][:120]
         found.notes.append(
             f"train() does not run on the example inputs ({type(error).__name__}: {what}): branches that run only in training "

@@ -1,4 +1,4 @@
-"""Integers that modules hold and code computes with: which of them are lengths that pruning changes."""
+"""Integer attributes that a module's code computes with: finds those that are lengths changed by pruning."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ NO_LENGTH = frozenset(
         *("version", "patch", "window", "image", "rank", "resolution"),
     )
 )
-"""Parts of attributes' names that tell that an integer which happens to equal a number of units is something else."""
+"""Parts of attribute names that mark an integer as no length, even if it happens to equal a number of units."""
 
 
 def own_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np.ndarray]) -> dict[str, int]:
-    """The integer attributes that tell a module's own sizes, for the tensor `key` that it holds by now.
+    """New values of the integer attributes that give the sizes of a module's tensor `key`, which has already been cut.
 
-    Layers of torch are known; of others, what equals a length that changed and is not named as something else.
+    torch's layers are known; for others, these are the attributes that equal a changed length and are not named as something
+    else (`NO_LENGTH`).
     """
     own: Any = module
     shape = tuple(getattr(module, key).shape)
@@ -58,7 +59,7 @@ def own_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np.n
 
 
 def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) -> list[tuple[str, str, Any]]:
-    """(module, attribute, value) for integer attributes that name a length which became shorter in a view of theirs."""
+    """(module, attribute, value) for integers, tuples and lists of lengths that get shorter in a module's views and splits."""
     changes: dict[tuple[str, str], Any] = {}
     if adapt == "none":
         return []
@@ -69,7 +70,7 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         module = model.get_submodule(view.module)
         of_torch = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase)
         if of_torch and (module._parameters.get("weight") is not None or any(True for _ in module.buffers())):
-            continue  # told by the shapes of their own tensors
+            continue  # `own_sizes` reads theirs from the shapes of their tensors
         lengths, totals = _lengths(removed, view.sizes, analysis.root[view.labels.numpy()])
         heads = {value for attribute, value in vars(module).items() if type(value) is int and _counts_heads(attribute)}
         plain = {before: after for before, after in lengths.items() if before not in heads}
@@ -90,13 +91,13 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
 
 
 def _sizes_head(attribute: str) -> bool:
-    """Whether an attribute's name is that of one head's length."""
+    """Whether an attribute is named as the size of one head."""
     parts = set(attribute.split("_"))
     return "head" in parts and not parts.isdisjoint(("dim", "size")) and "all" not in parts
 
 
 def _counts_heads(attribute: str) -> bool:
-    """Whether an attribute's name is that of a number of heads; others of the same value are lengths of something else."""
+    """Whether an attribute is named as a number of heads; other attributes of the same value are lengths of something else."""
     return "head" in attribute and not _sizes_head(attribute)
 
 
@@ -111,7 +112,7 @@ def _shorter(value: Any, lengths: dict[int, int]) -> Any:
 
 
 def _resized(value: Any, removed: np.ndarray) -> Any:
-    """A tuple or list that is a view's shape, without the indices that go: each length by its place, whatever it equals."""
+    """A tuple or list that is a view's shape, without the removed indices: lengths are matched by position, not by value."""
     if type(value) not in (tuple, list, torch.Size):
         return value
     axes = range(removed.ndim)
@@ -120,9 +121,10 @@ def _resized(value: Any, removed: np.ndarray) -> Any:
 
 
 def _lengths(removed: np.ndarray, sizes: tuple[int, ...], roots: np.ndarray) -> tuple[dict[int, int], dict[int, int]]:
-    """{length before: after} of the dimensions from which whole indices go, and that of their product.
+    """{length before: after} of the dimensions that lose whole indices, and the same of their product.
 
-    Not of one along which units come again: heads that a matrix product has laid out with the batch are a length of its own.
+    Both are empty if units repeat along such a dimension: heads laid out together with the batch for a matrix product make a
+    length that is not the number of heads.
     """
     changed, before, after = {}, 1, 1
     for d in range(removed.ndim):

@@ -1,4 +1,4 @@
-"""Channels of zeros that a module adds by a number in its code (padded shortcuts): they go where it returns them."""
+"""Zero channels that a module adds by a number in its code (padded shortcuts): they are cut from what the module returns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from svdcompress.prune._trace import Padding, Trace
 
 
 def padded(trace: Trace, shadow: Shadow, pad: list[int], shape: torch.Size) -> Tensor | None:
-    """Labels of a tensor padded along its only dimension of units; the places that are added are units of their own.
+    """Labels of a tensor padded along its only dimension of units; the added positions are units of their own.
 
-    None where it is padded along no dimension of units, or also in another way.
+    None if no dimension of units is padded, or if units vary along several dimensions.
     """
     labels = small(shadow.labels)
     grown = [d for d in range(labels.dim()) if shadow.taint.shape[d] != shape[d]]
@@ -33,7 +33,7 @@ def padded(trace: Trace, shadow: Shadow, pad: list[int], shape: torch.Size) -> T
 
 
 def note_returned(trace: Trace, name: str, out: object) -> None:
-    """Look whether what a module returns is what it padded, and nothing else of it is."""
+    """Note for each padding of a module whether the module returns exactly that tensor and padded no other."""
     own = [padding for padding in trace.paddings if padding.module == name]
     for padding in own:
         labels = trace.of(out).labels if isinstance(out, Tensor) else None
@@ -44,7 +44,7 @@ def note_returned(trace: Trace, name: str, out: object) -> None:
 
 
 def hold_others(trace: Trace) -> None:
-    """Places that were added where nothing can be cut stay."""
+    """Pin the added channels of paddings that their module does not return, as they cannot be cut there."""
     for padding in trace.paddings:
         if not padding.returned:
             trace.units.pin(padding.labels[padding.own], "meets channels that are padded by a number in code")

@@ -1,4 +1,4 @@
-"""`prune` and `groups`: trace, choose, try, put back what fails, and tell."""
+"""`prune` and `groups`: trace the model, choose units, try the choice, put back what fails, and report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from svdcompress.prune._verify import evaluating, resized
 from svdcompress.relevance import Masks, as_masks, relevance
 
 FEW = 2
-"""Examples of the batch that are traced."""
+"""How many examples of the batch are traced."""
 
 
 def prune(
@@ -45,23 +45,24 @@ def prune(
 ) -> nn.Module:
     """A physically smaller copy of a converted model, still variational, that computes what the masked model does.
 
-    Units (channels, features, attention heads) go when nothing reads them or when their value is a constant, which is then
-    folded into what reads them; their means, variances, masks and norm statistics go along. What cannot be done exactly
-    stays masked, and `.pruning` of the result, a `PruneReport`, says why. The given model is left as it is. Of a model within
-    the wrappers of torch.compile, of data-parallel training and of averaged weights the one within is pruned and returned.
+    Units (channels, features, attention heads) are removed if nothing reads them, or if their value is a constant, which is
+    then folded into the layers that read it. Their means, variances, masks and norm statistics are removed with them. Units
+    that cannot be removed exactly stay masked, and `.pruning` of the result, a `PruneReport`, says why. The given model is not
+    changed. If the model is wrapped by torch.compile, for data-parallel training or for weight averaging, the model inside the
+    wrapper is pruned and returned.
 
     example_inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs, batch first.
-    masks: which weights stay, by layer (see `relevance`); None: by `threshold`, or each layer's own.
-    round_to: keep channel counts at multiples of this where units go.
+    masks: which weights to keep, by layer (see `relevance`); None: by `threshold`, or each layer's own mask or limits.
+    round_to: round channel counts up to multiples of this where units are removed.
     remove_inputs: also drop input features that no weight reads; the result takes inputs with only the features
         `.pruning.inputs_kept` along dimension `.pruning.inputs_dim`.
-    protect: fnmatch patterns of modules whose units stay, and those of all layers inside them.
-    time_budget: seconds of computing (CPU time of the calling thread, so that a busy machine changes nothing) after which
-        what has not been verified is left masked.
-    verify: compare with the masked model on fresh inputs and two batch sizes, and put back groups that differ.
+    protect: fnmatch patterns of modules whose units are kept, together with those of all layers inside them.
+    time_budget: seconds of computing (CPU time of the calling thread, so that a busy machine makes no difference) after which
+        units that have not been verified are left masked.
+    verify: compare with the masked model on fresh inputs and two batch sizes, and put back groups that change the outputs.
 
-    Raises UsageError if the model has no variational layer, PruneError if masks are another model's, if the model cannot
-    run on the example inputs or cannot be copied.
+    Raises UsageError if the model has no variational layer, PruneError if the masks belong to another model, or if the model
+    cannot run on the example inputs or cannot be copied.
 
     Example:
         >>> small = svdc.prune(svdc.convert(model).eval(), x, threshold=3.0)
@@ -82,7 +83,7 @@ def prune(
     left = time_budget - (time.thread_time() - begun)
     attempt = Attempt(model, found, plain, inputs, left, round_to, report, seen.training)
     analysis = None
-    if not seen.torn:  # else no dense model computes what the masked one does
+    if not seen.torn:  # otherwise no dense model computes what the masked one does
         analysis = _analyse(plain, model, found, inputs, protect, remove_inputs, report, left, seen.training)
     small = attempt.result(analysis, verify)
     if round_to == 1 or analysis is None:
@@ -95,10 +96,11 @@ def prune(
 def groups(
     model: nn.Module, example_inputs: Any, *, masks: Mapping[str, Tensor] | None = None, protect: Sequence[str] = ()
 ) -> PruneReport:
-    """What could be pruned and what can't, and why, without doing it; the model may be dense or converted, and wrapped as for
-    `prune`.
+    """Report what could be pruned and what can't, and why, without pruning. The model may be dense or converted, wrapped or
+    not.
 
-    example_inputs: as for `prune`. masks: of a converted model, to see what would go with them (None: nothing would).
+    example_inputs, protect: as for `prune`.
+    masks: of a converted model, to see which units they would remove (None: no units).
 
     Example:
         >>> [(group.name, group.reason) for group in svdc.groups(model, x).groups]
@@ -126,9 +128,9 @@ def analyse(
     protect: Sequence[str] = (),
     remove_inputs: bool = False,
 ) -> Analysis | None:
-    """The units of a model under masks (None: all its weights stay); None where its graph cannot be followed.
+    """Analyze the units of a model under masks (None: all weights are kept); returns None if its graph cannot be followed.
 
-    Arguments and errors as those of `prune`, which finds the same units and, with the same masks, makes the same choice.
+    Arguments and errors are those of `prune`, which finds the same units and, with the same masks, makes the same choice.
     """
     model = unwrapped(model)
     _known(model, protect)
@@ -151,7 +153,7 @@ def analyse(
 def _looked_at(
     model: nn.Module, masks: Masks, plain: nn.Module, inputs: Any, example_inputs: Any
 ) -> tuple[Masks, nn.Module, Any, Look]:
-    """The masks that the masked model really computes with, its dense copy, and what was seen of it."""
+    """The masks that the masked model really computes with, its dense copy, the inputs, and what `look` found."""
     seen = look(plain, inputs, list(masks))
     if seen.past:  # the masked model computes with all of these weights, whatever their masks say
         masks = as_masks(model, {name: torch.ones_like(mask) if name in seen.past else mask for name, mask in masks.items()})
@@ -167,14 +169,14 @@ def _known(model: nn.Module, protect: Sequence[str]) -> None:
 
 
 def _protected(model: nn.Module, protect: Sequence[str]) -> Iterator[str]:
-    """Every name of the modules that a pattern matches, and of all that is inside them."""
+    """All names of the modules that match a pattern, and of the modules inside them."""
     for name, _ in model.named_modules(remove_duplicate=False):
         if matches(name, protect):
             yield name
 
 
 def _prepared(model: nn.Module, masks: Mapping[str, Tensor], example_inputs: Any) -> tuple[nn.Module, Any]:
-    """The masked model as a dense copy and a few of the examples, both in single precision where the model has less."""
+    """A dense copy of the masked model and a few of the examples, both in single precision if the model has less."""
     plain = plain_copy(model, masks)
     inputs = _few(plain, example_inputs)
     if is_low(plain):
@@ -183,13 +185,13 @@ def _prepared(model: nn.Module, masks: Mapping[str, Tensor], example_inputs: Any
             with evaluating(plain.float()):
                 call(plain, wide)
             return plain, wide
-        except Exception:  # code that casts by itself: it has to do in the precision that it has
+        except Exception:  # code that casts by itself: the model keeps its own precision
             return plain_copy(model, masks), inputs
     return plain, inputs
 
 
 def _few(plain: nn.Module, example_inputs: Any) -> Any:
-    """A few of the examples, on which the model runs; PruneError where it doesn't."""
+    """A few of the examples, or all of them if the model doesn't run on a few. Raises PruneError if it runs on neither."""
     inputs = map_tensors(example_inputs, lambda tensor: tensor.detach())
     few = resized(inputs, FEW) if first_tensor(inputs).dim() and first_tensor(inputs).shape[0] > FEW else inputs
     with evaluating(plain):
@@ -216,9 +218,9 @@ def _analyse(
     seconds: float = 60.0,
     training: Any = None,
 ) -> Analysis | None:
-    """Trace the plain model; None, with a note, where that fails or takes longer than `seconds`.
+    """Trace the plain model; returns None, with a note in the report, if that fails or takes longer than `seconds`.
 
-    training: inputs for a trace in `train()` too, whose branches then count as well (None: there are none).
+    training: inputs for a second trace in `train()`, whose branches are taken into account too (None: there are none).
     """
     masks_of = {f"{name}.weight" if name else "weight": mask.cpu() for name, mask in masks.items()}
     random: dict[str, Tensor] = {}
@@ -232,7 +234,7 @@ def _analyse(
     deadline = time.thread_time() + seconds
 
     def watch(case: Any) -> Trace:
-        forget(plain)  # a value kept from an earlier pass would be no parameter's
+        forget(plain)  # a value kept from an earlier pass would not be traced to its parameter
         trace = Trace(plain, masks_of, random, names)
         Tracer(trace, deadline).run(case, remove_inputs)
         return trace
@@ -250,7 +252,7 @@ def _analyse(
     except OutOfTime:
         report.notes.append(f"left masked: its graph was not followed within the time budget ({seconds:.0f} s)")
         return None
-    except Exception as error:  # whatever a forward pass may do: the model is then left masked
+    except Exception as error:  # whatever a forward pass may raise: the model is then left masked
         report.notes.append(f"left masked: its graph could not be followed ({type(error).__name__}: {error})")
         return None
     report.notes += trace.bugs

@@ -1,4 +1,4 @@
-"""What surgery did to a model beside slicing its tensors, so that a checkpoint can do it again."""
+"""Records the changes that surgery made to a model, so that a checkpoint can repeat them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Selection:
-    """Indices of a dimension that are left."""
+    """The indices that are kept along a dimension."""
 
     dim: int
     kept: list[int]
@@ -21,9 +21,10 @@ class Selection:
 class Surgery:
     """Changes since the model was dense.
 
-    attributes: {module: {attribute: length}}, of integers and of tuples of them (as lists). shapes: {tensor: shape}, where it
-    changed. kept: {module: what it returns of what it would}. inputs: what the model reads of its input, None for all.
-    outputs: {module: which of its weight's outputs stay}, of the last pruning alone; no manifest has it.
+    attributes: {module: {attribute: value}}, for integers and for tuples of them (as lists). shapes: {tensor: shape}, if it
+    changed. kept: {module: the part of its output that it still returns}. inputs: the part of its input that the model reads,
+    None for all.
+    outputs: {module: indices of its weight's outputs that are kept}, of the last pruning only; not stored in manifests.
     """
 
     attributes: dict[str, dict[str, int | list[int]]] = field(default_factory=dict)
@@ -33,14 +34,14 @@ class Surgery:
     outputs: dict[str, list[int]] = field(default_factory=dict)
 
     def set(self, model: nn.Module, name: str, attribute: str, value: Any) -> None:
-        """Set an attribute of a module of the model, and note it if it is another now."""
+        """Set an attribute of one of the model's modules, and record it if it changes."""
         module = model.get_submodule(name)
         if vars(module).get(attribute) != value:
             setattr(module, attribute, value)
             self.attributes.setdefault(name, {})[attribute] = value if isinstance(value, int) else list(value)
 
     def then(self, later: Surgery) -> Surgery:
-        """Both, one after the other; `later.kept` counts from the dense model, `later.inputs` from what this one left."""
+        """This surgery and a later one together; `later.kept` indexes the dense model, `later.inputs` what this one left."""
         attributes = {name: dict(own) for name, own in self.attributes.items()}
         for name, own in later.attributes.items():
             attributes[name] = {**attributes.get(name, {}), **own}
@@ -50,7 +51,7 @@ class Surgery:
         return Surgery(attributes, {**self.shapes, **later.shapes}, {**self.kept, **later.kept}, inputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a manifest; `kept` and `inputs` only where there are any."""
+        """The form in a manifest; `kept` and `inputs` are included only if there are any."""
         found: dict[str, Any] = {"attributes": self.attributes, "shapes": self.shapes}
         if self.kept:
             found["kept"] = {name: {"dim": one.dim, "kept": one.kept} for name, one in self.kept.items()}
@@ -60,7 +61,7 @@ class Surgery:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Surgery:
-        """From a manifest's, or from nothing at all ({})."""
+        """The inverse of `to_dict`; {} stands for no changes."""
         inputs = found.get("inputs")
         return cls(
             {name: dict(own) for name, own in found.get("attributes", {}).items()},

@@ -8,14 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PruneGroup:
-    """Units that have the same layers in common: the channels of a layer, of a residual stream, the heads of an attention.
+    """Units that belong to the same layers: the channels of a layer or a residual stream, or the heads of an attention layer.
 
-    name: the first layer that writes them. removed, kept: numbers of its channels. reason: why those that stay do (""
-    where nothing speaks against their going: they are in use). layers: all tensors that have them as an axis. units: in how
-    many parts the group could go (heads, where there are any; else channels). unit_parameters, unit_macs: what goes with
-    one of them, before anything else does (the mean, where they differ): the weights that write it and read it, its biases
-    and entries of norms; the multiply-accumulates of these weights for one example.
-    kept_unrounded: channels that would have stayed without `round_to`.
+    name: the first layer that writes them. removed, kept: numbers of its channels.
+    reason: why the others were kept ("" if nothing prevents their removal: they are in use).
+    layers: all tensors that have them as an axis. units: in how many parts the group could be removed (heads, if there are
+    any, otherwise channels).
+    unit_parameters, unit_macs: what removing one unit alone would save (the mean, if units differ): the weights that write it
+    and read it, its biases and norm entries, and the multiply-accumulates of these weights for one example.
+    kept_unrounded: channels that would have been kept without `round_to`.
     """
 
     name: str
@@ -30,13 +31,13 @@ class PruneGroup:
 
     @property
     def prunable(self) -> bool:
-        """Whether units of this group may go at all."""
+        """Whether any units of this group can be removed."""
         return self.removed > 0 or not self.reason or self.reason.startswith("kept")
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A tensor's shape before and after, and the share of zeros in what is left (0 where it holds no mask)."""
+    """The shape of a weight before and after, and the sparsity of what is left (0 if it has no mask)."""
 
     name: str
     shape_before: tuple[int, ...]
@@ -46,14 +47,15 @@ class LayerShape:
 
 @dataclass(repr=False)
 class PruneReport:
-    """The whole of it.
+    """The result of one pruning.
 
-    inputs_kept: indices of the input features that the pruned model reads, or None for all. inputs_dim: the dimension of
-    the input that they index. max_error: largest absolute difference from the masked model, None if not verified.
-    seconds: wall time. parameters_before, parameters_after: means only. round_to: as it was asked for.
-    parameters_unrounded: what would have been left without rounding (cut by the same surgery, not verified; None if that
-    cannot be told). notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
-    outputs_kept: which of the dense model's outputs stay, of modules (layers, normalisations) that lost some; nothing where the
+    inputs_kept: indices of the input features that the pruned model reads, or None for all. inputs_dim: the dimension of the
+    input that they index.
+    max_error: largest absolute difference from the masked model, None if not verified.
+    seconds: wall time. parameters_before, parameters_after: means only. round_to: as requested.
+    parameters_unrounded: parameters_after without rounding (cut by the same surgery but not verified; None if that failed).
+    notes: what the user should know. surgery: what a checkpoint needs to redo the shapes.
+    outputs_kept: for each module (layer or norm) that lost outputs, which outputs of the dense model are kept; empty if the
     given model had lost units before.
     """
 
@@ -77,7 +79,7 @@ class PruneReport:
         return sum(group.removed for group in self.groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, JSON-able."""
+        """All fields, serializable as JSON."""
         return asdict(self)
 
     def __repr__(self) -> str:

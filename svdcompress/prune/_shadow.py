@@ -1,7 +1,7 @@
-"""What the tracer knows of each tensor, element by element: its unit, whether the input reaches it, its place in a parameter.
+"""What the tracer knows about each element of a tensor: its unit, whether the input reaches it, its place in a parameter.
 
-All are kept as broadcast views (stride 0 wherever they do not vary), so that a shadow costs next to nothing however large
-its tensor is, and an operation that only moves data is followed by doing the same to the shadow.
+All of this is kept as broadcast views (stride 0 wherever they do not vary), so that a shadow costs next to nothing however
+large its tensor is. An operation that only moves data is followed by applying it to the shadow too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Shadow:
     """labels: the slot of each element's unit, int64 of the tensor's shape (0: none), or None for none at all.
 
     taint: bool of the tensor's shape, whether the value depends on the model's input (irrelevant weights pass nothing on).
-    parameter: the parameter that this is a view of, or None. places: index along each of its dimensions, of the tensor's
-    shape. simplex: whether rows along the last dimension are known to add up to 1. derived: whether values were computed
-    from the parameter's, one by one, and are not its own.
+    parameter: the parameter that this is a view of, or None. places: for each of its dimensions, the index of each element
+    along it, of the tensor's shape. simplex: whether rows along the last dimension are known to add up to 1. derived: whether
+    the values were computed elementwise from the parameter's and are not its own.
     """
 
     labels: Tensor | None
@@ -34,14 +34,14 @@ class Shadow:
     derived: bool = False
 
     def move(self, function: Callable[[Tensor], Tensor]) -> Shadow:
-        """The shadow of a tensor to which an operation was applied that only moves data."""
+        """The shadow after an operation that only moves data."""
         labels = None if self.labels is None else compact(function(self.labels))
         places = tuple(compact(function(place)) for place in self.places)
         return Shadow(labels, compact(function(self.taint)), self.parameter, places, derived=self.derived)
 
 
 def flat(value: int | bool, shape: Sequence[int]) -> Tensor:
-    """One value in all places, as a broadcast view (shadows are kept on the CPU, wherever the model is)."""
+    """One value for all elements, as a broadcast view (shadows are kept on the CPU, wherever the model is)."""
     dtype = torch.bool if isinstance(value, bool) else torch.int64
     return torch.full((), value, dtype=dtype).expand(tuple(shape))
 
@@ -72,7 +72,7 @@ def varying(tensor: Tensor | None) -> list[int]:
 
 
 def labels_of(shadow: Shadow) -> Tensor | None:
-    """The units of a tensor; a parameter's are the slots of the last of its dimensions that varies."""
+    """The labels of a tensor; for a view of a parameter, the slots of the parameter's last axis that varies in it."""
     if shadow.parameter is None:
         return shadow.labels
     for axis in reversed(range(len(shadow.places))):

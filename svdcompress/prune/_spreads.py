@@ -1,4 +1,4 @@
-"""The parameters of variances under surgery: cut along with their weight, or replaced by a variance for each weight."""
+"""Surgery on the parameters of variances: cut along with their weight, or replaced by a variance for each weight."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from svdcompress.prune._units import Parameter
 
 
 def make_independent(model: nn.Module, analysis: Analysis, choice: Choice) -> None:
-    """Give a variance for each weight to layers whose posterior cannot hold what is to be done to it, in place.
+    """Give a variance for each weight to layers whose posterior cannot represent the result of the surgery, in place.
 
-    These are layers whose variances have parameters that no axis of the weight tells how to cut, and those that take over
-    constants of removed inputs: one column of their variances then becomes a sum over the weights that were kept.
+    These are layers whose variance parameters cannot be cut along the weight's axes, and layers with carriers of removed
+    inputs' constants: a carrier's column of variances then becomes a sum over those of several inputs.
     """
     found: set[tuple[int, ...]] = set()
     for parameter in analysis.trace.units.parameters:
@@ -40,7 +40,7 @@ def _layers(model: nn.Module, parameter: Parameter) -> Iterator[VariationalLayer
 
 
 def _follows(layer: VariationalLayer) -> bool:
-    """Whether each parameter of the variances has the weight's shape, or that of its canonical view with some sizes 1."""
+    """Whether each variance parameter can be cut with the weight, having its shape or its canonical view's with sizes 1."""
     whole = layer.canonical(layer.weight).shape
     for own in layer.variance_parameters().values():
         if own.shape == layer.weight.shape:
@@ -56,8 +56,8 @@ def _follows(layer: VariationalLayer) -> bool:
 
 @torch.no_grad()
 def _only_there(layer: VariationalLayer, own: Tensor, axis: int) -> bool:
-    """Whether the first index of an axis of a parameter is about the first index of that axis of the canonical view alone: in
-    the layout of a square convolution's weight a term for each input has the shape of one for each output."""
+    """Whether the first index along an axis of a variance parameter affects only the first index along that axis of the
+    canonical view. For a square convolution the shape doesn't tell a term for each input from one for each output."""
     before, kept = layer.canonical(layer.log_sigma2).clone(), own.detach().clone()
     try:
         own.data.select(axis, 0).add_(1.0)
@@ -68,13 +68,13 @@ def _only_there(layer: VariationalLayer, own: Tensor, axis: int) -> bool:
 
 
 def cut_view(layer: Any, parameter: Parameter, view: Tensor, keep: Sequence[np.ndarray]) -> Tensor:
-    """A parameter of the shape of the layer's canonical view, some sizes 1, with only the kept indices; contiguous.
+    """A parameter in the shape of the layer's canonical view, some sizes 1, cut to the kept indices; contiguous.
 
-    layer: with its weight as it was. keep: of the axes of the traced parameter.
+    layer: with its weight not cut yet. keep: for each axis of the traced parameter.
     """
     groups, outputs, inputs, _ = layer.canonical(layer.weight).shape
     turned = layer.transposed and not parameter.grouped  # the axes of a grouped weight are outputs and inputs
-    first, second = (part.reshape(groups, -1) for part in keep[:2])  # those of the kernel's axes are whole
+    first, second = (part.reshape(groups, -1) for part in keep[:2])  # the kernel's axes are kept whole
     keep_out, keep_in = (second, first) if turned else (first, second)
     parts = []
     for group in range(groups) if view.shape[0] == groups else ():

@@ -1,4 +1,4 @@
-"""Removing units from a model by name and index: constants folded first, then every tensor sliced once.
+"""Removes units from a model by name and index: folds constants first, then slices every tensor once.
 
 Nothing is written into a parameter's memory, which may be the given model's: parameters get new tensors.
 """
@@ -20,15 +20,15 @@ from svdcompress.prune._units import Parameter
 
 
 def operate(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str = "names") -> Surgery:
-    """Carry out a choice on a copy of the traced model (variational or dense), in place; returns the attributes that were set.
+    """Carry out a choice on a copy of the traced model (variational or dense), in place; returns a record of the changes.
 
-    adapt: which integer attributes follow where code holds lengths as numbers: "names" (all whose name does not speak of a
-    head's own size), "heads", "every" or "none".
+    adapt: which integer attributes are changed where code holds lengths as numbers: "names" (those whose name fits, and not
+    sizes of one head), "heads" (only numbers of heads), "every" or "none".
     """
     record = Surgery()
     make_independent(model, analysis, choice)
-    numbers = adapted(model, analysis, choice, adapt)  # while they are what the trace saw
-    made: list[tuple[nn.Module, np.ndarray]] = []  # modules that got a bias, and which of its entries stay
+    numbers = adapted(model, analysis, choice, adapt)  # before anything changes them
+    made: list[tuple[nn.Module, np.ndarray]] = []  # modules that got a bias, and which of its entries to keep
     with torch.no_grad():
         for number, consumer in enumerate(analysis.consumers):
             module = fold(model, consumer, choice, choice.carriers.get(number, {}))
@@ -76,7 +76,7 @@ def _note_outputs(model: nn.Module, parameter: Parameter, keep: np.ndarray, reco
     if keep.all() or parameter.transposed:
         return
     for name, _, key in named_holders(model, parameter):
-        if key in ("weight", "running_mean"):  # batch normalisation may have no weight
+        if key in ("weight", "running_mean"):  # batch normalization may have no weight
             record.outputs[name] = np.flatnonzero(keep).tolist()
 
 
@@ -103,7 +103,7 @@ def cut(parameter: Parameter, tensor: Tensor, keep: list[np.ndarray]) -> Tensor:
 
 
 def cut_padding(model: nn.Module, analysis: Analysis, choice: Choice) -> None:
-    """Let the modules of a pruned copy return the places that stay."""
+    """Let modules that pad return only the positions that are kept, in a pruned copy."""
     for padding in analysis.trace.paddings:
         module = model.get_submodule(padding.module)
         own, gone = padding.own.numpy(), choice.removed[padding.labels.numpy()]
@@ -112,5 +112,5 @@ def cut_padding(model: nn.Module, analysis: Analysis, choice: Choice) -> None:
         if hook is not None:
             before = np.isin(np.arange(len(own)), hook.kept)
         if padding.returned and (hook is not None or (gone & own).any()):
-            left = (before & ~gone)[own | ~gone]  # those not of its own are not there any more
+            left = (before & ~gone)[own | ~gone]  # of the positions that it did not add, the removed ones are gone already
             keep_channels(module, padding.dim, np.flatnonzero(left).tolist())

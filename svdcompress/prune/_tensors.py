@@ -1,4 +1,4 @@
-"""The tensors in whatever models take and return, and the memory that they share."""
+"""Finds the tensors in a model's inputs and outputs, and keeps track of the storages that they share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 Storages = dict[int, StorageWeakRef]
-"""Storages by address. A weak reference lets go of the memory, but while it is held no other storage gets the address, which
-would be taken for the one that was noted."""
+"""Storages by address. A weak reference lets the memory be freed but reserves the address while it is held, so that no new
+storage is mistaken for one that was noted."""
 
 
 def mark(storages: Storages, tensor: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""What was seen of one forward pass: which unit each value belongs to, and which values the input reaches.
+"""What was seen in one forward pass: which unit each value belongs to, and which values the input reaches.
 
-It is what the handlers of operators read and write; `Tracer` fills it by running the model.
+The handlers of operators read and write it; `Tracer` fills it by running the model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Use:
     """One application of a weight: a linear map from units to units.
 
     ins, outs: slots of the input and output channels. mask: bool (groups, outputs per group, inputs per group).
-    owner: name of the module that applied it, or None where that is not plain. biasable: whether a constant input is a
-    constant output, so that a bias can stand for it. reached: per input channel, whether the model's input reaches it.
-    values: (channels, positions) what each channel that the input doesn't reach holds there, NaN where it reaches it.
+    owner: name of the module that applied it, or None if the weight is not that module's. biasable: whether a constant input
+    gives a constant output, so that a bias can replace it. reached: per input channel, whether the model's input reaches it.
+    values: (channels, positions), the values of channels that the input doesn't reach, NaN for those that it reaches.
     derived: whether the weight was computed from the parameter's values, so that nothing can be folded into these.
     """
 
@@ -41,8 +41,8 @@ class Use:
 
 @dataclasses.dataclass
 class View:
-    """A change of shape that code asked for in numbers: what it made of which units, and the module that did it (None: the
-    user, for an input)."""
+    """A change of shape to lengths that code may hold as numbers: the labels and sizes after it, and the module that made it
+    (None: the user, for an input)."""
 
     labels: Tensor
     sizes: tuple[int, ...]
@@ -51,7 +51,7 @@ class View:
 
 @dataclasses.dataclass
 class Pieces:
-    """A split into lengths that a module holds as a tuple: labels, (n,), the lengths, and where they stand."""
+    """A split into lengths that a module holds as a tuple or list: labels, (n,), the lengths, and the attribute with them."""
 
     labels: Tensor
     lengths: tuple[int, ...]
@@ -61,8 +61,8 @@ class Pieces:
 
 @dataclasses.dataclass
 class Padding:
-    """A dimension that a module made longer. labels: (n,) slots along it. own: (n,) which of them are places that it added.
-    module: its name. returned: whether it is what the module returns, so that it can be cut there."""
+    """A dimension that a module padded. labels: (n,) slots along it. own: (n,) bool, the positions that it added. module: its
+    name. returned: whether the module returns the padded tensor, so that it can be cut there."""
 
     labels: Tensor
     own: Tensor
@@ -72,17 +72,17 @@ class Padding:
 
 
 class Trace:
-    """The units of a model, and where each value of a pass stands among them.
+    """The units of a model, and the unit of each value in a pass.
 
     masks: {name of a weight: which of its elements count}. random: {name of a weight: rows whose bias is noise}, and modules
-    that draw. protect: {module: why its units stay}.
-    uses: applications of weights; branches: those of `train()` alone. splits: each (pieces, width), labels of pieces that stay
-    of equal size. inputs: labels of each raw input, without the batch. stack: names of the modules that run now, the innermost
-    last. kept: index tensors by which modules select what an earlier pruning left. macs: of a whole batch of `batch`
-    examples, by the id of a weight. products: of activations with each other: the units that have an equal share each, and
-    the multiply-accumulates of the whole batch. viewed, dirty: storages of which there are views; of which one has been
-    overwritten. touched: ids of parameters that were read. entered: modules that ran. bugs: what handlers raised and should
-    not have.
+    that draw. protect: {module: why its units are kept}.
+    uses: applications of weights; branches: those in `train()` only. splits: each (pieces, width), labels of pieces that must
+    keep equal sizes. inputs: labels of each raw input, without the batch. stack: names of the running modules, the innermost
+    last. kept: index tensors with which modules select what an earlier pruning left. macs: multiply-accumulates of a whole
+    batch of `batch` examples, by the id of a weight. products: of activations with each other: their units, with an equal
+    share each, and the multiply-accumulates of the whole batch. viewed: storages that have views. dirty: storages that were
+    overwritten through one of them. touched: ids of parameters that were read. entered: modules that ran. bugs: errors that
+    handlers should not have raised.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Trace:
         self.touched: set[int] = set()
         self.bugs: list[str] = []
         own = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-        self._constants = {id(tensor): tensor for tensor in [*own, *model.buffers()]}  # held: a forward may replace its own
+        self._constants = {id(tensor): tensor for tensor in [*own, *model.buffers()]}  # held: a forward pass may replace one
         self._register(masks, protect)
 
     # What is known before the run
@@ -134,14 +134,14 @@ class Trace:
                     self.seal(known, protect[prefix])
 
     def seal(self, parameter: Parameter, reason: str) -> None:
-        """Nothing of this parameter goes."""
+        """Pin all slots of a parameter."""
         for first, size in zip(parameter.axes, parameter.sizes, strict=True):
             self.units.pin(torch.arange(first, first + size), reason)
 
     # Shadows
 
     def of(self, tensor: Tensor) -> Shadow:
-        """The shadow of a tensor; of one never seen, that of a value the input may reach."""
+        """The shadow of a tensor. The input may reach an unseen tensor, unless it is a scalar or a constant of the model."""
         known = self.shadows.get(tensor)
         if known is None:
             parameter = self.parameters.get(id(tensor))
@@ -169,7 +169,7 @@ class Trace:
         self.shadows[tensor] = shadow
 
     def pin(self, tensor: Tensor, reason: str) -> None:
-        """All units of a tensor, or all of a parameter, stay."""
+        """Pin all units of a tensor; for a view of a parameter, all slots of the parameter."""
         shadow = self.of(tensor)
         if shadow.parameter is not None:
             self.seal(shadow.parameter, reason)
@@ -177,7 +177,7 @@ class Trace:
             self.units.pin(small(shadow.labels), reason)
 
     def fix(self, labels: Tensor | None, dims: Sequence[int], reason: str) -> None:
-        """These dimensions keep their length: units along them go together, where others remain to go along, or stay."""
+        """Keep the length of these dimensions: tie the units along them if they vary along others too, otherwise pin them."""
         free = varying(labels)
         here = [d for d in free if d in dims]
         if labels is None or not here:

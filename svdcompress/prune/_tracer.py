@@ -1,7 +1,7 @@
 """One forward pass, watched operator by operator.
 
 Operators that move data are applied to the shadows too, so views, splits, concatenations, shuffles and reshapes are followed
-exactly, whatever the architecture. An operator that is not known pins the units that enter it: they stay, with a reason.
+exactly, whatever the architecture. An unknown operator pins the units that enter it: they are kept, with a reason.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: "torch's MultiheadAttention computes with the width it was made for",
     nn.Bilinear: "bilinear layer",
 }
-"""Modules that are not looked into: what enters and leaves them stays."""
+"""Modules that are not traced inside: the units that enter them and their own parameters are kept."""
 
 IDLE = "never ran on the example inputs: left as it is"
 
 NORMS = nn.modules.batchnorm._NormBase
 
 MAX_FEATURES = 1_000_000
-"""Features of an input beyond which they are not units of their own."""
+"""The features of an input are units of their own only if there are at most this many."""
 
 
 class OutOfTime(Exception):
-    """Following the model took longer than it may."""
+    """Tracing the model took longer than allowed."""
 
 
 class Tracer(TorchDispatchMode):
-    """Watches the model of a trace while it runs, and writes into the trace what it sees.
+    """Watches the model of a trace while it runs, and records in the trace what it sees.
 
-    deadline: on `time.thread_time`.
+    deadline: as a value of `time.thread_time`.
     """
 
     def __init__(self, trace: Trace, deadline: float = float("inf")) -> None:
         super().__init__()
         self.trace, self.deadline = trace, deadline
-        self.opaque = 0  # how many opaque modules it is inside
+        self.opaque = 0  # how many opaque modules are running, one inside the other
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here; True would import all of dynamo on the first operator
 
     def run(self, inputs: Any, remove_inputs: bool) -> Any:
-        """Run the model on the inputs and watch it; returns its outputs, whose units stay."""
+        """Run the model on the inputs and watch it; returns its outputs, whose units are pinned."""
         device = first_tensor(inputs).device
         self.trace.kept = [
             hook.index(device) for module in self.trace.model.modules() if (hook := kept_channels(module)) is not None
@@ -108,7 +108,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Know which module runs; look away within opaque ones."""
+        """Keep track of which module runs, and of being inside an opaque one."""
         handles = []
         for name, module in self.trace.model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
@@ -143,7 +143,7 @@ class Tracer(TorchDispatchMode):
                 handle.remove()
 
     def _note_width(self, module: nn.Module, args: Any, name: str) -> None:
-        """A norm without tensors of its own still knows its number of channels, and warns where it meets others."""
+        """Note the channels of a norm without tensors of its own: it still holds their number, and warns if that differs."""
         if isinstance(module, NORMS) and not any(True for _ in (*module.parameters(), *module.buffers())) and args:
             labels = self.trace.of(args[0]).labels
             if labels is not None and varying(labels) == [1]:
@@ -173,7 +173,7 @@ class Tracer(TorchDispatchMode):
 
 
 def leave_idle(trace: Trace) -> None:
-    """Converted layers that had no part in the pass stay as they are: their outputs are units that cannot go."""
+    """Keep converted layers that took no part in the pass as they are: their outputs are units that cannot be removed."""
     biases = {name: parameter for parameter in trace.units.parameters for name in parameter.names}
     for parameter in trace.units.parameters:
         owners = [name.rpartition(".")[0] for name in parameter.names]

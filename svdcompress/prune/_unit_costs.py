@@ -1,4 +1,4 @@
-"""What a unit costs: the parameters and multiply-accumulates that would go with it."""
+"""What a unit costs: the parameters and multiply-accumulates that would be removed with it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from svdcompress.prune._units import Parameter
 
 
 def unit_costs(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
-    """Per root, what the model would lose if this unit alone went: parameters, and multiply-accumulates of one example.
+    """Per root, what removing this unit alone would save: parameters, and multiply-accumulates for one example.
 
-    These are the rows and columns of all weights that write or read the unit, its biases and its entries of norms. A
-    layer's multiply-accumulates are shared evenly by the elements of its weight; those of attention, which multiplies
-    activations with each other, belong to no weight and are left out.
+    These are the rows and columns of all weights that write or read the unit, its biases and its norm entries. A layer's
+    multiply-accumulates are shared evenly by the elements of its weight; those of attention, which multiplies activations with
+    each other, belong to no weight and are left out.
     """
     trace = analysis.trace
     parameters, macs = np.zeros(analysis.count, np.int64), np.zeros(analysis.count)
@@ -28,11 +28,11 @@ def unit_costs(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _elements(parameter: Parameter, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The units of a parameter and how many of its elements lie in one of their indices."""
+    """The units of a parameter, and how many of its elements lie at an index of each unit."""
     axes = [root[first : first + size] for first, size in zip(parameter.axes, parameter.sizes, strict=True)]
     roots = np.unique(np.concatenate(axes))
     if not parameter.grouped:
-        left = np.ones(len(roots), np.int64)  # elements without any index of the unit
+        left = np.ones(len(roots), np.int64)  # elements at no index of the unit
         for own in axes:
             left *= len(own) - np.bincount(np.searchsorted(roots, own), minlength=len(roots))
         return roots, parameter.tensor.numel() - left

@@ -1,4 +1,4 @@
-"""Units and what ties them: every index of every axis of every parameter is a slot; slots that only go together are a unit."""
+"""Units and their ties: each index of each axis of a parameter is a slot; slots that must be removed together are a unit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from svdcompress.layers import canonical
 class Parameter:
     """One parameter or buffer of the traced model, and the slots of its axes.
 
-    names: every dotted name under which it is found. axes: first slot of each axis. sizes: length of each axis. The axes
-    of a grouped convolution's weight are its output and its input channels; of all else, its dimensions.
+    names: every dotted name under which it is found. axes: first slot of each axis. sizes: length of each axis. The axes of a
+    grouped convolution's weight are its output and its input channels; those of any other tensor are its dimensions.
     mask: which elements count (bool, its shape), or None for all.
     """
 
@@ -38,7 +38,7 @@ class Parameter:
         return self.groups > 1
 
     def canonical(self, tensor: Tensor) -> Tensor:
-        """A tensor of its shape as (groups, outputs per group, inputs per group, kernel positions)."""
+        """A tensor of the parameter's shape as (groups, outputs per group, inputs per group, kernel positions)."""
         return canonical(tensor, self.groups, self.transposed)
 
 
@@ -55,12 +55,12 @@ class Units:
     _seen: int = 0
 
     def new(self, number: int) -> int:
-        """Room for so many slots; returns the first."""
+        """Allocate this many slots; returns the first."""
         first, self.count = self.count, self.count + number
         return first
 
     def add(self, tensor: Tensor, names: list[str], module: Any, mask: Tensor | None) -> Parameter:
-        """Slots for a parameter's axes."""
+        """Allocate slots for a parameter's axes."""
         groups = int(getattr(module, "groups", 1)) if isinstance(module, nn.modules.conv._ConvNd) else 1
         transposed = bool(getattr(module, "transposed", False)) and tensor.dim() > 1
         sizes = list(tensor.shape)
@@ -73,7 +73,7 @@ class Units:
         return parameter
 
     def tie(self, a: Tensor, b: Tensor) -> None:
-        """Slots of two broadcastable label tensors go together, element by element; labelled beside unlabelled is pinned."""
+        """Tie the slots of two broadcastable label tensors, element by element; a slot that meets no unit is pinned."""
         a, b = torch.broadcast_tensors(a, b)
         pairs = torch.stack([a.reshape(-1), b.reshape(-1)])
         pairs = pairs[:, pairs[0] != pairs[1]]
@@ -87,19 +87,19 @@ class Units:
         self.edges.append((pairs[0].cpu().numpy(), pairs[1].cpu().numpy()))
 
     def resolve(self, labels: Tensor) -> Tensor:
-        """The labels with slots that are known to go together by now as one."""
+        """The labels, with slots that have been tied so far replaced by one of them."""
         if self._seen != len(self.edges) or len(self._root) != self.count:
             root = np.concatenate([self._root, np.arange(len(self._root), self.count)])
             self._root, self._seen = components(self.count, self.edges[self._seen :], root), len(self.edges)
         return torch.from_numpy(self._root)[labels]
 
     def pin(self, labels: Tensor, reason: str) -> None:
-        """These slots stay."""
+        """Keep these slots, for this reason."""
         flat = torch.unique(labels.reshape(-1)).cpu().numpy()
         self.pins.append((flat[flat > 0], reason))
 
     def produce(self, slots: Tensor) -> None:
-        """These slots are written by the rows of a weight: they are units that can go."""
+        """Note that the rows of a weight write these slots: they are units that can be removed."""
         self.producers.append(slots.cpu().numpy())
 
 
@@ -113,7 +113,7 @@ def distinct(pairs: Tensor) -> Tensor:
 def components(count: int, edges: list[tuple[np.ndarray, np.ndarray]], root: np.ndarray | None = None) -> np.ndarray:
     """The least slot of each slot's connected component; minimum-label propagation with pointer jumping.
 
-    root: the components without these edges, to go on from.
+    root: the components without these edges, to start from.
     """
     root = np.arange(count) if root is None else root.copy()
     if not edges:

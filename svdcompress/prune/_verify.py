@@ -1,4 +1,4 @@
-"""Fresh inputs like the examples, and whether two models agree on them."""
+"""Makes fresh inputs like the examples, and checks whether two models agree on them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from svdcompress.prune._copies import dense_copy
 from svdcompress.prune._tensors import tensors_in
 
 MORE = 32
-"""How many positions are added where inputs are made larger: at most so many, and at most as many again."""
+"""Most positions that are added to make inputs larger; a dimension is at most doubled."""
 
 
 def resized(inputs: Any, batch: int) -> Any:
-    """The inputs with another number of examples: rows of every tensor that has as many as the first one, repeated."""
+    """The inputs with another number of examples: rows of each tensor with as many as the first are repeated or dropped."""
     first = first_tensor(inputs)
     old = first.shape[0] if first.dim() else 0
 
@@ -34,8 +34,8 @@ def resized(inputs: Any, batch: int) -> Any:
 
 
 def fresh(inputs: Any, seed: int, noise: bool = True) -> Any:
-    """Inputs of the same shapes and dtypes with other values: normal noise of the same mean and spread, or resampled (what
-    is no floating point, or without `noise`)."""
+    """Inputs of the same shapes and dtypes with other values: normal noise of the same mean and spread, or resampled values
+    (for tensors that are not floating point, or without `noise`)."""
     generator = torch.Generator().manual_seed(seed)
 
     def other(tensor: Tensor) -> Tensor:
@@ -56,12 +56,12 @@ def fresh(inputs: Any, seed: int, noise: bool = True) -> Any:
 
 def grown(inputs: Any) -> Iterator[Any]:
     """The inputs with more positions (pixels, steps, tokens), in the ways that may make sense for the model: larger in all
-    dimensions behind the channels, or in one dimension that is not the batch; what is there repeats itself."""
+    dimensions after the channels, or in one dimension other than the batch. The existing values are repeated."""
     first = first_tensor(inputs)
     ways = [list(range(2, first.dim()))] if first.dim() > 3 else [[d] for d in range(first.dim() - 1, 0, -1)]
     for dims in ways:
         if first.device.type != "cpu" and len(dims) == 1:
-            return  # a position that a table lacks is an error here, and the end of the process on other devices
+            return  # a position beyond a table's end raises on the CPU, but can end the process on other devices
 
         def grow(tensor: Tensor, dims: list[int] = dims) -> Tensor:
             for d in dims:
@@ -75,8 +75,8 @@ def grown(inputs: Any) -> Iterator[Any]:
 
 
 def holed(inputs: Any, seed: int) -> Any | None:
-    """The inputs with zeros in what looks like a mask (all ones, not floating point), the last example masked throughout;
-    None where nothing looks like one."""
+    """The inputs with random zeros in tensors that look like masks (all ones, not floating point), the last example fully
+    masked; None if no tensor looks like one."""
     generator = torch.Generator().manual_seed(seed)
     found = False
 
@@ -95,16 +95,16 @@ def holed(inputs: Any, seed: int) -> Any | None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in `eval()`, without gradients; each module's mode is put back afterwards."""
+    """Put the model into `eval()`, without gradients; each module's mode is restored afterwards."""
     with in_eval(model), torch.no_grad():
         yield
 
 
 class EquivalenceCheck:
-    """Compares models with a reference on fresh inputs, on two batch sizes and on another size of what is not the batch.
+    """Compares models with a reference on fresh inputs, with two batch sizes and with another size of other dimensions.
 
-    cases: inputs on which the reference runs, and what it says; the examples where it runs on nothing else.
-    training: inputs on which models have to run in `train()` too, as where branches run only there; None: they need not.
+    cases: inputs on which the reference runs, with its outputs; only the examples if it runs on nothing else.
+    training: inputs on which models have to run in `train()` too, if some branches run only there; None: they need not.
     """
 
     def __init__(self, reference: nn.Module, inputs: Any, batch: int, training: Any = None) -> None:
@@ -128,8 +128,8 @@ class EquivalenceCheck:
         self.passed: nn.Module | None = None
 
     def _add(self, inputs: Any, seed: int | None) -> bool:
-        """Take a case with new values, unless the reference cannot run on it; values that it makes nothing finite of, like
-        noise under a logarithm, are no test: then those of the examples in another order are taken."""
+        """Add a case with new values; returns False if the reference cannot run on it. If outputs are not finite, as for noise
+        under a logarithm, resampled values and then the inputs are tried; the case with most finite outputs is added."""
         wanted = [inputs] if seed is None else [fresh(inputs, seed), fresh(inputs, seed, noise=False), inputs]
         ran: list[tuple[Any, list[Tensor]]] = []
         for case in wanted:
@@ -162,7 +162,7 @@ class EquivalenceCheck:
         return share <= MISTAKE and self._agrees_in_double(model)
 
     def _agrees_in_double(self, model: nn.Module) -> bool:
-        """In double precision rounding is far from a mistake: this tells a deep network's rounding from a wrong channel."""
+        """Whether models agree in double precision, which tells a deep network's rounding from a wrong channel."""
         try:
             cases = [map_tensors(case, lambda t: t.double() if t.is_floating_point() else t) for case, _ in self.cases]
             wide = copy.deepcopy(self.reference).double()

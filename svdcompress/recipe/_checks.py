@@ -1,4 +1,4 @@
-"""What a value of a recipe must be, beyond its type; each raises ValueError, which names the nearest known name."""
+"""Checks of a recipe's values beyond their types; each raises ValueError, which suggests the nearest known name."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from svdcompress.errors import nearest
 from svdcompress.recipe._goal import parse_goal
 
 SHARES = ("weight", "input", "output", "layer")
-"""Who may share a prior variance (as `svdcompress.layers.REDUCED` has them)."""
+"""The kinds of prior groups (as in `svdcompress.layers.REDUCED`)."""
 
 TASKS = {"cross-entropy": "classification", "binary": "binary", "mse": "regression", "gaussian-nll": "gaussian"}
-"""Which task each named loss belongs to."""
+"""The task of each named loss."""
 
 LAST_RANDOM_OPSET = 21
-"""onnxruntime has the random numbers of a Monte-Carlo file up to this opset."""
+"""The last opset in which onnxruntime has the random numbers that a Monte-Carlo file draws."""
 
 LARGEST = 2**53
-"""Whole numbers beyond it are a slip of the keyboard, and no float can hold them."""
+"""Whole numbers beyond this are typing errors, and floats cannot hold them all."""
 
 MOMENT = "a number of epochs, or a share of them such as 30%"
 
 
 def known_goal(text: str) -> str:
-    """A goal of the search, as it was written."""
+    """A goal of the search, unchanged if it is valid."""
     parse_goal(text)
     return text
 
 
 def numbers_are_numbers(value: Any, annotation: Any) -> Any:
-    """Refuse true and false where a number is meant (they would count as 1 and 0), and whole numbers beyond all use."""
+    """Refuse true and false where a number is meant (they would count as 1 and 0), and whole numbers beyond `LARGEST`."""
     if value is None or isinstance(value, str | float) or _takes(annotation, Any):
         return value
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def _is_section(annotation: Any) -> bool:
 
 
 def plain_values(value: Any, where: str = "") -> Any:
-    """Text, finite numbers, flags, null, and lists and mappings of them by text; raises ValueError, naming the place."""
+    """Refuse all but text, finite numbers, flags, null, and lists and mappings of them by text; ValueError names the place."""
     at = f"{where}: " if where else ""
     if value is None or isinstance(value, str | bool):
         return value
@@ -103,7 +103,7 @@ def moment(value: Any) -> Any:
 
 
 def known_share(share: Any) -> Any:
-    """One name, several, or parts by name."""
+    """A share: one name, several, or parts by name."""
     names = [share] if isinstance(share, str) else list(share)
     _known(names, "name")
     if not names:
@@ -114,7 +114,7 @@ def known_share(share: Any) -> Any:
 
 
 def known_threshold(threshold: Any) -> Any:
-    """One number, or numbers by share."""
+    """A threshold: one number, or numbers by share."""
     if isinstance(threshold, dict):
         _known(threshold, "share")
     return threshold
@@ -132,14 +132,14 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def known_loss(name: str) -> str:
-    """A named loss, or the name of a Python object."""
+    """The name, if it is that of a loss in `TASKS` or of a Python object."""
     if name not in TASKS and ":" not in name:
         raise ValueError(f"unknown loss; use {', '.join(TASKS)}, or package.module:loss{_hint(name, TASKS)}")
     return name
 
 
 def taken_by(field: str, value: Any, loss: str | None) -> None:
-    """Refuse a field of the section `loss` that the named loss would pass over in silence; None: the name is wrong itself."""
+    """Refuse a field of the section `loss` that the named loss would silently ignore. loss: None if its name is wrong."""
     users = {"label_smoothing": ("cross-entropy",), "class_weights": ("cross-entropy", "binary"), "tau": ("mse",)}[field]
     if loss is not None and loss not in users:
         raise ValueError(f"only {' and '.join(users)} take{'s' * (len(users) == 1)} it, not {loss}; leave it out")
@@ -148,7 +148,7 @@ def taken_by(field: str, value: Any, loss: str | None) -> None:
 
 
 def task_of(task: str | None, loss: str | None) -> str | None:
-    """A task that fits its loss; needed for a loss of one's own."""
+    """The task, if it fits the loss; it is needed for a loss of the user's own."""
     if loss is not None and ":" in loss and task is None:
         raise ValueError(f"{loss} is a loss of your own: say what it is for, one of {', '.join(TASKS.values())}")
     if loss in TASKS and task not in (None, TASKS[loss]):
@@ -157,7 +157,7 @@ def task_of(task: str | None, loss: str | None) -> str | None:
 
 
 def opset_fits(opset: int, draws: bool) -> int:
-    """An opset in which all files of a run can be written; draws: whether one of them draws its own noise."""
+    """The opset, if all files of a run can be written in it; draws: whether one of them draws its own noise."""
     if draws and opset > LAST_RANDOM_OPSET:
         raise ValueError(f"model_mc.onnx draws random numbers, which onnxruntime has up to {LAST_RANDOM_OPSET}; "
                          "take that, or export.monte_carlo=false")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where the shipped recipes lie: inside the installed package, or beside it in a checkout."""
+"""Finds the shipped recipes: inside the installed package, or next to it in a checkout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe_recipe(path: Path) -> str:
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The file itself if it exists, else the shipped recipe of that name. Raises RecipeError if there is neither."""
+    """The file, or that of a run's folder, else the shipped recipe of that name. Raises RecipeError if there is neither."""
     file = Path(path)
     if os.path.isdir(file) and os.path.isfile(file / "recipe.yaml"):
         return file / "recipe.yaml"  # a run's folder

@@ -1,4 +1,4 @@
-"""What small means: a measure of cost, and the size wanted."""
+"""Goals of a search: a measure of cost, and the size wanted."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MEASURES = {
     "bytes": "bytes",
     "nonzero": "non-zeros",
 }
-"""What a model can be small in, and what that is counted in: macs for one example; latency (ms, in onnxruntime) and bytes of
+"""The measures of a model's size, and what each is counted in: macs for one example; latency (ms, in onnxruntime) and bytes of
 model.onnx; nonzero parameters."""
 
 MOST_LEVELS = 20
-"""Of rising pressure in a search: beta is half a million times the first one's by then."""
+"""Most levels of rising pressure in a search: at the last, beta is half a million times that of the first."""
 
 UNITS = {
     "bytes": {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1024.0, "mib": 1024.0**2, "gib": 1024.0**3},
@@ -36,7 +36,7 @@ _SIZES = {"bytes": "200kB", "latency": "5ms", "parameters": "10k", "nonzero": "5
 
 @dataclass(frozen=True)
 class Goal:
-    """A size wanted. text: as it was written. size: absolute, or None; factor: how many times smaller than the dense model."""
+    """A size wanted: absolute (`size`), or how many times smaller than the dense model (`factor`). text: as it was written."""
 
     text: str
     measure: str
@@ -44,12 +44,12 @@ class Goal:
     size: float | None = None
 
     def target(self, dense: float) -> float:
-        """The size to get to, for a dense model of this size."""
+        """The size to reach, for a dense model of size `dense`."""
         return self.size if self.size is not None else dense / float(self.factor or 1.0)
 
 
 def parse_goal(text: str) -> Goal:
-    """`latency=2x`, `macs=0.4`, `parameters=10x`, `nonzero=50x`, `bytes=200kB`. Raises ValueError that says how to write it.
+    """`latency=2x`, `macs=0.4`, `parameters=10x`, `nonzero=50x`, `bytes=200kB`. Raises ValueError, saying how to write it.
 
     >>> parse_goal("macs=40%").target(1000.0)
     400.0

@@ -17,7 +17,7 @@ from svdcompress.recipe._schema import Recipe
 from svdcompress.recipe._yaml import LONGEST, parse_yaml
 
 WITHOUT_RECIPE = {"convert.share": {"weight": 0.8, "input": 0.2}}
-"""Where a command names a model and no recipe, it goes for smaller shapes; the defaults of a recipe go for zeros."""
+"""Defaults for a command that names a model and no recipe: they aim at smaller shapes, the defaults of a recipe at zeros."""
 
 
 def load_recipe(
@@ -29,7 +29,7 @@ def load_recipe(
     overrides: "train.epochs=30" and the like; the value is read as YAML.
     fields: {dotted field: value} set before the overrides (what command-line options become).
 
-    Raises RecipeError that names the file (or the override) and the field, with the nearest known name for an unknown one.
+    Raises RecipeError, naming the file (or the override) and the field, with the nearest known name for an unknown one.
     """
     origin = "recipe" if path is None else str(path)
     content = {} if path is None else _read(find_recipe(path))
@@ -45,7 +45,7 @@ def load_recipe(
 
 
 def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
-    """A recipe with other values, as `load_recipe` sets them over those of a file. Raises RecipeError."""
+    """A copy of a recipe with other values, set in the same way as the `fields` of `load_recipe`. Raises RecipeError."""
     content: Any = parse_yaml(dump_recipe(recipe))
     for field, value in fields.items():
         _put(content, field, value, "settings")
@@ -118,7 +118,7 @@ def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
         place[last][next(iter(inner.model_fields))] = value  # `--set data=mnist:DIR` leaves the section's other fields
         return
     if not sections and isinstance(value, Mapping) and section_of(Recipe, last) is not None:
-        for name, inner in value.items():  # what is not named stays
+        for name, inner in value.items():  # fields that are not named stay
             _put(content, f"{last}.{name}", inner, origin)
         return
     place[last] = value
@@ -160,7 +160,7 @@ def _explain(error: ValidationError, origin: str, origins: Mapping[str, str]) ->
 
 
 def _is_tag(part: Any) -> bool:
-    """Whether a part of an error's place is pydantic's name of a union's branch and not a field."""
+    """Whether a part of an error's location is pydantic's name for a branch of a union, not a field."""
     return isinstance(part, str) and (
         part in ("float", "str", "int", "constrained-float") or part.startswith(("list[", "dict[", "literal[", "function-"))
     )

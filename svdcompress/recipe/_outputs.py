@@ -1,4 +1,4 @@
-"""The sections of a recipe that say what a run gives: what is fitted last, and what is written."""
+"""The sections of a recipe about the results of a run: what is fitted last, and what is written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ExportSection(Section):
     monte_carlo: bool = True
     opset: int = Field(default=20, ge=18, le=23)  # up to 21 with monte_carlo
     compact: bool = True  # model_compact.onnx: without the zeros
-    compact_monte_carlo: bool = False  # model_mc_compact.onnx: the same of model_mc.onnx
-    # model_int8.onnx: in integers, as far as the validation error allows. Computed in float32, and stored in fewer bits:
-    # model_int4.onnx, weights in four bits, or eight where four lose too much; model_float16.onnx, two bytes a number.
-    # auto: integers, or float16 where no layer can be in integers within the tolerance.
+    compact_monte_carlo: bool = False  # model_mc_compact.onnx: the same for model_mc.onnx
+    # model_int8.onnx: in integers, as far as the validation error allows. Computed in float32, but stored in fewer bits:
+    # model_int4.onnx, weights in four bits, or in eight where four lose too much; model_float16.onnx, two bytes per number.
+    # auto: integers, or float16 if no layer can be in integers within the tolerance.
     precision: Literal["none", "auto", "int8", "int4", "float16"] = "none"
-    # In which means and variances of model_mc.onnx are stored; float16 only where its outputs stay as they are to 1/1000.
+    # Type in which model_mc.onnx stores means and variances; float16 only if its outputs stay the same to within 1/1000.
     monte_carlo_dtype: Literal["float32", "float16"] = "float32"
-    sets: bool = False  # prediction sets or intervals as further outputs; calibrate.coverage says of what coverage
+    sets: bool = False  # prediction sets or intervals as further outputs, of the coverage calibrate.coverage
 
     @field_validator("opset")
     @classmethod
@@ -35,7 +35,7 @@ class ExportSection(Section):
 class UncertaintySection(Section):
     """Samples for the figures of the predictive distribution; 0: none.
 
-    budget: seconds that they may take; beyond it they are of fewer test examples, then of fewer samples. auto: a fifth of
+    budget: seconds that they may take; if they need more, they use fewer test examples, then fewer samples. auto: a fifth of
     what training took, at least 30 s. none: as long as it takes.
     """
 
@@ -61,15 +61,15 @@ class ExperimentSection(Section):
 class CalibrateSection(Section):
     """What is fitted on validation data once the network is small: its posterior, its temperature, and what it promises.
 
-    temperature: of logits, or of variances that the model gives; constant noise is fitted in any case.
+    temperature: of the logits, or of the variances that the model predicts; constant noise is fitted in any case.
     posterior: auto tries all of them.
     """
 
     posterior: Literal["auto", "variational", "scaled", "refit", "laplace-diagonal"] = "variational"
     temperature: bool = True
-    epochs: int = Field(default=10, ge=1)  # of a refit
-    beta: float = Field(default=1.0, ge=0)  # of a refit; 1 is the bound itself
-    # Share of truths that prediction sets (classification) or intervals (regression) are to hold.
+    epochs: int = Field(default=10, ge=1)  # of the refit
+    beta: float = Field(default=1.0, ge=0)  # of the refit; 1 gives the ELBO itself
+    # Rate at which prediction sets (classification) or intervals (regression) should hold the truth.
     coverage: Annotated[float, Field(gt=0, lt=1)] | None = None
-    # Accuracy wanted on what is answered: the confidence from which on it is reached goes into report and files.
+    # Accuracy wanted on answered inputs; the lowest confidence at which it is reached goes into report and files.
     answer_above: Annotated[float, Field(gt=0, lt=1)] | None = None

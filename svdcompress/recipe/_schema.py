@@ -36,9 +36,9 @@ class ModelSection(Section):
 class WeightsSection(Section):
     """A checkpoint of the dense model to start from; without one the dense model is trained first.
 
-    trained: the model comes from its factory with trained weights; None: as it is known of `hf:` and pretrained models.
+    trained: whether the factory returns the model with trained weights; None: yes for `hf:` and pretrained models, else no.
     False, with a file: these are weights to start from, such as a pretrained encoder's; names may be missing (a new head) or
-    left over, which is said, and the dense model is trained first.
+    left over, which is reported, and the dense model is trained first.
     """
 
     file: str | None = None
@@ -59,23 +59,23 @@ class DataSection(Section):
     target: str | None = None  # column to predict, for tables
     features: list[str] | None = None  # columns to use, for tables; all others by default
     test: str | None = None  # another source for the test set
-    test_share: float = Field(default=0.2, gt=0, lt=1)  # held out for the test where a source has no test set of its own
-    # A share of the training data, or from 1 on a number of its examples. Weights that were trained on them need others:
-    # another source (csv:FILE, ...), or "test:50%", a share of the test data that the figures then leave out.
+    test_share: float = Field(default=0.2, gt=0, lt=1)  # held out for the test if a source has no test set of its own
+    # A share of the training data, or, from 1 up, a number of its examples. If the weights were trained on them, name other
+    # data: another source (csv:FILE, ...), or "test:50%", a share of the test data that the test figures then leave out.
     validation: Annotated[float, Field(gt=0)] | str = 0.1
-    split: Literal["random", "tail"] = "random"  # who is held out: drawn with split_seed, or the last ones
+    split: Literal["random", "tail"] = "random"  # which examples are held out: drawn with split_seed, or the last
     split_seed: int = 0
     transform: list[str | Plain] = []  # for all examples, in order
-    augment: list[str | Plain] = []  # for training examples, drawn anew each time
-    # Inputs at mean 0 and standard deviation 1, ahead of the transforms; auto: columns of a table, where transform is empty.
+    augment: list[str | Plain] = []  # for training examples, drawn again each time
+    # Inputs to mean 0 and standard deviation 1, before the transforms; auto: columns of a table, if transform is empty.
     standardize: bool | Literal["auto"] = "auto"
-    # For regression; figures and files are in the target's own units all the same. auto: where the inputs are standardised.
+    # For regression; figures and files stay in the target's own units. auto: standardize if the inputs are standardized.
     target_scale: Literal["auto", "none", "standardize"] = "auto"
     image_size: tuple[Side, Side] | None = None  # height, width to which image files are resized
-    # No targets, or none to be used: the dense model's own answers are learnt from, and errors are disagreement with it.
+    # Use no targets: the model learns from the dense model's answers, and errors are disagreement with it.
     unlabelled: bool = False
     workers: int | None = Field(default=None, ge=0)  # loader processes, for data that do not fit in memory
-    # Use at most so many examples, for a trial: the first ones, or, where these lack classes, drawn with split_seed.
+    # Use at most this many examples, for a quick run: the first ones, or, if these lack classes, drawn with split_seed.
     limit: int | None = Field(default=None, ge=1)
 
 
@@ -85,7 +85,7 @@ class LossSection(Section):
     name: Annotated[str, AfterValidator(known_loss)] = "cross-entropy"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     class_weights: list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
-    # 1 / noise variance of a regression with mse, the target in its own units; "auto": 1 / validation MSE of the dense model
+    # 1 / noise variance of a regression with mse, in the target's own units; "auto": 1 / validation MSE of the dense model
     tau: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     # needed for a loss of your own
     task: Literal["classification", "binary", "regression", "gaussian"] | None = Field(default=None, validate_default=True)
@@ -104,16 +104,16 @@ class LossSection(Section):
 
 
 class LrSchedule(Section):
-    """The learning rate over time: from `start` on it falls to `end` times itself, in a line or half a cosine."""
+    """The learning rate over time: from `start` on it falls to `end` times its value, linearly or along half a cosine."""
 
     name: Literal["constant", "linear", "cosine"] = "linear"
     start: Moment = "50%"
     end: float = Field(default=0.0, ge=0)
-    warmup: Moment = 0.0  # it rises from 0 in a line for so long
+    warmup: Moment = 0.0  # it rises linearly from 0 over this time
 
 
 class RecoverLrSchedule(LrSchedule):
-    """That of recovery, which falls from the start on where no other start is set."""
+    """The learning rate of recovery, which falls from the beginning unless another start is set."""
 
     start: Moment = "0%"
 
@@ -131,7 +131,7 @@ class BetaSchedule(Section):
     start: Moment = "5%"
     stop: Moment = "30%"
     final: Beta = "auto"
-    step: float = Field(default=0.02, gt=0)  # additive: so much more each epoch
+    step: float = Field(default=0.02, gt=0)  # additive: the increase per epoch
 
     @model_validator(mode="after")
     def _order(self) -> BetaSchedule:
@@ -144,7 +144,7 @@ class BetaSchedule(Section):
 class Distillation(Section):
     """Learning from the dense model: `weight` of its soft targets in the loss, at a temperature.
 
-    layers: so many times the error of each layer's outputs as well, on the units that stay; it falls to 0 by the end.
+    layers: the weight of a further term, the error of the layers' outputs on the units that stay; it falls to 0 by the end.
     """
 
     weight: float = Field(default=0.0, ge=0, le=1)
@@ -158,34 +158,34 @@ class Distillation(Section):
 
 
 class Training(Section):
-    """What all training loops share."""
+    """Settings that all training loops share."""
 
     epochs: int = Field(default=20, ge=0)
     batch_size: int = Field(default=100, ge=1)
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: of the means; log sigma2 has Adam
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: for the means; log sigma2 has Adam
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)  # sgd
     schedule: Annotated[LrSchedule, short("name")] = LrSchedule()
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
     accumulate: int = Field(default=1, ge=1)  # batches per step
-    # Of products, in autocast. auto: bf16 where the device is faster at it than at float32, else no.
+    # Of matrix products, by autocast. auto: bf16 if the device is faster with it than with float32, else no.
     precision: Literal["no", "auto", "bf16", "fp16"] = "no"
-    keep: Literal["last", "best"] = "last"  # which epoch's weights go on; best: on the validation split
-    compile: bool = False  # steps by torch.compile, the teacher's answers too
-    # Statistics of batch normalisation. batch: those of each batch, which the running ones follow; keep: the running ones, as
-    # they are, for a pretrained network whose data were of another mixture than the training's; auto: keep where the network's
-    # loss says that at the start.
+    keep: Literal["last", "best"] = "last"  # which epoch's weights are kept; best: on the validation split
+    compile: bool = False  # compute steps and the teacher's answers with torch.compile
+    # Statistics of batch normalization. batch: those of each batch, which update the running ones; keep: the running ones,
+    # unchanged, for a pretrained network whose data had another mixture than the training data; auto: keep if the network's
+    # loss at the start is far lower with them.
     norms: Literal["auto", "batch", "keep"] = "batch"
 
     @field_validator("precision", mode="before")
     @classmethod
     def _no(cls, value: Any) -> Any:
-        return "no" if value is False else value  # as YAML reads it
+        return "no" if value is False else value  # YAML reads no as False
 
 
 class DenseSection(Training):
-    """Training of the dense model, where no weights are given."""
+    """Training of the dense model, if no weights are given."""
 
     keep: Literal["last", "best"] = "best"
 
@@ -193,8 +193,8 @@ class DenseSection(Training):
 class TrainSection(Training):
     """Fine-tuning of the variational model with the annealed ELBO."""
 
-    # None: as the means (sgd: 0.001). auto: at least so much that log sigma2 alone can bring log alpha to the threshold in
-    # this many steps.
+    # None: the rate of the means (sgd: 0.001). auto: that rate, or a higher one (at most 0.1) if log sigma2 alone needs it to
+    # bring log alpha to the threshold in the steps of the training.
     lr_log_sigma2: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None
     beta: Annotated[BetaSchedule, short("name")] = BetaSchedule()
     distill: Distillation = Distillation()
@@ -202,16 +202,16 @@ class TrainSection(Training):
 
 
 class RecoverSection(Training):
-    """Training on with the masks frozen, after pruning."""
+    """Further training with frozen masks, after pruning."""
 
     epochs: int = Field(default=5, ge=0)
-    # auto: what suits the network, sgd with the dense model's answers or adam; see docs/search.md.
+    # auto: what suits the network: adam, or sgd with the dense model's answers; see docs/search.md.
     optimizer: Literal["auto", "adam", "adamw", "sgd"] = "auto"
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[RecoverLrSchedule, short("name")] = RecoverLrSchedule()
     norms: Literal["auto", "batch", "keep"] = "auto"
     noise: bool = True  # False: train the mean alone, without noise and KL
-    beta: Beta = "auto"  # constant; auto: a twentieth of where the training's ended
+    beta: Beta = "auto"  # constant; auto: a twentieth of the last beta of the training
     lr_log_sigma2: float | None = Field(default=None, gt=0)
     distill: Distillation = Distillation()
 
@@ -221,8 +221,8 @@ Threshold = Annotated[float | dict[str, float], AfterValidator(known_threshold)]
 
 
 class LayerRule(Section):
-    """Another setting for the layers that a pattern matches, or that are inside of what it matches; what it leaves out is as in
-    `convert`."""
+    """Other settings for the layers that a pattern matches, or that are inside a module that it matches; fields left out are as
+    in `convert`."""
 
     match: str | list[str]
     prior: Literal["ard", "log-uniform"] | None = None
@@ -253,26 +253,27 @@ class ConvertSection(Section):
     include: list[str] = ["*"]
     exclude: list[str] = []
     log_sigma2: float = -10.0
-    log_alpha: float | None = None  # in place of log_sigma2: by each layer's own scale, -6 for noise of 5% of it
+    log_alpha: float | None = None  # in place of log_sigma2: relative to each layer's scale, -6 for noise of 5% of it
     threshold: Threshold = 3.0
-    variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # in which the variances are computed
-    # Weights computed in each forward (weight_norm, weight-standardised convolutions): fold computes them once, exact in eval
+    variance_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # the type in which variances are computed
+    # Weights computed in each forward pass (weight_norm, weight-standardized convolutions): fold computes them once, which is
+    # exact in eval mode.
     derived: Literal["keep", "fold"] = "keep"
-    # The dropout layers of the model: draw lets them draw beside the weights wherever these do (MC dropout), in PyTorch and in
-    # the ONNX file; keep: off outside of training, as torch has them.
+    # The model's dropout layers. draw: they draw whenever the weights do (MC dropout), in PyTorch and in the ONNX file; keep:
+    # they are off outside training, as in torch.
     dropout: Literal["keep", "draw"] = "keep"
     layers: list[LayerRule] = []  # the first rule that matches a layer counts
 
 
 class RelevanceSection(Section):
-    """From log alpha to masks. With `candidates`, the sparsest that keeps the validation error is taken."""
+    """How log alpha becomes masks. With `candidates`, the sparsest that keeps the validation error is chosen."""
 
     threshold: Threshold | None = None  # None: as in convert
     candidates: list[Threshold] = []
-    # Units that several layers share (a residual stream, a head) are judged as one: they go or stay as a whole. auto: where
+    # Judge units that several layers share (a residual stream, a head) as one: they are removed or kept as a whole. auto: if
     # layers whose convert.share has input or output share any.
     coupled: bool | Literal["auto"] = "auto"
-    # By how much validation error (points; rmse: per cent) may exceed the best candidate's.
+    # By how much validation error (points; rmse: percent) may exceed the best candidate's.
     tolerance: float = Field(default=0.0, ge=0)
 
 
@@ -280,44 +281,44 @@ Goal = Annotated[str, AfterValidator(known_goal)]
 
 
 class SearchSection(Section):
-    """The smallest model that loses no more than `max_drop`, or the best one of a size: searched for where one is set.
+    """The search for the smallest model within a budget, or for the best one of a size; off unless a budget or a goal is set.
 
-    max_drop: points of validation error, or per cent of the dense model's RMSE; max_error: the error (per cent) or RMSE itself.
+    max_drop: points of validation error, or percent of the dense model's RMSE; max_error: the error (percent) or RMSE itself.
     goal: latency=2x, macs=0.4, parameters=10x, nonzero=50x, bytes=200kB. With both, the goal unless the budget forbids it.
     """
 
     max_drop: float | None = Field(default=None, ge=0)
     max_error: float | None = Field(default=None, ge=0)
     goal: Goal | None = None
-    # What the smallest model is smallest in. auto: that of the goal; else nonzero where single weights alone are asked whether
-    # they are needed (convert.share: weight), and macs where units are.
+    # The measure of size for the smallest model. auto: that of the goal; else nonzero if only single weights are judged
+    # (convert.share: weight), and macs if units are.
     objective: Literal["auto", "parameters", "macs", "latency", "bytes", "nonzero"] = "auto"
-    # One-sided, that of the upper bound on the drop that has to keep the budget; too few validation data: the drop itself does.
+    # Of the one-sided upper bound on the drop, which has to keep the budget; with too few validation data, the drop has to.
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
-    # null: as many as three times the epochs of a run without a search allow, the path included; from 1 to 8. What is left of
-    # those epochs goes to the best one, which recovers on; a goal without a budget makes a trial less for it, if there are two.
+    # null: as many as fit into three times the epochs of a run without a search, the path included; from 1 to 8. The best one
+    # recovers further in the epochs that are left; a goal without a budget sets some aside for that, if that leaves a trial.
     trials: int | None = Field(default=None, ge=1)
-    max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after so many minutes of the search
-    # Where units have to go that still live, they go in so many steps while a trial cools, the last of them at its end, at most
-    # one an epoch; 1: all at once. Of single weights all go at once.
+    max_minutes: float | None = Field(default=None, gt=0)  # no trial begins after this many minutes of the search
+    # If living units have to go, a trial cuts them in this many steps while it cools, at most one per epoch and the last at its
+    # end; 1: all at once. Single weights always go at once.
     cuts: int = Field(default=8, ge=1)
-    # Of rising pressure: beta doubles from each to the next. null: 6, or 3 where units are cut in steps.
+    # Levels of rising pressure: beta doubles from each to the next. null: 6, or 3 if units are cut in steps.
     levels: int | None = Field(default=None, ge=1, le=MOST_LEVELS)
-    latency_command: str | None = None  # asked for the milliseconds of a file, as in "./on-phone.sh"; the file comes last
-    # Examples that a call is measured with where latency counts. None: the geometric mean of batches of 1 and 128.
+    latency_command: str | None = None  # such as "./on-phone.sh": prints milliseconds for the file, its last argument
+    # Batch size at which latency is measured. None: the geometric mean of batches of 1 and 128.
     latency_batch: int | None = Field(default=None, ge=1)
-    # What goes for a size, where more has to go than is dead: the best of several mixtures of units and single weights, by the
-    # NLL of training examples before recovery; off: units by their rank in the model, or single weights alone.
+    # What is cut for a size if removing what is dead is not enough. auto: the best of several mixtures of units and single
+    # weights, by the NLL of training examples before recovery; off: units by their rank in the model, or single weights alone.
     mixture: Literal["auto", "off"] = "auto"
-    # Where a trial begins without pressure and whole units go, they go at once, and the means of what stays are fitted to what
-    # each layer gave before (least squares over training examples); ways to the size are compared like that. off: they go in
-    # steps of cooling, and what stays is left to the training, as with cuts: 1.
+    # auto: a trial that begins without pressure and cuts whole units cuts them at once, and fits the means that stay to what
+    # each layer gave before (least squares over training examples); ways to the size are compared like that, too. off: it cuts
+    # them in steps while it cools, and leaves what stays to the training, as with cuts: 1.
     reconstruct: Literal["auto", "off"] = "auto"
 
     @field_validator("mixture", "reconstruct", mode="before")
     @classmethod
     def _off(cls, value: Any) -> Any:
-        return "off" if value is False else value  # as YAML reads it
+        return "off" if value is False else value  # YAML reads off as False
 
     @model_validator(mode="after")
     def _one_measure(self) -> SearchSection:

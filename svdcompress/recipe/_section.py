@@ -1,4 +1,4 @@
-"""What all sections of a recipe have in common."""
+"""The base of a recipe's sections, and types that they share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Moment = Annotated[float | str, BeforeValidator(moment)]
 
 
 Plain = Annotated[dict[str, Any], BeforeValidator(plain_values)]
-"""Settings that are handed on: what YAML and JSON both hold, so that the stored recipe says the same."""
+"""Settings that are passed on: only what YAML and JSON both can hold, so that the stored recipe says the same."""
 
 
 def in_epochs(moment: float | str, epochs: int) -> float:

@@ -1,4 +1,4 @@
-"""YAML that says one thing only and stays small: no key twice, no aliases that multiply, no depth without end."""
+"""Reads YAML that is unambiguous and of bounded size: no duplicate keys, no aliases that multiply, no endless nesting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from svdcompress.errors import shortened
 from svdcompress.files import DEEPEST
 
 LONGEST = 2**20
-"""Characters of a YAML text; recipes have some thousand."""
+"""Most characters of a YAML text; recipes have a few thousand."""
 
 MOST = 100_000
-"""Values in a YAML text, each alias counted as what it stands for."""
+"""Most values in a YAML text, with each alias counted as what it stands for."""
 
 
 class TooLarge(yaml.YAMLError):
-    """A text that is longer, deeper or, its aliases followed, larger than any recipe. problem: which of them."""
+    """A text that is longer, deeper or, with aliases followed, larger than any recipe, or not readable. problem: why."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -25,15 +25,15 @@ class TooLarge(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, with bounds on depth and size (aliases followed) that hold while it reads, and no key twice."""
+    """The safe loader, without duplicate keys and with bounds on depth and size (aliases followed) that hold as it reads."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._sizes: dict[str, int] = {}  # of what each anchor names
-        self._open: list[tuple[str | None, int]] = []  # of each open collection: its anchor, and its size so far
+        self._sizes: dict[str, int] = {}  # of what each anchor stands for
+        self._open: list[tuple[str | None, int]] = []  # anchor and size so far of each open collection
 
     def get_event(self) -> Any:
-        """The parser's next event, once it is within the bounds."""
+        """The parser's next event. Raises TooLarge where it goes beyond the bounds."""
         event = super().get_event()
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in self._open):
@@ -63,7 +63,7 @@ class _Loader(yaml.SafeLoader):
             raise TooLarge(f"more than {MOST:,} values, its aliases followed")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As ever, refusing a key that occurs twice: the last one would win in silence."""
+        """As in the safe loader, but refuse a key that occurs twice: the last one would silently win."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text, with `safe_load`'s types. Raises yaml.YAMLError for anything else.
 
-    An alias may stand for a value, but all of them together not for more than MOST values.
+    Aliases are allowed, but with them followed the text must not hold more than MOST values.
     """
     if len(text) > LONGEST:
         raise TooLarge(f"{len(text):,} characters; at most {LONGEST:,} are read")

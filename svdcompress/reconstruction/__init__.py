@@ -1,4 +1,4 @@
-"""The means that stay make up for the units that go: each layer's former outputs, by least squares over examples."""
+"""Fits the remaining means to each layer's outputs before units were removed, by least squares over examples."""
 
 from svdcompress.reconstruction._layer import ROWS, LayerError
 from svdcompress.reconstruction._reconstruct import Reconstruction, fits_any, reconstruct, reconstructed

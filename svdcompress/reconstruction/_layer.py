@@ -1,4 +1,4 @@
-"""One layer of a model: whether it can be fitted to what it gave before, to how many rows, and the fit."""
+"""Fits one layer of a model to its former outputs: whether it can be fitted, to how many rows, and the fit itself."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from svdcompress.layers import VariationalLayer
 from svdcompress.reconstruction._solve import solve
 
 ROWS, WIDEST = 16_384, 4096
-"""Rows that a layer is fitted to: so many, or 32 for each input of its matrix product; but at most `WIDEST` of them where there
-are more inputs than that, as the system of the rows is solved there."""
+"""Rows that a layer is fitted to: `ROWS`, or 32 for each input of its matrix product if that is more; but only `WIDEST` if
+there are more inputs than that, as the system of the rows is solved then."""
 
 INPUTS = 512
-"""Of a layer that `ROWS` are enough for."""
+"""Inputs of a layer's matrix product for which `ROWS` rows are enough."""
 
 NUMBERS = 2**27
-"""Of the rows of one layer, and of the outputs that are kept of all layers: more are not held at a time."""
+"""Most numbers to hold at a time: in the rows of one layer, and in the kept outputs of all layers."""
 
 HELD = 0.2
-"""Share of the rows that choose the ridge: those of the last examples."""
+"""Share of the rows that are held out to choose the ridge: those of the last examples."""
 
 EXACT, ROUGH = 1e-12, 1e-10
-"""Share of the variance of a layer's outputs below which what it misses is rounding, and it stays as it is: in double and in
+"""Share of the variance of a layer's outputs below which its error is rounding and it is left as it is: in double and in
 single precision."""
 
 FEWEST = 10
-"""Rows that a fifth can be held out of."""
+"""Fewest rows of which a fifth can be held out."""
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far the outputs of a layer are from those before the cut, on held-out rows: squared error over their variance.
+    """Error of a layer's outputs compared with those before the cut, on held-out rows: squared error over their variance.
 
-    before: with the weights as they were, after: with those that were fitted, both behind layers that are refitted already.
+    before: with the old weights, after: with the fitted ones; both after layers that are already refitted.
     """
 
     name: str
@@ -48,7 +48,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Target:
-    """rows: (rows, outputs) of what a layer gave; at: which of them these are. shape: of what it read."""
+    """A layer's former outputs. rows: (rows, outputs) of them; at: indices of these rows. shape: of the layer's input."""
 
     at: Tensor
     rows: Tensor
@@ -56,7 +56,7 @@ class Target:
 
 
 def unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
-    """Why the weight of a layer stays; None where it can be fitted."""
+    """Why the weight of a layer cannot be fitted; None if it can."""
     if not layer.weight.requires_grad:
         return "it is frozen"
     if isinstance(layer, nn.modules.conv._ConvTransposeNd):
@@ -71,7 +71,7 @@ def unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
 
 
 def alive(view: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and inputs with a weight left, (groups, outputs) and (groups, inputs), of a mask's canonical view."""
+    """Which outputs and inputs have a weight left in a mask's canonical view, (groups, outputs) and (groups, inputs)."""
     return view.any(3).any(2), view.any(3).any(1)
 
 
@@ -93,7 +93,10 @@ def _outputs(layer: VariationalLayer) -> int:
 
 
 def refit(name: str, layer: VariationalLayer, target: Target, given: Any) -> LayerError | str:
-    """Fit a layer, whose mask is held, to rows of what it gave before; or why not. given: what it is called with now."""
+    """Fit a layer, whose mask is frozen, to rows of its former outputs; returns its error, or why it is not fitted.
+
+    given: its positional and keyword arguments now. Raises UsageError if what it reads or gave is not finite.
+    """
     at, wanted = target.at, target.rows
     x, args, kwargs = input_of(*given)
     if x.shape != target.shape:
@@ -142,7 +145,7 @@ def refit(name: str, layer: VariationalLayer, target: Target, given: Any) -> Lay
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-    """A layer's input, by whatever name, and the rest of what it is called with."""
+    """A layer's input, positional or by keyword, and its other positional and keyword arguments."""
     if args:
         return args[0], args[1:], kwargs
     name = "input" if "input" in kwargs else "x"

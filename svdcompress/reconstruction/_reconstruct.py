@@ -1,4 +1,4 @@
-"""The passes over a model: what each layer gave before the cut, and the weights that come nearest to it after."""
+"""Two passes over a model: the first notes each layer's outputs before the cut, the second fits the weights after it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from svdcompress.relevance import as_masks, hold
 
 @dataclass(frozen=True, repr=False)
 class Reconstruction:
-    """What `reconstruct` did. layers: in the order in which they run. left: why the weights of others stay, by name."""
+    """What `reconstruct` did. layers: the fitted ones, in the order in which they run. left: {name: why it was not fitted}."""
 
     layers: list[LayerError] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
 
     @property
     def before(self) -> float:
-        """Mean over the layers."""
+        """Mean error over the layers before the fit."""
         return sum(layer.before for layer in self.layers) / max(len(self.layers), 1)
 
     @property
     def after(self) -> float:
-        """Mean over the layers."""
+        """Mean error over the layers after the fit."""
         return sum(layer.after for layer in self.layers) / max(len(self.layers), 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Number of layers, mean errors and `left`, serializable as JSON."""
         return {"layers": len(self.layers), "before": self.before, "after": self.after, "left": dict(self.left)}
 
     def __repr__(self) -> str:
@@ -54,24 +54,26 @@ def reconstruct(
     rows: int = ROWS,
     seed: int = 0,
 ) -> Reconstruction:
-    """Change the means that stay so that, under `masks`, each layer gives what it gave before, as nearly as it can; in place.
+    """Fit the remaining means, in place, so that each layer's outputs under `masks` stay close to those before the cut.
 
-    Layer by layer in the order in which they run, `min |Y - X W'|^2 + ridge |W' - W|^2` over positions of the examples: Y are
-    the layer's outputs in the model before the cut, X what reaches it after the cut, through layers that are refitted already
-    (He et al. 2017, arXiv 1707.06168, section 3.1, for given channels). For a Gaussian posterior with the curvature of that
-    error it is the mean under the condition that the weights that go are 0, the "optimal brain surgeon" (Hassibi & Stork 1992,
-    eq. 5), here of whole units and with the ridge in place of a prior about W. The ridge, and whether a layer changes at all,
-    is chosen on a fifth of the positions. Biases are fitted too; variances and masks stay as they are.
+    Layers are fitted in the order in which they run, by `min |Y - X W'|^2 + ridge |W' - W|^2` over positions of the examples:
+    Y are the layer's outputs before the cut, X its inputs after the cut, computed by layers that are already refitted (He et
+    al. 2017, arXiv 1707.06168, section 3.1, for given channels). For a Gaussian posterior with the curvature of that error,
+    the solution is the mean given that the removed weights are 0, the "optimal brain surgeon" (Hassibi & Stork 1992, eq. 5),
+    here for whole units and with the ridge in place of a prior around W. The ridge, and whether a layer changes at all, are
+    chosen on a fifth of the positions. Biases are fitted too; variances and masks are not changed.
 
-    Two forward passes. Left alone, and named in the result: layers whose masks are not of whole units, that are frozen, run
-    several times or not at all, share their weight, or are transposed convolutions.
+    It takes two forward passes. Layers are left alone, and named in the result, if their masks are not of whole units, or if
+    they are frozen, run several times or not at all, share their weight, or are transposed convolutions.
 
-    model: converted; put into `eval()` meanwhile, and left as it was but for weights and biases. inputs: one batch of examples,
-    a few hundred or more, without targets. masks: which weights stay from now on. before: the same until now (None: what the
-    model computes with in `eval()`). rows: positions of the examples, drawn by `seed`, that a layer of up to 512 inputs (times
-    kernel positions) is fitted to; a wider one has more.
+    model: converted; in `eval()` meanwhile, and only its weights and biases change.
+    inputs: one batch of examples, a few hundred or more, without targets.
+    masks: which weights are kept after the cut.
+    before: the same before the cut (None: what the model computes with in `eval()`).
+    rows: positions of the examples, drawn with `seed`, that a layer of up to 512 inputs (times kernel positions) is fitted to;
+        a wider one is fitted to more.
 
-    Raises UsageError where the outputs of a layer are not finite, PruneError for masks of another model.
+    Raises UsageError if the inputs or outputs of a layer are not finite, PruneError for masks of another model.
 
     Example:
         >>> from svdcompress.selection import ranked, whole_units
@@ -120,7 +122,7 @@ def reconstruct(
 
 
 def fits_any(model: nn.Module) -> bool:
-    """Whether there is a layer that `reconstruct` does not leave alone in any case."""
+    """Whether the model has a layer that `reconstruct` can fit under some masks."""
     shared = _shared(model)
     return any(
         unfit(layer, torch.ones_like(layer.weight, dtype=torch.bool)) is None
@@ -138,7 +140,7 @@ def reconstructed(
     before: Mapping[str, Tensor] | None = None,
     rows: int = ROWS,
 ) -> Iterator[Reconstruction]:
-    """The model under `masks`, in `eval()`, with the means of `reconstruct`; as it was afterwards."""
+    """Give the model the means of `reconstruct` and these masks, in `eval()`; it is restored afterwards."""
     with as_it_was(model, False), _put_back(model):
         found = reconstruct(model, inputs, masks, before=before, rows=rows)
         hold(model, masks)
@@ -149,13 +151,13 @@ def reconstructed(
 
 
 def _shared(model: nn.Module) -> set[int]:
-    """Parameters that several modules hold."""
+    """Ids of the parameters that several modules hold."""
     found = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
     return {one for one, count in found.items() if count > 1}
 
 
 class _Targets:
-    """Some rows of what each layer gives. runs: how often each ran."""
+    """Collects some rows of each layer's outputs. runs: how often each layer ran."""
 
     def __init__(self, counts: Mapping[str, int], seed: int) -> None:
         self.counts, self.generator = counts, torch.Generator().manual_seed(seed)
@@ -163,7 +165,7 @@ class _Targets:
         self.runs: Counter[str] = Counter()
 
     def note(self, name: str) -> Any:
-        """A hook that keeps rows of a layer, and which they are, in their order."""
+        """A hook that keeps random rows of a layer's outputs and their indices, in order."""
 
         def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             self.runs[name] += 1
@@ -188,7 +190,7 @@ def _hooked(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
 
 @contextmanager
 def _put_back(model: nn.Module, *, after_errors_alone: bool = False) -> Iterator[None]:
-    """Weights and biases of the layers as they were."""
+    """Restore the weights and biases of the layers afterwards, or only after errors."""
     own = {id(each): each for _, layer in variational_layers(model) for each in (layer.weight, layer.bias) if each is not None}
     kept = {key: tensor.detach().clone() for key, tensor in own.items()}
     done = False

@@ -1,4 +1,4 @@
-"""One linear map refitted by ridge regression towards the weights that it has; held-out rows choose the ridge."""
+"""Refits one linear map by ridge regression towards its current weights; held-out rows choose the ridge."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
-"""Ridges that are tried, as shares of the mean of the eigenvalues of the rows' or the inputs' products, whichever are fewer."""
+"""Ridges to try, as shares of the mean eigenvalue of the products of the rows or of the inputs, whichever are fewer."""
 
 LEAST = 1e-10
-"""Share of the inputs' mean square below which their variance is rounding."""
+"""Share of the inputs' mean square below which their variance counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """change: of the weight (outputs, inputs); shift: of the bias (outputs,), 0 without one. ridge: of `RIDGES`; None: the
-    weight stays, as no change of it helps on held-out rows. before, after: squared error on these, summed over the outputs."""
+    """change: of the weight (outputs, inputs); shift: of the bias (outputs,), 0 without one. ridge: one of `RIDGES`; None: the
+    weight is kept, as no change helps on held-out rows. before, after: squared error on these, summed over outputs."""
 
     change: Tensor
     shift: Tensor
@@ -27,13 +27,14 @@ class Solution:
 
 
 def solve(x: Tensor, residual: Tensor, held: int, *, intercept: bool) -> Solution:
-    """The change D of a weight, and of its bias, that minimises `|residual - x D' - shift|^2 + ridge |D|^2`.
+    """The change D of a weight, and of its bias, that minimizes `|residual - x D' - shift|^2 + ridge |D|^2`.
 
-    x: (rows, inputs). residual: (rows, outputs), what the map misses as it is, in double precision. held: so many of the last
-    rows choose among `RIDGES` and "no change"; the solution is then of all rows. intercept: whether there is a bias.
+    x: (rows, inputs). residual: (rows, outputs), the error of the map as it is, in double precision. held: how many of the
+    last rows are held out to choose among `RIDGES` and "no change"; the solution is then fitted to all rows. intercept:
+    whether there is a bias.
 
-    With more inputs than rows the system of the rows is solved, which has the same solution (Saunders et al. 1998); its
-    products are made in the precision of x.
+    With more inputs than rows, the system of the rows is solved, which has the same solution (Saunders et al. 1998); its
+    products are computed in the precision of x.
     """
     kind = _ByRows if len(x) < x.shape[1] else _ByInputs
     rows = kind(x, residual, intercept)
@@ -55,7 +56,7 @@ def solve(x: Tensor, residual: Tensor, held: int, *, intercept: bool) -> Solutio
 
 
 class _ByInputs:
-    """With the products of the inputs over all rows."""
+    """Solves the system of the inputs, from their products with each other over the rows."""
 
     def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
         self.x, self.target, self.intercept = x.to(target.dtype), target, intercept
@@ -63,12 +64,12 @@ class _ByInputs:
         self.least = LEAST * float(self.x.square().sum()) / max(x.shape[1], 1)
 
     def told(self, first: int, ridge: float) -> Tensor | None:
-        """What the solution of the first rows says of the others; None where there is none."""
+        """Targets that the solution of the first rows predicts for the others; None if there is no solution."""
         found = self._at(first, ridge)
         return None if found is None else self.x[first:] @ found[0].T + found[1]
 
     def solution(self, ridge: float) -> tuple[Tensor, Tensor] | None:
-        """Of all rows: the change of the weight and of the bias."""
+        """The change of the weight and of the bias, fitted to all rows; None if there is no solution."""
         return self._at(len(self.x), ridge)
 
     def _at(self, count: int, ridge: float) -> tuple[Tensor, Tensor] | None:
@@ -79,17 +80,17 @@ class _ByInputs:
         return None if found is None else (found.T, mean_target - found.T @ mean)
 
     def _sums(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Products of the inputs, and of inputs and targets, of the first rows about their means; and the means."""
+        """Products of the inputs, and of inputs and targets, over the first rows and about their means; and the means."""
         x, target = self.x[:count], self.target[:count]
         mean, mean_target = torch.zeros_like(x[0]), torch.zeros_like(target[0])
-        if self.intercept:  # taken off first: what is left of large products would be rounding
+        if self.intercept:  # subtracted first: a difference of large products would be rounding
             mean, mean_target = x.mean(0), target.mean(0)
             x, target = x - mean, target - mean_target
         return x.T @ x, x.T @ target, mean, mean_target
 
 
 class _ByRows:
-    """With the products of the rows."""
+    """Solves the system of the rows, from their products with each other."""
 
     def __init__(self, x: Tensor, target: Tensor, intercept: bool) -> None:
         self.mean = x.mean(0) if intercept else torch.zeros_like(x[0])
@@ -98,7 +99,7 @@ class _ByRows:
         self.products = (self.x @ self.x.T).to(target.dtype)
 
     def told(self, first: int, ridge: float) -> Tensor | None:
-        """What the solution of the first rows says of the others; None where there is none."""
+        """Targets that the solution of the first rows predicts for the others; None if there is no solution."""
         products, across = self.products[:first, :first], self.products[first:, :first]
         target, mean = self.target[:first], torch.zeros_like(self.target[0])
         if self.intercept:
@@ -109,7 +110,7 @@ class _ByRows:
         return None if factors is None else across @ factors + mean
 
     def solution(self, ridge: float) -> tuple[Tensor, Tensor] | None:
-        """Of all rows: the change of the weight and of the bias."""
+        """The change of the weight and of the bias, fitted to all rows; None if there is no solution."""
         mean = self.target.mean(0) if self.intercept else torch.zeros_like(self.target[0])
         factors = _solved(self.products, self.target - mean, ridge, self.least)
         if factors is None:
@@ -119,7 +120,7 @@ class _ByRows:
 
 
 def _solved(products: Tensor, targets: Tensor, ridge: float, least: float) -> Tensor | None:
-    """The solution of the system with a ridge on its diagonal; None where what comes in is constant, or rounding."""
+    """The solution of the system with a ridge on its diagonal; None if the inputs are constant up to rounding."""
     scale = float(products.diagonal().mean())
     if not scale > least:
         return None

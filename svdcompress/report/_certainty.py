@@ -1,4 +1,4 @@
-"""The page's section on calibration of the model and on what its validation data promise."""
+"""The page's section on the model's calibration and on what is promised from validation data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHO = {"mean": "mean (model.onnx)", "samples": "samples (model_mc.onnx)"}
 
 
 def certainty(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Temperatures, the posterior, coverage and answers: wanted and, on the test data, measured."""
+    """Temperatures, the posterior, and coverage and answers as promised and as measured on the test data."""
     parts = [_fitted(results.get("calibrate") or {}), _posteriors(results.get("calibrate") or {})]
     promises = results.get("promises") or {}
     parts += [_coverage(promises.get("coverage") or {}), _answers(promises.get("answer_above") or {})]
@@ -68,7 +68,7 @@ def _coverage(found: Mapping[str, Any]) -> str:
 
 
 def _of_targets(each: Sequence[float] | None) -> str:
-    """In brackets, where there are several targets, the lowest and the highest coverage of one."""
+    """In parentheses, the lowest and the highest coverage of a single target; "" unless there are several."""
     return "" if not each else f" (targets {_percent(min(each))} to {_percent(max(each))})"
 
 

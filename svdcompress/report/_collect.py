@@ -1,4 +1,4 @@
-"""From models to what the plots need."""
+"""Collects from models what the plots need."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LOW, HIGH, BINS = -12.0, 12.0, 48
 
 @torch.no_grad()
 def log_alpha_histograms(model: nn.Module, threshold: Threshold | None = None) -> dict[str, dict[str, Any]]:
-    """`log_alpha` of the results: a histogram of each variational layer, all over the same bins.
+    """`log_alpha` of the results: a histogram for each variational layer, all with the same bins.
 
-    Counted are a layer's weights where they have a prior variance of their own, else its groups; the ends hold what lies
-    beyond them. threshold: as `relevance` takes it (None: each layer's own).
+    It counts a layer's weights if each has a prior variance of its own, else its prior groups; values beyond the ends count in
+    the outermost bins. threshold: as in `relevance` (None: each layer's own).
     """
     edges = torch.linspace(LOW, HIGH, BINS + 1).tolist()
     histograms = {}
@@ -33,17 +33,17 @@ def log_alpha_histograms(model: nn.Module, threshold: Threshold | None = None) -
 
 @torch.no_grad()
 def first_filters(dense: nn.Module, sparse: nn.Module, limit: int = 32) -> dict[str, dict[str, Any]]:
-    """`filters` of the results: the first converted layer before and after, or {} if its weights are no pictures.
+    """`filters` of the results: the first converted layer before and after, or {} if its weights are not pictures.
 
-    dense: the model before. sparse: the same model after, masked but not yet pruned, so that their layers have the same
-    names and shapes. Of more than `limit` filters those are taken whose weights are largest after.
+    dense: the model before. sparse: the same model after, masked but not yet pruned, so that its layers have the same names
+    and shapes. If there are more than `limit` filters, those with the largest weights after are taken.
     """
     after = dict(variational_layers(sparse))
     for name, module in dense.named_modules():
         weight = getattr(module, "weight", None)
         if name in after and isinstance(weight, Tensor):
             if after[name].weight.shape != weight.shape or not _is_picture(after[name]):
-                break  # a later layer reads features, however square their number
+                break  # later layers read features, even if their number is a square
             left = (after[name].weight * after[name].relevant()).float().cpu()
             order = left.flatten(1).norm(dim=1).argsort(descending=True, stable=True)[:limit]
             return {name: {"before": _rounded(weight.float().cpu()[order]), "after": _rounded(left[order])}}
@@ -51,7 +51,7 @@ def first_filters(dense: nn.Module, sparse: nn.Module, limit: int = 32) -> dict[
 
 
 def _is_picture(layer: VariationalLayer) -> bool:
-    """A 2-D convolution from at most three channels with a kernel to look at, or a Linear on square pictures."""
+    """Whether this is a 2-D convolution (3 x 3 or larger) of at most three channels, or a Linear on square pictures."""
     shape = layer.weight.shape
     if len(shape) == 4:
         return not layer.transposed and shape[1] <= 3 and min(shape[2:]) >= 3
@@ -59,7 +59,7 @@ def _is_picture(layer: VariationalLayer) -> bool:
 
 
 def _rounded(weights: Tensor) -> list[Any]:
-    """Nested lists with three digits of the largest weight: enough for a picture, a third of the text."""
+    """Nested lists, rounded to three digits of the largest weight: enough for a picture, and a third of the text."""
     step = 10.0 ** (math.floor(math.log10(max(float(weights.abs().max()), 1e-12))) - 2)
     digits = max(0, -round(math.log10(step)))
     return (weights.double() / step).round().mul(step).numpy().round(digits).tolist()

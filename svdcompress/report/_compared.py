@@ -20,7 +20,7 @@ RATIOS = {"nonzero": "non-zeros", "parameters": "parameters", "macs": "MACs", "b
 
 
 def compared(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str) -> str:
-    """The page. runs: names (unique ones) and what each run's report.json holds. measure: of the drawing's x axis."""
+    """The page. runs: unique names, each with the content of the run's report.json. measure: the size on the x axis."""
     names = [name for name, _ in runs]
     sections = {
         "tradeoff": ("Error vs. size", _tradeoff(runs, measure)),
@@ -33,7 +33,7 @@ def compared(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str) -> str
 
 
 def _tradeoff(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str) -> str:
-    """Test error with the interval of its change against size; a colour for each run."""
+    """Test error, with the interval of its change, against size; a color for each run."""
     points = [(k, name, results, run_point(results, measure)) for k, (name, results) in enumerate(runs)]
     found = [(k, name, results, pair) for k, name, results, pair in points if pair is not None]
     if not found:
@@ -88,7 +88,7 @@ def _change(span: Mapping[str, Any] | None, unit: str) -> str:
 
 
 def _sizes(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """What is left of each model, as numbers and as factors."""
+    """Sizes and latencies of each sparse model, and in parentheses how many times smaller or faster than the dense one."""
     batches = list(dict.fromkeys(b for _, results in runs for b in ((results.get("sparse") or {}).get("latency_ms") or {})))
     body = []
     for name, results in runs:

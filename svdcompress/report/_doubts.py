@@ -20,7 +20,7 @@ NOTE = (
 
 
 def doubts(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Pictures with what was said and what is true; a table where the inputs are no pictures; "" without any."""
+    """Pictures with prediction and truth, or a table if the inputs are not pictures; "" if there are none."""
     found = results.get("doubts") or ()
     if not found:
         return ""
@@ -43,7 +43,7 @@ def doubts(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """One example as a picture; "" where it is none."""
+    """One example as a picture; "" if it is not one."""
     pixels = _pixels(row.get("picture"))
     if pixels is None:
         return ""
@@ -60,7 +60,7 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 
 def _pixels(stored: Any) -> np.ndarray | None:
-    """A picture from its shape and bytes; None for what is none."""
+    """A picture from its stored shape and bytes; None if they do not make one."""
     try:
         data = np.frombuffer(base64.b64decode(stored["base64"], validate=True), dtype=np.uint8)
         pixels = data.reshape([int(size) for size in stored["shape"]])

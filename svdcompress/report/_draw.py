@@ -1,8 +1,8 @@
-"""Matplotlib figures as SVG that follows the page: its colours are CSS variables, its text is text.
+"""Matplotlib figures as SVG that follows the page's style: colors are CSS variables, and text stays text.
 
-A figure is drawn with marker colours that mean "ink", "quiet", "page" or "series k"; in the SVG they become `var(--ink)` and
-so on, which the page's style sheet gives for light and for dark. Points that are to have a tooltip are told by `Drawing.points`
-and end up, in the SVG's own coordinates, in its `data-points`; series that a legend hides are marked by `mark`.
+A figure is drawn with marker colors that stand for "ink", "quiet", "line", "page" or "series k"; in the SVG they become
+`var(--ink)` and so on, which the page's style sheet defines for light and dark. `Drawing.points` registers points that get a
+tooltip; they end up, in the SVG's own coordinates, in its `data-points`. `mark` marks series that a legend can hide.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RC: Any = {
 
 
 def short(value: float, _position: int = 0) -> str:
-    """A tick's number in few letters: 0.001, 20, 5k, 1.3M."""
+    """A tick's number in short form: 0.001, 20, 5k, 1.3M."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.3g}{name}"
@@ -61,7 +61,7 @@ def short(value: float, _position: int = 0) -> str:
 
 
 def make_log(ax: Axes) -> None:
-    """A logarithmic y axis with plain numbers at its ticks."""
+    """Make the y axis logarithmic, with plain numbers at its ticks."""
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(FuncFormatter(short))
     ax.yaxis.set_minor_locator(NullLocator())
@@ -71,7 +71,7 @@ def make_log(ax: Axes) -> None:
 
 
 def series(k: int) -> str:
-    """The marker colour of series k; they come round again after six."""
+    """The marker color of series k; colors repeat after six."""
     return SERIES[k % len(SERIES)]
 
 
@@ -87,15 +87,15 @@ def steady(ax: Axes, least: float) -> None:
     if ax.get_yscale() == "linear" and 0 < high - low < least:
         middle = (low + high) / 2
         bottom = middle - least / 2
-        if low >= 0 > bottom:  # of what is never negative
+        if low >= 0 > bottom:  # for values that are never negative
             bottom = 0.0
         ax.set_ylim(bottom, bottom + least)
 
 
 class Drawing:
-    """A figure in the page's style, used as a context; `svg` is there once the context is left.
+    """A figure in the page's style, used as a context manager; `svg` is set when the context ends.
 
-    width, height: inches at the text size that the page means; the page scales the figure to its column.
+    width, height: in inches at the page's nominal text size; the page scales the figure to its column.
     """
 
     def __init__(self, width: float = 3.9, height: float = 2.3, rows: int = 1, columns: int = 1, **kwargs: Any) -> None:
@@ -123,19 +123,19 @@ class Drawing:
         return self.axes[0]
 
     def points(self, ax: Axes, at: Iterable[tuple[float, float]], texts: Iterable[str], series: int = 0) -> None:
-        """Give points of a plot a tooltip each. at: in the data's coordinates. series: whose points they are, as in `mark`."""
+        """Give each point of a plot a tooltip. at: in data coordinates. series: the one they belong to, as in `mark`."""
         self._points += [(ax, float(x), float(y), text, series) for (x, y), text in zip(at, texts, strict=True)]
 
 
 def _with_points(svg: str, figure: Figure, points: Sequence[tuple[Axes, float, float, str, int]]) -> str:
-    """The drawing with its points, in its own units (72 an inch, y down)."""
+    """The SVG with its points in its own units (72 per inch, y down)."""
     unit, height = 72 / figure.dpi, 72 * figure.get_figheight()
     found = []
     for ax, x, y, text, k in points:
         across, up = ax.transData.transform((x, y))
         spot = round(float(across) * unit, 1), round(height - float(up) * unit, 1)
         box = ax.get_window_extent()
-        if box.x0 - 2 <= across <= box.x1 + 2 and box.y0 - 2 <= up <= box.y1 + 2:  # what the axes cut off has none
+        if box.x0 - 2 <= across <= box.x1 + 2 and box.y0 - 2 <= up <= box.y1 + 2:  # none for points cut off by the axes
             found.append([*spot, text, k])
     if not found:
         return svg
@@ -148,7 +148,7 @@ _drawn = 0
 
 def _to_svg(figure: Figure) -> str:
     global _drawn
-    _drawn += 1  # names inside the SVG are hashed from it, so that several on one page don't share them
+    _drawn += 1  # ids inside the SVG are hashed from it, so that several SVGs on one page don't share them
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": f"svdcompress-{_drawn}"}):
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}

@@ -1,4 +1,4 @@
-"""The section of what `svdc evaluate` found, if it has been run: from evaluation/evaluation.json in the run's folder."""
+"""The section on the results of `svdc evaluate`, if it has been run: from evaluation/evaluation.json in the run's folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCORES = {
 
 
 def evaluation(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Who was compared, what the test data show, error against the share answered, and error under shift; "" without one."""
+    """Contenders, their figures on the test data, error by share answered, figures under shift; "" without an evaluation."""
     path = None if folder is None else folder / FILE
     if path is None or not path.is_file():
         return ""
@@ -104,7 +104,7 @@ def _abouts(contenders: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answered(contenders: Sequence[Mapping[str, Any]]) -> str:
-    """Error against the share of inputs answered: where a service sets its threshold."""
+    """Error against the share of inputs answered, by which a service can choose its threshold."""
     curves = [(k, row["name"], row["selective"]) for k, row in enumerate(contenders) if row.get("selective")]
     if not curves:
         return ""
@@ -160,14 +160,14 @@ def _reliability(contenders: Sequence[Mapping[str, Any]]) -> str:
         for row in contenders
         if row.get("reliability")
     }
-    if len(shown) != len(contenders):  # colours are by place
+    if len(shown) != len(contenders):  # colors go by position
         return ""
     label = "Reliability diagram of all methods"
     return html.figure(_plots.reliability(shown), "Reliability", "Below the dashed line a method is overconfident.", label)
 
 
 def _elsewhere(contenders: Sequence[Mapping[str, Any]]) -> str:
-    """How well each contender's scores tell the test inputs from others, best on the right."""
+    """How well each contender's scores separate the test inputs from others; the best are on the right."""
     rows = [(k, str(row["name"]), row["ood"]) for k, row in enumerate(contenders) if row.get("ood")]
     sets = list(dict.fromkeys(name for *_, ood in rows for name in ood))
     if not sets:

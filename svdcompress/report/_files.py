@@ -1,4 +1,4 @@
-"""Results as plain JSON values, and files that are either whole or not there."""
+"""Results as plain JSON values, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def load(folder: str | Path) -> dict[str, Any]:
-    """The results of a finished run from its folder's `report.json`. Raises OutputError where there is none to read."""
+    """The results of a finished run from its folder's `report.json`. Raises OutputError if there is none to read."""
     path = Path(folder) / "report.json"
     try:
         results = parse_json(path.read_bytes())

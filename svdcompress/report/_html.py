@@ -19,13 +19,13 @@ def name_cell(name: Any) -> str:
 
 
 def right(content: str) -> str:
-    """A cell whose content stands right."""
+    """A right-aligned cell."""
     return tag("td", content, "number")
 
 
 def table(headings: Iterable[str], body: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table that scrolls sideways where it is too wide; headings that begin with ">" stand right. Cells that are not tags
-    become cells."""
+    """A table that scrolls sideways if it is too wide. Headings that begin with ">" are right-aligned; cells that are not
+    `<td>` elements are wrapped in one."""
     headings = list(headings)
     head = "".join(_heading(text) for text in headings)
     lines = ("".join(cell if cell.startswith("<td") else tag("td", cell) for cell in row) for row in body)
@@ -57,7 +57,7 @@ def figure(drawing: str, title: str, caption: str = "", label: str = "") -> str:
 
 
 def legend(names: Sequence[str], dashes: Sequence[str] = ("solid",)) -> str:
-    """Buttons, one for each series, which hide it in the drawings beside it (in the same `data-filter`)."""
+    """Buttons, one for each series, that hide it in the drawings of the same `data-filter`."""
     items = "".join(
         f'<li><button type="button" aria-pressed="true" data-series="{k}">'
         f'<i style="border-top-color:var(--c{k % 6 + 1});border-top-style:{dashes[k // 6 % len(dashes)]}"></i>'
@@ -98,17 +98,17 @@ def shape(sizes: Sequence[int] | None) -> str:
 
 
 def length(value: Any) -> float | None:
-    """A count, or that of a list."""
+    """The length of a list; any other value, such as a count, as it is."""
     return len(value) if isinstance(value, list) else value
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number (truth values are none)."""
+    """Whether a value is a number (a Boolean is not)."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number(key: str, value: Any) -> str:
-    """A figure by its kind; a dash for what is no number."""
+    """A figure as text, by its kind; a dash if it is not a number."""
     if not is_number(value):
         return "–"
     if isinstance(value, int):

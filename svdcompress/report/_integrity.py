@@ -1,4 +1,4 @@
-"""Whether a folder's files are those that its report was written with: their SHA-256, and the layout's version."""
+"""Checks that a folder's files are those that its report was written with, by their SHA-256, and the layout's version."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from svdcompress.errors import OutputError, shortened
 from svdcompress.files import is_temporary
 
 FORMAT = 1
-"""The layout of `report.json` that is written, and the newest that is read. Files of version 0.1.0 name none."""
+"""The version of `report.json`'s layout that is written, and the newest that can be read. Files of version 0.1.0 have none."""
 
 OWN = ("report.json", "report.html")
-"""The report itself: it cannot hold its own digest, and the page is drawn anew whenever somebody asks."""
+"""The report's own files: report.json cannot hold its own digest, and the page may be rendered again at any time."""
 
 STATE = "state"
-"""What goes when the run ends."""
+"""The folder that is deleted when the run ends."""
 
 CHUNK = 2**20
 
 
 def stamped(results: Mapping[str, Any], folder: str | Path) -> dict[str, Any]:
-    """Results with `format`, and `files`: size and SHA-256 of each file of the folder, the report's own apart."""
+    """Results with `format`, and `files`: size and SHA-256 of each file in the folder except the report's own."""
     return {"format": FORMAT, **results, "files": _digests(Path(folder))}
 
 
 def altered(folder: str | Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Files that are not as `files` of a report has them: {name: (what it says, what is there)}; {} if all are.
+    """Files that differ from the digests in a report's `files`: {name: (stored digest, actual digest)}; {} if none does.
 
-    What is there is a digest like the other one, or None for a file that is missing or cannot be read.
+    The actual digest is None for a file that is missing or cannot be read.
     """
     found = {}
     for name, stored in files.items():
@@ -42,7 +42,7 @@ def altered(folder: str | Path, files: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def check_format(results: Any, path: Path) -> None:
-    """Raises OutputError for a report of a later layout than this version knows."""
+    """Raises OutputError for a report with a newer layout than this version knows."""
     number = results.get("format") if isinstance(results, dict) else None
     if isinstance(number, int) and number > FORMAT:
         raise OutputError(

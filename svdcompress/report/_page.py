@@ -1,4 +1,4 @@
-"""The page: sections in their order, each from the part of the results that it needs."""
+"""The page: its sections in order, each made from the part of the results that it needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def page(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def whole(title: str, subtitle: str, sections: Mapping[str, tuple[str, str]]) -> str:
-    """A page of sections, {anchor: (heading, HTML)}. Its policy runs no script but the page's own, and loads nothing."""
+    """A page of sections, {anchor: (heading, HTML)}. Its policy allows no script but the page's own, and loads nothing."""
     folder = files("svdcompress.report")
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()

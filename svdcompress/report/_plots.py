@@ -25,10 +25,10 @@ CURVES = {
 """Columns of the history that are drawn, in this order."""
 
 DASHES: Any = ("-", (0, (4, 2)), (0, (1, 1.5)))
-"""Lines of series beyond the sixth, whose colours come round again."""
+"""Line styles: colors repeat after six series, and then the next style is used."""
 
 CSS_DASHES = ("solid", "dashed", "dotted")
-"""The same in a legend."""
+"""The same line styles in CSS, for legends."""
 
 FEW = 10
 """Examples below which a bin of the reliability diagram is a pale dot: its accuracy is mostly chance."""
@@ -40,11 +40,11 @@ def stages(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 STILL = 0.05
-"""The least span of an axis, relative to its values: less is not worth a look."""
+"""The least span of an axis relative to its values: smaller changes are not worth showing."""
 
 
 def chance_error(error: float, examples: int | None) -> float:
-    """Four standard errors of an error in percent that was counted on so many examples; 0 where their number isn't known."""
+    """Four standard errors of an error in percent that was counted on `examples` examples; 0 if their number is unknown."""
     share = min(max(error / 100, 1 / examples), 1) if examples else 0.0
     return 400 * math.sqrt(share * (1 - share) / examples) if examples else 0.0
 
@@ -57,9 +57,9 @@ def _least(values: Sequence[float], name: str, examples: int | None) -> float:
 
 
 def training_curve(history: Sequence[Mapping[str, Any]], name: str, examples: int | None = None) -> str | None:
-    """One column of the history over all epochs, a colour for each stage; None where nothing was recorded.
+    """One column of the history over all epochs, a color for each stage; None if nothing was recorded.
 
-    examples: of the validation data, so that the axis of their error shows no less than chance would.
+    examples: number of validation examples, from which the axis of their error gets a span no smaller than chance.
     """
     values = [_number(entry.get(name)) for entry in history]
     if all(math.isnan(value) for value in values):
@@ -112,7 +112,7 @@ def log_alpha(histogram: Mapping[str, Any], threshold: float | None) -> str:
 
 
 def log_alpha_map(histograms: Mapping[str, Mapping[str, Any]], threshold: float | None) -> str:
-    """The same for many layers: one row a layer, darker where more of its weights are."""
+    """The same for many layers: one row per layer, darker where more of its weights are."""
     edges = np.asarray(next(iter(histograms.values()))["edges"], float)
     grid = np.array([_rebin(h, edges) for h in histograms.values()])
     grid = grid / np.maximum(grid.max(1, keepdims=True), 1e-12)
@@ -141,7 +141,7 @@ def _rebin(histogram: Mapping[str, Any], edges: np.ndarray) -> np.ndarray:
 
 
 def threshold_curve(points: Sequence[Mapping[str, Any]], chosen: float | None, examples: int | None = None) -> str | None:
-    """Error (or RMSE), NLL and non-zeros against the threshold, one panel each. examples: of the validation data."""
+    """Error (or RMSE), NLL and non-zeros against the threshold, one panel each. examples: number of validation examples."""
     names = {"error": "error (%)", "rmse": "RMSE", "nll": "NLL", "nonzero": "non-zeros"}
     shown = [name for name in names if any(point.get(name) is not None for point in points)]
     points = sorted(points, key=lambda point: point["threshold"])
@@ -164,7 +164,7 @@ def threshold_curve(points: Sequence[Mapping[str, Any]], chosen: float | None, e
 
 
 def reliability(calibration: Mapping[str, Mapping[str, Any]]) -> str:
-    """Accuracy against confidence by bins, one line for each model; on the diagonal a model is as sure as it is right."""
+    """Accuracy against confidence by bins, one line for each model; on the diagonal confidence equals accuracy."""
     with Drawing(3.9, 3.5) as drawing:
         ax = drawing.ax
         ax.plot([0, 1], [0, 1], color=QUIET, lw=0.8, ls=(0, (4, 3)))
@@ -207,7 +207,7 @@ def latency_bars(dense: Mapping[str, float], sparse: Mapping[str, float]) -> str
 
 
 def filters(before: Any, after: Any, limit: int = 32) -> str | None:
-    """First-layer filters as pictures, before (above) and after (below), in one scale: red above 0, blue below."""
+    """First-layer filters as pictures, before (left) and after (right), on one scale: red above 0, blue below."""
     pictures = [found for weights in (before, after) if (found := _pictures(np.asarray(weights, float))) is not None]
     if len(pictures) < 2:
         return None
@@ -226,7 +226,7 @@ def filters(before: Any, after: Any, limit: int = 32) -> str | None:
 
 
 def _pictures(weights: np.ndarray) -> np.ndarray | None:
-    """Weights (filters, inputs[, height, width]) as pictures (filters, height, width); None where they are none."""
+    """Weights (filters, inputs[, height, width]) as pictures (filters, height, width); None if they are not pictures."""
     if weights.ndim == 4:
         return weights.mean(1)
     side = math.isqrt(weights.shape[1]) if weights.ndim == 2 else 0
@@ -234,7 +234,7 @@ def _pictures(weights: np.ndarray) -> np.ndarray | None:
 
 
 def _tiles(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Pictures in a grid, with gaps of one pixel that stay clear."""
+    """Pictures in a grid, with empty gaps of one pixel."""
     height, width = pictures.shape[1:]
     sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1), np.nan)
     for k, picture in enumerate(pictures):
@@ -244,7 +244,7 @@ def _tiles(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def short4(value: float) -> str:
-    """A figure in a tooltip."""
+    """A number as text for a tooltip."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -39,7 +39,7 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
 
 
 def rounding(results: Mapping[str, Any]) -> str:
-    """One sentence on what rounding the numbers of channels kept beyond what was needed; "" where nothing was rounded."""
+    """One sentence on the effect of rounding the numbers of channels; "" if they were not to be rounded."""
     report = results.get("pruning") or {}
     groups = [group for group in report.get("groups") or () if group.get("kept_unrounded") is not None]
     if (report.get("round_to") or 1) <= 1 or not groups:
@@ -61,7 +61,7 @@ _FORMS = ("rounded", "unrounded")
 
 
 def chance(results: Mapping[str, Any]) -> str:
-    """What to know of the intervals in the rows, and of NLLs that are not alike; "" where there are none."""
+    """A note on the intervals in the rows, and on NLLs that are not comparable; "" if there are no intervals."""
     count = (results.get("examples") or {}).get("test")
     data = f"the {count:,} test examples" if count else "the test data"
     text = f"In parentheses: the 95% interval of the change, from {data} alone; changes without color may be chance."
@@ -69,7 +69,7 @@ def chance(results: Mapping[str, Any]) -> str:
 
 
 def _tempered(results: Mapping[str, Any]) -> str:
-    """A sentence where the sparse model's NLL has a temperature that the dense one's lacks; ""."""
+    """A sentence if the sparse model's NLL has a temperature that the dense model's lacks, else ""."""
     found = results.get("calibrate") or {}
     mean, what = found.get("mean") or {}, found.get("likelihood") or {}
     if "nll" not in results["changes"] or not mean.get("taken") or "temperature" not in what:
@@ -123,7 +123,8 @@ def _latency_rows(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> list[R
 
 
 def _ratio(dense: float | None, sparse: float | None, word: str, same: float = 0.005) -> tuple[str, bool | None]:
-    """The change in words; same: ratios this close to 1 are none (for times, what one measurement differs from another)."""
+    """The change in words, and whether it is for the better. same: ratios this close to 1 count as no change (for latencies,
+    as much as one measurement differs from another)."""
     if dense is None or sparse is None or sparse <= 0 or dense <= 0:
         return "", None
     ratio = dense / sparse
@@ -135,12 +136,12 @@ def _ratio(dense: float | None, sparse: float | None, word: str, same: float = 0
 
 
 def times(ratio: float) -> str:
-    """A ratio for eyes: 84x, 8.4x, 1.08x."""
+    """A ratio as text: 84x, 8.4x, 1.08x."""
     return f"{ratio:,.0f}x" if ratio >= 99.5 else f"{ratio:.1f}x" if ratio >= 1.95 else f"{ratio:.2f}x"
 
 
 def metric(name: str, value: float | None) -> str:
-    """A metric for eyes; `error` is in percent."""
+    """A metric as text; `error` is in percent."""
     return "–" if value is None else f"{value:.2f} %" if name == "error" else f"{value:.4f}"
 
 
@@ -170,7 +171,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in seconds for eyes: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """A time in seconds as text: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""What `report.json` may hold, as far as the table and the page read it: checked when a file is read, further keys allowed."""
+"""What the table and the page read of `report.json`; it is checked when a file is read, and other keys are allowed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Shape = list[Count] | None
 
 
 def _beside(name: str) -> str:
-    """A file of the run's folder itself, and a picture: a report takes in what it names."""
+    """Allow only pictures directly in the run's folder, since the page embeds the files that a report names."""
     if PurePath(name).name != name or "\\" in name or PurePath(name).suffix not in (".png", ".svg", ".jpg", ".jpeg"):
         raise ValueError("a PNG, SVG or JPEG file of the folder itself is needed")
     return name
 
 
 def _inside(name: str) -> str:
-    """A file of the run's folder: nothing else is looked at."""
+    """Allow only files within the run's folder: nothing else is read."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
         raise ValueError("a file within the folder is needed")
@@ -28,7 +28,7 @@ def _inside(name: str) -> str:
 
 
 class _Part(BaseModel):
-    """Values are of their own types: no text for a number."""
+    """Base with strict types: a number must not be given as text."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -175,7 +175,7 @@ class Mixture(_Part):
 
 
 class Reconstructed(_Part):
-    """`reconstruction` of one of `search.trials`: of how many layers, and the mean error of their outputs."""
+    """`reconstruction` of one of `search.trials`: number of layers, and the mean error of their outputs before and after."""
 
     layers: Count
     before: float
@@ -220,7 +220,7 @@ class MeasuredWith(_Part):
 
 
 class SearchEpochs(_Part):
-    """`search.epochs`: of the path and all trials, and of one run without a search."""
+    """`search.epochs`: epochs of the path and all trials, and of one run without a search."""
 
     search: Count
     one_run: Count
@@ -276,7 +276,7 @@ class Calibrate(_Part):
 
 
 class Measured(_Part):
-    """What a promise was worth on the test data."""
+    """How well a promise was kept on the test data."""
 
     coverage: Number = None
     each: list[float] | None = None
@@ -322,7 +322,7 @@ class Reduced(_Part):
 
 
 class Results(_Part):
-    """All of it."""
+    """All of `report.json`."""
 
     format: Count | None = None
     files: dict[Annotated[str, AfterValidator(_inside)], Digest] | None = None

@@ -14,11 +14,11 @@ from svdcompress.report import _plots
 from svdcompress.report._rows import count, duration, rounding
 
 SINGLE_HISTOGRAMS = 9
-"""Up to so many layers have a histogram each; more of them share one map."""
+"""Up to this many layers have a histogram each; more of them share one map."""
 
 
 def subtitle(results: Mapping[str, Any]) -> str:
-    """Under the title: when, where, how long; what the recipe says of itself; warnings."""
+    """Below the title: date, device, seed and duration; the recipe's description; warnings and notes."""
     created = str(results.get("created") or "").replace("T", " ")[:16]
     parts = [part for part in (created, str(results.get("device") or "")) if part]
     if results.get("seed") is not None:
@@ -32,7 +32,7 @@ def subtitle(results: Mapping[str, Any]) -> str:
 
 
 def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Pictures that the run's own stages drew, read from its folder."""
+    """Pictures that the run's own stages plotted, read from its folder."""
     shown = []
     for picture in results.get("pictures") or ():
         source, dark = _source(folder, picture["file"]), _source(folder, picture.get("dark"))
@@ -47,7 +47,7 @@ def pictures(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def _source(folder: Path | None, name: str | None) -> str:
-    """A picture of the folder as a data URL; "" where it is not there."""
+    """A picture of the folder as a data URL; "" if it is missing."""
     path = None if folder is None or name is None else folder / name
     if path is None or not os.path.isfile(path):
         return ""
@@ -73,7 +73,7 @@ def figures(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def _numbers(rows_: Any) -> str:
-    """A table of rows of figures, {row: {figure: number}}; "" for anything else. What is no number is left out."""
+    """A table of rows of figures, {row: {figure: number}}; "" for anything else. Columns without numbers are left out."""
     if not isinstance(rows_, Mapping):
         return ""
     table = {name: row for name, row in rows_.items() if isinstance(row, Mapping)}
@@ -253,7 +253,7 @@ def filters(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def latency(results: Mapping[str, Any], folder: Path | None) -> str:
-    """Bars of the two files."""
+    """Latency of the two files as bars."""
     dense = (results.get("dense") or {}).get("latency_ms") or {}
     sparse = (results.get("sparse") or {}).get("latency_ms") or {}
     if not set(dense) & set(sparse):
@@ -280,7 +280,7 @@ def run(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def recipe(results: Mapping[str, Any], folder: Path | None) -> str:
-    """The resolved recipe, folded."""
+    """The resolved recipe, collapsed."""
     text = results.get("recipe")
     if not text:
         return ""

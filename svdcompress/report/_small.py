@@ -1,4 +1,4 @@
-"""What the small forms of a run's ONNX files are beside the float file, in a sentence each."""
+"""The small forms of a run's ONNX files compared with the float file, in a sentence each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from svdcompress.report._rows import metric, milliseconds, size, times
 
 LITTLE = 0.01
-"""Share of model.onnx that the compact form has to save to be worth a mention of its size."""
+"""Share of model.onnx that the compact form has to save; below that it is said to save nothing."""
 
 SAME = 0.005
-"""Ratios this close to 1 are none."""
+"""Ratios this close to 1 count as the same size."""
 
 WORDS = {"int8": "In integers", "int4": "In four bits", "float16": "In float16"}
 
 
 def small_files(results: Mapping[str, Any]) -> list[str]:
-    """Sentences on the compact file and on that in fewer bits; [] where there are none."""
+    """Sentences on the compact file and on those in fewer bits; [] if there are none."""
     lines = []
     dense, sparse = results.get("dense") or {}, results.get("sparse") or {}
     if compact := sparse.get("bytes_compact"):
@@ -35,14 +35,14 @@ def small_files(results: Mapping[str, Any]) -> list[str]:
 
 
 def has_zeros(results: Mapping[str, Any]) -> bool:
-    """Whether the small model has zeros that a compact file can leave out; where that is not known it is taken to."""
+    """Whether the small model has zeros that a compact file can leave out; True if that is unknown."""
     sparse = results.get("sparse") or {}
     parameters, nonzero = sparse.get("parameters"), sparse.get("nonzero")
     return parameters is None or nonzero is None or nonzero < parameters
 
 
 def _beside(own: float, dense: Mapping[str, Any]) -> str:
-    """A file's bytes, and how much smaller or larger than the dense one it is."""
+    """A file's size, and how much smaller or larger it is than the dense file."""
     if not dense.get("bytes"):
         return size(own)
     ratio = dense["bytes"] / own

@@ -37,7 +37,7 @@ def _small(text: str) -> str:
 
 
 def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Value, what it is, and in small print what it stands beside."""
+    """For each tile the value, what it is, and in small print what to compare it with."""
     ratios = results.get("compression") or {}
     tiles = _quality_tiles(results)
     for key, label in (("nonzero", "fewer non-zeros"), ("bytes", "smaller ONNX file"), ("macs", "fewer MACs")):
@@ -66,7 +66,7 @@ def _quality_tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def two_counts(results: Mapping[str, Any]) -> str:
-    """Why the masked model has more non-zeros than the one that is left, in a sentence; "" where it hasn't."""
+    """A sentence on why the masked model has more non-zeros than the pruned one; "" if it has not."""
     after, limit = (results.get("sparse") or {}).get("nonzero"), results.get("threshold")
     points = results.get("threshold_curve") or ()
     before = next((p.get("nonzero") for p in points if html.is_number(limit) and p.get("threshold") == limit), None)

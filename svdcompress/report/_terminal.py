@@ -1,4 +1,4 @@
-"""The table that ends a run."""
+"""The table that is printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FILES = {
 """The files of a run's folder that a person looks for, and what each is."""
 
 NO_ZEROS = dict.fromkeys(("model_compact.onnx", "model_mc_compact.onnx"), "the same with shorter names")
-"""What those are that leave out zeros, where there are none."""
+"""Descriptions of the compact files for a model that has no zeros to leave out."""
 
 
 def table(results: Mapping[str, Any], console: Console | None = None, out_dir: str | Path | None = None) -> None:
-    """Print dense vs. sparse, then the files of `out_dir` (those of a run's files that it holds)."""
+    """Print dense vs. sparse, then those of a run's files that `out_dir` holds."""
     console = console or Console()
     view = Table(title=results.get("name"), title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     view.add_column("")

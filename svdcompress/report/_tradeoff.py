@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # matplotlib only when something is drawn
 
 @dataclass(frozen=True)
 class Point:
-    """A model: its size as how many times smaller than the dense one, its error, the most that it may be, and a name."""
+    """A model: how many times smaller it is than the dense one, its error, the upper bound on that, and a name."""
 
     ratio: float
     error: float
@@ -34,7 +34,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Models of one search or run; error: what is measured ("error (%)" or "RMSE"), on which data."""
+    """Models of one search or run. measure: how size is measured. what: which error, on which data ("validation error (%)").
+    dense: the dense model's error."""
 
     name: str
     measure: str
@@ -44,7 +45,7 @@ class Curve:
 
 
 def search_curve(results: Mapping[str, Any]) -> Curve | None:
-    """The trials of a run's search, by validation error; None for a run without one."""
+    """The trials of a run's search, by validation error; None for a run without a search."""
     found = results.get("search")
     if not found or not found.get("trials"):
         return None
@@ -71,7 +72,7 @@ def search_curve(results: Mapping[str, Any]) -> Curve | None:
 
 
 def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] | None:
-    """A finished run by its test error, and the dense model's; None where either is missing."""
+    """A finished run by its test error, and the dense model's error; None if one of them or the size is missing."""
     sides = [(results.get(side) or {}) for side in ("dense", "sparse")]
     errors: list[Any] = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
     ratio = (results.get("compression") or {}).get(measure)
@@ -86,7 +87,7 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
 
 
 def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
-    """Each curve in a colour of its own: trials with the most that their error may be, the best at each size joined."""
+    """Plot each curve in its own color: trials with upper bounds on their errors, and a line through the best of each size."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     from svdcompress.report._draw import short
@@ -123,7 +124,7 @@ def _front(points: Sequence[Point]) -> list[Point]:
 
 
 def search(results: Mapping[str, Any], folder: Path | None) -> str:
-    """The section of a search: the picture, and a table of its trials."""
+    """The section of a search: a plot, and a table of its trials."""
     curve = search_curve(results)
     if curve is None:
         return ""
@@ -156,12 +157,12 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def _by_nll(found: Mapping[str, Any]) -> bool:
-    """Whether trials were judged by what their NLL speaks for, as the examples were too few for counted errors to tell."""
+    """Whether trials were judged by the drop estimated from their NLL, since there were too few examples to count errors."""
     return any(trial.get("estimate") is not None and trial.get("at_most") is not None for trial in found["trials"])
 
 
 def _decided(found: Mapping[str, Any]) -> str:
-    """A sentence on what decided between trials, where that was not the upper bound; "" where it was."""
+    """A sentence on what decided between trials if that was not the upper bound; "" if it was."""
     few = f"{found['validation_examples']:,} examples are too few for counted errors to tell"
     if _by_nll(found):
         what = "which kept the budget" if found.get("met") is not None else "which of them lost least"
@@ -175,7 +176,7 @@ def _decided(found: Mapping[str, Any]) -> str:
 
 
 def _measured(how: Mapping[str, Any]) -> str:
-    """A sentence on what a latency was measured with; "" for other measures."""
+    """A sentence on how latencies were measured; "" for other measures."""
     if "command" in how:
         return f" Latencies are those that {escape(how['command'])} tells."
     if "batches" not in how:
@@ -187,7 +188,7 @@ def _measured(how: Mapping[str, Any]) -> str:
 
 
 def _trained(epochs: Mapping[str, Any] | None) -> str:
-    """A sentence on what the search took; "" for reports of former versions."""
+    """A sentence on how many epochs the search trained; "" for reports of earlier versions."""
     if not epochs or not epochs["one_run"]:
         return ""
     times = epochs["search"] / epochs["one_run"]
@@ -223,9 +224,9 @@ def _signed(value: float | None) -> str:
 
 
 def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
-    """The same for the terminal: one line a trial from large to small, the error as a bar; None without a search.
+    """The table for the terminal: one line per trial from large to small, the error as a bar; None without a search.
 
-    "3, of 1" is trial 1 recovered on. Where the NLL decided, the most that the error may be by it is told too.
+    "3, of 1" means that trial 3 recovered trial 1 further. If the NLL decided, its upper bound on the error is shown as well.
     """
     curve = search_curve(results)
     if curve is None:
@@ -257,10 +258,10 @@ def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
 def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None) -> Figure:
     """Error against size, as a matplotlib figure.
 
-    runs: folders of runs, what `sparsify` returned, or dicts as of `report.json`. A single one with a search shows its trials
-    by validation error; several ones are points of their test error.
-    measure: parameters, macs, latency, bytes or nonzero (None: what the search made small, else nonzero). ax: where to draw.
-    Raises UsageError without a run that has figures of it.
+    runs: folders of runs, results of `sparsify`, or dicts as in `report.json`. A single run with a search shows its trials by
+    validation error; otherwise each run is a point by its test error.
+    measure: parameters, macs, latency, bytes or nonzero (None: what the search made small, else nonzero). ax: where to plot.
+    Raises UsageError if no run has the figures needed.
 
     Example:
         >>> svdc.plot_tradeoff("runs/digits").savefig("tradeoff.png")

@@ -1,4 +1,4 @@
-"""The page's section on using the run's files: what goes in, what comes out, and code to copy."""
+"""The page's section on using the run's files: inputs, outputs, and code to copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "fl
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a file; sizes: numbers, or names of those that vary."""
+    """An input or output of a file; sizes: numbers, or names for those that vary."""
 
     name: str
     type: str
@@ -32,7 +32,7 @@ class Port:
 
     @property
     def shape(self) -> str:
-        """Its shape for eyes."""
+        """Its shape as text."""
         return f"({', '.join(map(str, self.sizes))}{',' * (len(self.sizes) == 1)})"
 
 
@@ -43,7 +43,7 @@ def use(results: Mapping[str, Any], folder: Path | None) -> str:
     try:
         inputs, outputs, metadata = _read(folder / FILE)
         sampled = _read(folder / SAMPLED) if (folder / SAMPLED).is_file() else None
-    except Exception as error:  # whatever onnx says of a damaged file
+    except Exception as error:  # whatever onnx raises for a damaged file
         return html.paragraph(f"{FILE} and {SAMPLED} cannot be read ({type(error).__name__}).")
     body = [[_code(FILE), _ports(inputs), _ports(outputs)]]
     if sampled is not None:
@@ -55,18 +55,18 @@ def use(results: Mapping[str, Any], folder: Path | None) -> str:
     function = None if recipe is None else made_by(recipe.data)
     function = None if function is None else shown(function)
     how = ""
-    if recipe is not None and is_given(recipe.model.name):  # which no command has
+    if recipe is not None and is_given(recipe.model.name):  # a model handed over in Python, unknown to a command
         how = " --onnx" if sampled is not None else " --model FILE.py:FACTORY"
     command = f"svdc predict {run_argument(folder, recipe)}{how} --input FILE"
     taken = "npy, npz, csv, parquet, an image, or a folder"
-    if function:  # which may do to images what nobody else knows of
+    if function:  # it may process images in ways that are unknown here
         taken = f"npy or npz, with inputs as {escape(function)} gives them"
     shell = f'<p class="quiet">From the command line: {_code(command)} (FILE: {taken}).</p>'
     return f"{table}{_prepared(metadata.get('preprocessing') or {}, function)}{kept}{shell}"
 
 
 def _recipe(results: Mapping[str, Any]) -> Recipe | None:
-    """The run's recipe; None where its results hold none that can be read."""
+    """The run's recipe; None if its results hold none that can be read."""
     try:
         return parse_recipe(parse_yaml(str(results["recipe"])))
     except (KeyError, RecipeError, yaml.YAMLError):
@@ -99,7 +99,7 @@ def _code(text: str) -> str:
 
 
 def _prepared(preprocessing: Mapping[str, Any], function: str | None) -> str:
-    """What has to happen to raw inputs ahead of the file. function: the user's own, of the run's data."""
+    """How raw inputs have to be prepared for the file. function: the user's own, which makes the run's data."""
     steps = preprocessing.get("transform") or []
     if not steps and function:
         return html.paragraph(
@@ -118,7 +118,7 @@ def _prepared(preprocessing: Mapping[str, Any], function: str | None) -> str:
 
 
 def _snippet(inputs: list[Port], classes: Any, sampled: bool) -> str:
-    """Python for onnxruntime with the files' own names."""
+    """Python code for onnxruntime, with the names of the files' own inputs."""
     lines = ["import numpy as np", "import onnxruntime", ""]
     for port in inputs:
         sizes = ", ".join("1" if isinstance(size, str) else str(size) for size in port.sizes)

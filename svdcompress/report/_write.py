@@ -1,4 +1,4 @@
-"""A run's results to its folder."""
+"""Writes a run's results to its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(out_dir: str | Path, results: Mapping[str, Any]) -> tuple[Path, Path]:
 def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str = "nonzero") -> str:
     """Several runs on one self-contained HTML page.
 
-    runs: a name and the results of each. measure: the size in the drawing, as for `svdc compare --measure`.
+    runs: name and results of each run. measure: the size in the drawing, as for `svdc compare --measure`.
     """
     from svdcompress.report._compared import compared
 
@@ -27,7 +27,7 @@ def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: st
 
 
 def render(results: Mapping[str, Any], folder: str | Path | None = None) -> str:
-    """The report as one self-contained HTML page; pictures that `results` names are taken from `folder`."""
+    """The report as one self-contained HTML page; pictures that `results` names are read from `folder`."""
     from svdcompress.report._page import page  # matplotlib only when something is drawn
 
     return page(plain(results), None if folder is None else Path(folder))

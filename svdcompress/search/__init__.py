@@ -1,4 +1,4 @@
-"""The smallest model within a budget of error, and the best one of a size: what decides, apart from what trains."""
+"""The decisions of a search for the smallest model within an error budget, or the best one of a size; nothing is trained."""
 
 from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated, surely_worse
 from svdcompress.search._mixture import Option, best_option, record

@@ -1,4 +1,4 @@
-"""What error may be lost, and whether validation data can tell that no more was."""
+"""How much error a compressed model may add, and whether validation data can show that it added no more."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from torch import Tensor
 from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
 
 PER_NAT = 0.45
-"""Errors that come with a nat of NLL as a network loses: 0.31 to 0.34 of the LeNets on MNIST in benchmarks/results/evaluate.md,
-about 0.45 of the digits' trials of seeds 4 and 5, which no stored result uses; the more careful one."""
+"""The rise in error for each nat that the NLL rises as a network is compressed: 0.31 to 0.34 for the LeNets on MNIST in
+benchmarks/results/evaluate.md, about 0.45 for the digits' trials of seeds 4 and 5, which no stored result uses. This is the
+more cautious of the two."""
 
 LEAST = 1e-12
-"""The RMSE of a model without error, as one that is held against its own answers."""
+"""The RMSE that stands for zero, as of a model that is compared with its own answers."""
 
 TOLD = 0.5
-"""Points of error, or per cent of RMSE, that must be told from chance where no budget says which."""
+"""The drop, in points of error or percent of RMSE, that must be distinguishable from chance where no budget sets one."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What each validation example adds to a model's error, (N,) each: wrong answers (a share of its positions, where it has
-    several) or squares, and how many numbers it has; probabilities: whether the former. nll: (M,) mean negative
-    log likelihoods in nats of the examples that a model is compared on where errors are too few, those of validation first and
-    training examples after them, of probabilities with their best temperature; None where it was not looked at."""
+    """What each validation example adds to a model's error.
+
+    parts: (N,) wrong answers (wrong positions, where an example has several) or squared errors. numbers: (N,) how many values
+    or positions each example has. probabilities: True for wrong answers, False for squared errors. nll: (M,) mean negative
+    log likelihood in nats of each validation example, then of training examples, with the best temperature for probabilities;
+    it compares models where errors are too few. None where it was not computed.
+    """
 
     parts: Tensor
     numbers: Tensor
@@ -37,19 +41,19 @@ class Losses:
 
     @property
     def graded(self) -> bool:
-        """Whether an example is more than right or wrong: where any has several positions, a share of them is wrong."""
+        """Whether examples can be partly wrong: where any has several positions, some share of them is wrong."""
         return bool((self.numbers != 1).any())
 
     @property
     def error(self) -> float:
-        """Per cent of wrong answers, or the RMSE in the units of the squares (LEAST at least: what is lost is told in shares of
+        """Percent of wrong answers, or the RMSE in the units of the squares (LEAST at least, because drops are relative to
         it)."""
         mean = float(self.parts.sum() / self.numbers.sum())
         return 100 * mean if self.probabilities else max(math.sqrt(mean), LEAST)
 
     def held_out(self, before: Losses) -> Losses:
-        """The same, with the NLL of training examples as it was before: where one model only trained on, that they fit better
-        is no evidence."""
+        """A copy with the training examples' NLL taken from `before`: for a model that only trained further, a better fit to
+        them is no evidence."""
         if self.nll is None or before.nll is None:
             return self
         return replace(self, nll=torch.cat([self.nll[: len(self.parts)], before.nll[len(before.parts) :]]))
@@ -59,11 +63,11 @@ class Losses:
 class Verdict:
     """How a model stands against a budget.
 
-    error: per cent, or RMSE. drop: what was lost, in points of error, or per cent of the dense RMSE; upper: what is not
-    exceeded at the budget's confidence, by the paired differences of the validation examples (None: a single example bounds
-    nothing). met: within the budget.
-    estimate: the drop that the NLL speaks for, where the examples are too few for their errors to tell; else None. at_most:
-    what that does not exceed at the same confidence.
+    error: percent, or RMSE. drop: the error lost, in points, or in percent of the dense RMSE. upper: the upper bound on the
+    drop at the budget's confidence, from the paired differences of the validation examples (None: a single example gives no
+    bound). met: whether the model is within the budget.
+    estimate: the drop estimated from the NLL, where there are too few examples to judge by their errors; else None. at_most:
+    the upper bound on the estimate at the same confidence.
     """
 
     error: float
@@ -82,11 +86,13 @@ class Verdict:
 class Budget:
     """The error that may be lost on validation data.
 
-    max_drop: points of error, or per cent of the dense model's RMSE. max_error: the same as a bound on the error (per cent) or
-    RMSE itself. None: not bounded. confidence: of the upper bound on the drop that has to keep it, one-sided. Where the
-    validation data are too few for that (see `needed`), the bound on what `estimated` makes of the NLL has to, and the errors
-    may not surely say otherwise; without an NLL, the drop itself has to, in whole examples (at least one), or, where examples
-    have several positions, the upper bound all the same: it is wide, but there is one.
+    max_drop: points of error, or percent of the dense model's RMSE. max_error: a bound on the error (percent) or RMSE itself.
+    None: no bound. confidence: of the one-sided upper bound on the drop, which must be within the budget.
+
+    With too few validation examples for that (see `needed`), the bound on the drop that `estimated` derives from the NLL must
+    be within the budget, and so must the lower bound by the errors. Without an NLL, the measured drop must be, with the
+    allowed drop rounded up to whole examples (at least one); where examples have several positions, the upper bound decides
+    after all, even if it is wide.
 
     >>> Budget(max_drop=0.5).allowed(2.0)
     0.5
@@ -98,11 +104,11 @@ class Budget:
 
     @property
     def given(self) -> bool:
-        """Whether anything is bounded."""
+        """Whether any bound is set."""
         return self.max_drop is not None or self.max_error is not None
 
     def allowed(self, dense_error: float, probabilities: bool = True) -> float:
-        """The drop that is allowed for a dense model of this error: the smaller of the two bounds; infinite without one."""
+        """The allowed drop for a dense model with this error: the smaller of the two bounds, infinite without any."""
         bounds = [] if self.max_drop is None else [self.max_drop]
         if self.max_error is not None:
             over = self.max_error - dense_error
@@ -110,10 +116,11 @@ class Budget:
         return min(bounds, default=math.inf)
 
     def needed(self, dense: Losses) -> int:
-        """Validation examples from which on the allowed drop can be told from chance.
+        """The number of validation examples that it takes to tell the allowed drop from chance.
 
-        An estimate: a compressed model that is no worse answers about as many examples otherwise as the dense one gets wrong,
-        so that the mean of the differences has a variance of that share over N; for squares, of theirs.
+        An estimate: a compressed model that is no worse changes about as many answers as the dense model gets wrong, so the
+        mean difference has a variance of that share over N. With squared errors, or several positions, their spread takes its
+        place.
         """
         allowed = self.allowed(dense.error, dense.probabilities)
         if not math.isfinite(allowed):
@@ -132,12 +139,12 @@ class Budget:
         return math.ceil((0.5 * relative * 100 * z / allowed) ** 2)  # RMSE: half the relative change of the mean square
 
     def few(self, dense: Losses) -> bool:
-        """Whether the examples are too few for errors to tell models apart: by the drop allowed, or TOLD without one."""
+        """Whether there are too few examples for errors to tell models apart, at the allowed drop, or at TOLD without one."""
         asked = self if math.isfinite(self.allowed(dense.error, dense.probabilities)) else Budget(max_drop=TOLD)
         return len(dense.parts) < asked.needed(dense)
 
     def judge(self, dense: Losses, small: Losses) -> Verdict:
-        """A small model against the dense one, on the same examples in the same order."""
+        """Judge a small model against the dense one, on the same examples in the same order."""
         allowed = self.allowed(dense.error, dense.probabilities)
         z = NormalDist().inv_cdf(self.confidence)
         if dense.probabilities:
@@ -147,14 +154,14 @@ class Budget:
             drop = 100 * (small.error / dense.error - 1)
             upper = 100 * _rmse_edges(dense, small, z)[1] / dense.error
         estimate, at_most = estimated(dense, small, z) if self.few(dense) else (None, None)
-        lost = drop  # that is held against what is allowed
+        lost = drop  # compared with what is allowed
         if len(dense.parts) >= self.needed(dense):
             lost = upper
         elif at_most is not None:
-            lost = max(at_most, 100 * _share_edges(dense, small, z)[0])  # what is lost at least
+            lost = max(at_most, 100 * _share_edges(dense, small, z)[0])  # the lower bound by errors
         elif dense.probabilities and dense.graded:
             lost = upper
-        elif dense.probabilities:  # less than one example is nothing that could be seen
+        elif dense.probabilities:  # less than one example cannot be measured
             each = 100 / float(dense.numbers.sum())
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
         bound = upper if math.isfinite(upper) else None
@@ -162,7 +169,7 @@ class Budget:
 
 
 def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool:
-    """Whether a model has more errors than another one by more than chance explains: paired, on the same examples.
+    """Whether a model has more errors than another one by more than chance explains, paired on the same examples.
 
     >>> import torch
     >>> one = torch.ones(1000)
@@ -176,13 +183,13 @@ def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool
 
 
 def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | None, float | None]:
-    """Points of error that a rise of the NLL speaks for, PER_NAT of them, and the upper edge of its interval by the paired
-    differences of the examples (z: the normal quantile of the edge).
+    """The drop in points of error estimated from the rise of the NLL, at PER_NAT errors per nat, and the upper bound of its
+    interval from the paired differences of the examples (z: the normal quantile of the bound).
 
-    A count of errors on N examples moves in steps of 1/N and hangs on the few that are close; the NLL moves with each example,
-    and both rise alike as a network is compressed, on training examples too: what it loses is capacity (docs/search.md). None
-    twice for values, whose squares are smooth, and
-    where the NLL was not looked at.
+    A count of errors on N examples moves in steps of 1/N and depends on the few examples near the decision boundary, while
+    every example moves the NLL. Both rise together as a network is compressed, on training examples too, because what it
+    loses is capacity (docs/search.md). Returns (None, None) for regressions, whose squared errors are smooth already, and
+    where the NLL was not computed.
 
     >>> import torch
     >>> one = torch.ones(100)
@@ -197,7 +204,7 @@ def estimated(dense: Losses, small: Losses, z: float = 0.0) -> tuple[float | Non
 
 
 def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
-    """What the share of errors rose by at least, and at most."""
+    """The lower and upper bound of the rise in the share of errors."""
     if not dense.graded:
         return paired_shares(dense.parts, small.parts, z)
     difference = (small.parts - dense.parts) / dense.numbers.double().mean()
@@ -205,6 +212,6 @@ def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
 
 
 def _rmse_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
-    """What the RMSE rose by at least, and at most."""
+    """The lower and upper bound of the rise in the RMSE."""
     weight = dense.numbers / dense.numbers.mean()
     return paired_rmse(dense.parts / dense.numbers * weight, small.parts / small.numbers * weight, z)

@@ -1,4 +1,4 @@
-"""Which of several ways to one size is taken: the best by the NLL of examples, unless chance explains its lead."""
+"""The choice among several ways to one size: the one with the lowest NLL, unless chance could explain its lead."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from svdcompress.uncertainty import paired_means
 
 @dataclass(frozen=True)
 class Option:
-    """A way to a size. size: what it leaves, in the measure of the search; None: not measured. nll: mean negative log
-    likelihood in nats of the masked model, untrained. rows: (N,) what each example adds to it, or to a regression's mean
-    square."""
+    """A way to a size. size: that of the model it leaves, in the measure of the search; None: not measured. nll: mean
+    negative log likelihood in nats of the masked model, before any training. rows: (N,) what each example adds to it, or to
+    the mean squared error of a regression."""
 
     name: str
     size: float | None
@@ -24,8 +24,9 @@ class Option:
 
 
 def best_option(options: Sequence[Option]) -> Option:
-    """The one of the lowest mean; the first, which is how it is done without a choice, unless the 95% interval of the paired
-    differences from it lies below 0. options: at least one, on the same examples in the same order.
+    """The option with the lowest mean of those that are surely better than the first one, which is the default: the 95%
+    interval of the paired differences from it lies below 0. Without any, the first. options: at least one, on the same
+    examples in the same order.
 
     >>> import torch
     >>> rows = torch.tensor([0.1, 0.3, 0.2, 0.4])
@@ -39,6 +40,6 @@ def best_option(options: Sequence[Option]) -> Option:
 
 
 def record(options: Sequence[Option], examples: int) -> dict[str, Any]:
-    """What the report tells of a choice: {chosen, usual, examples, candidates: [{name, nll, size}]}."""
+    """The report's entry on a choice: {chosen, usual, examples, candidates: [{name, nll, size}]}."""
     candidates = [{"name": option.name, "nll": option.nll, "size": option.size} for option in options]
     return {"chosen": best_option(options).name, "usual": options[0].name, "examples": examples, "candidates": candidates}

@@ -1,4 +1,4 @@
-"""What to try next: which size, by bisection between what keeps the budget and what does not, and at which pressure."""
+"""What to try next: the size, by bisection between sizes that keep the budget and sizes that don't, and the pressure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import Sequence
 from svdcompress.search._trial import Trial
 
 FAR = 4.0
-"""From this many times what is allowed on, it goes back by two steps at once."""
+"""While no trial keeps the budget, the next size is two powers of two larger instead of one if even the largest model so far
+loses more than this many times what is allowed."""
 
 FINEST = 0.2
-"""Sizes closer than this (a factor of 1.15) differ by less than two seeds do, and so do pressures."""
+"""Two sizes closer than this (a factor of 1.15) differ by less than two seeds do; the same holds for pressures."""
 
 LOWEST = -3.0
-"""The lowest pressure: four levels below the first, beta is a sixteenth of its own."""
+"""The lowest pressure: four levels below the first, where beta is a sixteenth of the first level's."""
 
 LEAST, MOST = 0.1, 14.0
-"""Sizes that are looked at, in powers of two below the dense model's."""
+"""The range of sizes that are tried, in powers of two below the dense model's."""
 
 
 def start_ratio(ratios: Sequence[float], errors: Sequence[float], dense_error: float, allowed: float) -> float:
-    """The size to begin with, in powers of two: that of the last level which loses, before any recovery, at most three times
-    what is allowed. Recovery wins most of a loss back.
+    """The size to begin with, in powers of two: that of the last level that loses at most three times what is allowed, before
+    any recovery. Recovery wins back most of a loss.
 
-    ratios: how many times smaller than the dense model each level of the path is; errors: its validation error, frozen masks.
+    ratios: how many times smaller than the dense model each level of the path is; errors: its validation error with frozen
+    masks.
 
     >>> start_ratio([2.0, 4.0, 8.0, 16.0], [2.0, 2.4, 3.1, 9.0], dense_error=2.0, allowed=0.5)
     3.0
@@ -35,7 +37,8 @@ def start_ratio(ratios: Sequence[float], errors: Sequence[float], dense_error: f
 
 def next_ratio(trials: Sequence[Trial], start: float, most: float = MOST) -> float | None:
     """The size to try next, in powers of two below the dense model's, from the trials that kept the budget and those that did
-    not; None where no more is to be learnt. start: the first to try; most: the last that can be had.
+    not; None where another trial would tell nothing new. start: the first to try; most: the last, for the smallest possible
+    model.
     """
     most = max(min(most, MOST), LEAST)
     if not trials:
@@ -56,10 +59,10 @@ def next_ratio(trials: Sequence[Trial], start: float, most: float = MOST) -> flo
 
 
 def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: float = LOWEST) -> float | None:
-    """The pressure to try next for models of one size, to lose less; None where no more is to be learnt.
+    """The pressure to try next for models of one size, to lose less; None where another trial would tell nothing new.
 
-    The first is the one that gives the size by itself (`start`), which trials tell better and better. From there it walks
-    towards less error, by half a level, then by a quarter.
+    `start` is the pressure that leads to the size by itself, an estimate that gets better with each trial; it is tried first.
+    From there the search moves towards less error, by half a level, then by a quarter.
     """
     if all(abs(start - trial.pressure) > FINEST for trial in trials):
         return start
@@ -77,7 +80,7 @@ def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: 
 
 
 def pressure_of_size(sizes: Sequence[float], target: float) -> float:
-    """Where on the path a size comes by itself, between levels by the log of their sizes.
+    """The pressure at which pressure alone leads to a size, interpolated between levels by the log of their sizes.
 
     >>> pressure_of_size([100.0, 50.0, 25.0], 50.0)
     2.0
@@ -94,6 +97,6 @@ def pressure_of_size(sizes: Sequence[float], target: float) -> float:
 
 
 def smallest(trials: Sequence[Trial], measure: str) -> Trial | None:
-    """Of the trials within the budget the smallest one, and of equal ones the better; None where none is within it."""
+    """The smallest trial within the budget, the one that loses less if two are equal; None where none is within it."""
     kept = [trial for trial in trials if trial.met]
     return min(kept, key=lambda one: (one.costs[measure], one.lost, one.number), default=None)

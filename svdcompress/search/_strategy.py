@@ -1,4 +1,4 @@
-"""The order of a search: which trial comes next, and which of them is the best, from the trials so far and nothing else."""
+"""The course of a search: which trial comes next, and which one is the best, as a function of the trials so far alone."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressu
 from svdcompress.search._trial import Trial
 
 FURTHER = 0.85
-"""The next size to try at a pressure that kept the budget."""
+"""After the bisection, the next size to try is this fraction of the smallest one that kept the budget."""
 
 SHIFT = 0.8
-"""By so many levels a posterior becomes sparser while it cools, until a trial tells."""
+"""How much sparser a posterior becomes while it cools, in levels; assumed until a trial has measured it."""
 
 CLOSE = 0.02
-"""A size within so much of the goal has reached it."""
+"""A size that exceeds the goal by no more than this fraction has reached it."""
 
 Ask = tuple[float, float]
-"""A trial that is wanted: its pressure, and its size in the measure of the search."""
+"""A trial to make: its pressure, and its size in the measure of the search."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a search asks for. `next` depends on the trials alone, so that a stopped search goes on with the trial that comes
-    next in an undisturbed one.
+    """What a search tries. `next` depends on the trials alone, so a resumed search continues with the same trial as one that
+    was never stopped.
 
-    measure: of `Trial.costs`, what is made small; dense: how much of it the dense model has. goal: the size wanted, or None.
-    budget: whether the error is bounded. trials: at most so many. ratios: how many times smaller than the dense model each
-    level of the path is by itself, [] where there is no path; errors: its validation error, before any recovery. error: the
-    dense model's; allowed: how much more may be lost, in the same units. press: at most so high is the first pressure for a
-    size; infinite where pressure alone should lead there. least: nothing smaller is to be tried. unpressed: the pressure to
-    try first, where the path removes hardly a unit; a goal is then tried from the path, too, and so is the smallest size
-    within a budget.
+    measure: the key of `Trial.costs` to make small; dense: the dense model's value of it. goal: the size wanted, or None.
+    budget: whether the error is bounded. trials: the most that may be made. ratios: how many times smaller than the dense
+    model each level of the path is by itself, [] where there is no path; errors: each level's validation error, before any
+    recovery. error: the dense model's; allowed: how much it may rise, in the same units. press: the highest pressure to begin
+    with for a size; infinite where pressure alone should lead there. least: the smallest size to try. unpressed: the pressure
+    to try first, where the path removes hardly any units; trials from the path follow, of the same size for a goal, of a
+    smaller one for a budget.
     """
 
     measure: str
@@ -51,9 +51,9 @@ class Strategy:
     unpressed: float | None = None
 
     def next(self, trials: Sequence[Trial]) -> Ask | None:
-        """The trial to make after these, or None where no more is to be learnt or there are as many as may be.
+        """The trial to make after these, or None where another would tell nothing new or the limit is reached.
 
-        The whole search is gone through again, each trial taken as the answer to what was asked for in its place.
+        The whole search is replayed, with each trial as the answer to the request in its place.
         """
         seen: list[Trial] = []
         for ask in self._asks(seen):
@@ -63,19 +63,19 @@ class Strategy:
         return None
 
     def unbounded(self) -> Strategy:
-        """The same with as many trials as it takes."""
+        """The same strategy without a limit on the trials."""
         return replace(self, trials=sys.maxsize)
 
     def best(self, trials: Sequence[Trial]) -> Trial:
-        """With a goal the one of the least error at its size (of none, the closest in size). Where a budget forbids that, or
-        without a goal: the smallest that keeps it, or else the one that loses least. trials: at least one; those of which
-        nothing is left are taken last."""
+        """With a goal, the trial with the least error at that size (if none got there, the closest in size). Where that one
+        breaks the budget, or without a goal: the smallest trial within the budget, or else the one that loses least. trials:
+        at least one; those with nothing left are chosen only if there are no others."""
         trials = [trial for trial in trials if not trial.empty] or trials
         at_goal = self._at_goal(trials)
         if at_goal is not None and not self.budget:
             return at_goal
         kept = self._at_goal([trial for trial in trials if trial.met])
-        if kept is not None:  # of none at the goal, the smallest
+        if kept is not None:  # the smallest, if none is at the goal
             return kept
         return smallest(trials, self.measure) or min(trials, key=lambda one: (one.lost, one.number))
 
@@ -84,7 +84,7 @@ class Strategy:
         return self.goal is not None and trial.costs[self.measure] <= self.goal * (1 + CLOSE)
 
     def _asks(self, seen: list[Trial]) -> Iterator[Ask]:
-        """What is asked for, one trial after another. seen: the answers; it grows between two of them."""
+        """Requests for trials, one after another. seen: the trials made so far; the caller appends to it between requests."""
         if self.goal is not None:
             yield from self._for_size(seen, self.goal)
         best = self._at_goal(seen)
@@ -92,7 +92,7 @@ class Strategy:
             yield from self._for_drop(seen)
 
     def _for_size(self, seen: list[Trial], target: float) -> Iterator[Ask]:
-        """Trials of the size wanted, at the pressures that lose least."""
+        """Requests for the wanted size, at the pressures that lose least."""
         most = max(1, self.trials // 2) if self.budget else self.trials
         if self.unpressed is not None:
             yield self.unpressed, target
@@ -104,7 +104,7 @@ class Strategy:
             yield round(pressure, 3), target
 
     def _for_drop(self, seen: list[Trial]) -> Iterator[Ask]:
-        """Sizes between what keeps the budget and what does not; then the next smaller one, pressed otherwise."""
+        """Requests that bisect the size between what keeps the budget and what does not, then for a smaller one."""
         start = start_ratio(self.ratios, self.errors, self.error, self.allowed)
         most = math.log2(self.dense / self.least) if self.least else math.inf
         while len(seen) < self.trials:
@@ -123,8 +123,8 @@ class Strategy:
             yield round(max(self._pressure(seen, size) + step, LOWEST), 3), size
 
     def _at_goal(self, trials: Sequence[Trial]) -> Trial | None:
-        """Of the trials that got to the goal the one of the least error; of none, the closest in size, where those that are
-        larger by no more than `CLOSE` are as close."""
+        """The trial with the least error among those that reached the goal; if none did, among the closest in size, which
+        includes those that are larger by no more than `CLOSE`."""
         if self.goal is None or not trials:
             return None
         there = [trial for trial in trials if self.reached(trial)]
@@ -134,16 +134,16 @@ class Strategy:
         return min(there, key=lambda one: (one.lost, one.metrics["nll"], one.number))
 
     def _on_path(self, ratio: float) -> float:
-        """Where on the path a model is so many times smaller by itself."""
+        """The pressure at which a model becomes this many times smaller by pressure alone."""
         return pressure_of_size([1 / each for each in self.ratios], 1 / ratio)
 
     def _first(self, seen: Sequence[Trial], size: float) -> float:
-        """The pressure to try a size at first."""
+        """The first pressure to try for a size."""
         return self._pressure(seen, size) if self.unpressed is None else self.unpressed
 
     def _pressure(self, seen: Sequence[Trial], size: float) -> float:
-        """The pressure of which a size comes by itself once it is cooled, as far as the trials so far tell; where units are cut
-        in steps (`press` is finite), as far as the path tells, and no higher than `press`."""
+        """The pressure that leads to a size by itself once the model has cooled, estimated from the trials so far. Where
+        units are cut in steps (`press` is finite), it is estimated from the path alone, and is at most `press`."""
         shifts = [self._on_path(trial.natural) - trial.pressure for trial in seen] if math.isinf(self.press) else []
         shift = sum(shifts) / len(shifts) if shifts else SHIFT
         highest = min(float(len(self.ratios)), self.press)

@@ -1,4 +1,4 @@
-"""A trial of the search: a model that was made, what it costs and how it stands against the budget."""
+"""A trial of the search: a model that was made, its costs, and how it compares with the budget."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 NOTHING = 1e9
-"""The NLL of a trial of which nothing was left, a number as JSON has no infinity."""
+"""The NLL of a trial with nothing left; a finite number, because JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """number: from 1 on. pressure: the level of the path that it left from, with a fraction on the way to the next (-7: it left
-    from the dense weights); beta: its weight of the KL. ratio: the size that was asked for, in powers of two below the dense
-    model's (of what is alive some may have gone for it); natural: how many times smaller it would have been by itself.
-    threshold: that its masks come from (None: each layer's own). costs: by measure. metrics: on validation data. error,
-    drop, upper, met: as of `Verdict`; allowed: the drop that the budget has room for (1e9 without one). seconds: what it
-    took. estimate, at_most: as of `Verdict`. mixture: what was chosen of several ways to the size, as of `record`; None
-    where there was nothing to choose. reconstruction: what `reconstruct` did before the pruning, as of its `to_dict`; None
-    where it did nothing. continues: the number of the trial whose small model only recovered on in this one.
+    """One trial.
+
+    number: counted from 1. pressure: the level of the path that it started from, with a fraction for the way to the next (-7:
+    it started from the dense weights); beta: the weight of its KL. ratio: the size that was asked for, in powers of two below
+    the dense model's (living weights or units may have been removed for it); natural: how many times smaller than the dense
+    model it would have been without that. threshold: the one that its masks come from (None: each layer's own). costs: by
+    measure. metrics: on validation data. error, drop, upper, met, estimate, at_most: as in `Verdict`. allowed: the drop that
+    the budget allows (1e9 without one). seconds: how long it took. mixture: the choice among several ways to the size, as
+    `record` gives it; None where there was nothing to choose. reconstruction: the `to_dict` of what `reconstruct` did before
+    the pruning; None where it did nothing. continues: the number of the trial whose small model this one recovered further.
     """
 
     number: int
@@ -45,18 +47,18 @@ class Trial:
 
     @property
     def root(self) -> int:
-        """The number of the trial that has its posterior and its masks."""
+        """The number of the trial that its posterior and masks come from."""
         return self.number if self.continues is None else self.continues
 
     @property
     def empty(self) -> bool:
-        """Whether nothing but one answer to all inputs was left: there is no model of it."""
+        """Whether the model was left with one and the same answer to all inputs; no model is kept of such a trial."""
         return self.metrics.get("nll", 0.0) >= NOTHING
 
     @property
     def lost(self) -> float:
-        """The drop that trials are compared by: by the NLL where the examples are too few for errors to tell. Infinite where
-        nothing is left: its own numbers are made up, and a real model may lose more."""
+        """The drop by which trials are compared: the NLL's estimate where there are too few examples to go by their errors.
+        Infinite where nothing is left, because the numbers of such a trial are made up and a real model may lose more."""
         if self.empty:
             return math.inf
         return self.drop if self.estimate is None else self.estimate
@@ -67,5 +69,5 @@ class Trial:
 
     @staticmethod
     def of(stored: Mapping[str, Any]) -> Trial:
-        """From what `to_dict` gave."""
+        """A trial from the result of `to_dict`."""
         return Trial(**stored)

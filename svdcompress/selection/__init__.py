@@ -1,4 +1,4 @@
-"""What stays: thresholds of each layer and share, units judged as one, candidates, and the least relevant of what lives."""
+"""What stays: thresholds by layer and share, units judged as one, candidate thresholds, and the least relevant living units."""
 
 from svdcompress.selection._choose import Selection, check_some_left, choose, limits_of, look_at
 from svdcompress.selection._counted import count_nonzero

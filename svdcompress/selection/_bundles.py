@@ -1,4 +1,4 @@
-"""Units that can only go together though no value ties them: as many of each group of a convolution, or piece of a split."""
+"""Units that can only go together without sharing values: equally many per group of a convolution or piece of a split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from svdcompress.prune import Analysis
 
 
 def bundles(analysis: Analysis, score: np.ndarray, there: np.ndarray) -> list[list[int]]:
-    """The units that are there, as lists of those that go together: the least of each group, the next ones, and so on.
+    """The removable units, in lists of units that go together: the lowest-scoring one of each group, the next ones, and so on.
 
     score: per root. there: bool per root, the units that may go.
     """
@@ -31,7 +31,7 @@ def bundles(analysis: Analysis, score: np.ndarray, there: np.ndarray) -> list[li
                 parent[find(root)] = find(same[0])
         shortest = min(len(row) for row in order)
         for row in order:
-            left[row[shortest:]] = False  # has nobody to go with
+            left[row[shortest:]] = False  # these have no counterpart to go with
     found: dict[int, list[int]] = {}
     for root in np.flatnonzero(there).tolist():
         found.setdefault(find(root), []).append(root)
@@ -39,7 +39,7 @@ def bundles(analysis: Analysis, score: np.ndarray, there: np.ndarray) -> list[li
 
 
 def _balanced(analysis: Analysis) -> Iterable[np.ndarray]:
-    """Units by row, (groups, per group), where each row has to lose equally many."""
+    """Roots of units, (groups, per group) each, whose rows must all lose equally many."""
     for consumer in analysis.consumers:
         if len(consumer.ins) == 1:
             continue
@@ -53,9 +53,9 @@ def _balanced(analysis: Analysis) -> Iterable[np.ndarray]:
 
 
 class Pools:
-    """What may not become empty: the inputs and outputs of each layer, in each group of a convolution.
+    """Sets of units that must not become empty: the inputs and the outputs of each layer, in each group of a convolution.
 
-    gone: units that are not there, bool per root.
+    gone: units that have been removed already, bool per root.
     """
 
     def __init__(self, analysis: Analysis, gone: np.ndarray) -> None:
@@ -64,7 +64,7 @@ class Pools:
         for consumer in analysis.consumers:
             for slots in (consumer.ins, consumer.outs):
                 roots = analysis.root[slots]
-                alone = all(len(set(row)) == 1 for row in roots.tolist())  # a depthwise convolution's groups may go whole
+                alone = all(len(set(row)) == 1 for row in roots.tolist())  # whole groups of a depthwise convolution may go
                 for row in [roots.reshape(-1)] if alone else roots:
                     self._add(row[~gone[row]])
         self.whole = list(self.left)
@@ -76,15 +76,15 @@ class Pools:
             self.of.setdefault(root, Counter())[number] += 1
 
     def spare(self, roots: list[int]) -> bool:
-        """Whether something is left of each once these have gone too."""
+        """Whether each set keeps at least one unit if these go as well."""
         return all(count < self.left[pool] for pool, count in self._counts(roots).items())
 
     def shrunk(self, roots: list[int]) -> float:
-        """How many times more there were at first, where that is most."""
+        """The largest factor by which a set that contains any of these units has shrunk so far."""
         return max((self.whole[pool] / self.left[pool] for pool in self._counts(roots)), default=1.0)
 
     def take(self, roots: list[int]) -> None:
-        """They go."""
+        """Remove units from their sets."""
         for pool, count in self._counts(roots).items():
             self.left[pool] -= count
 

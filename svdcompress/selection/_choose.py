@@ -1,4 +1,4 @@
-"""The choice of a threshold: the one that is set, or the sparsest candidate that keeps the validation error."""
+"""The choice of a threshold: the one in the recipe, or the sparsest candidate that keeps the validation error."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from svdcompress.selection._rule import rule
 from svdcompress.sources import Examples
 
 CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-"""Thresholds at which the validation error is drawn."""
+"""Thresholds for which the validation error is plotted."""
 
 CONSTANT_BATCH = 256
-"""Examples whose outputs are compared to see that a model still tells them apart."""
+"""The number of examples whose outputs are compared to see whether a model still distinguishes inputs."""
 
 Validate = Callable[[nn.Module], dict[str, float]]
 
@@ -33,10 +33,10 @@ Validate = Callable[[nn.Module], dict[str, float]]
 class Selection:
     """What stays, and by which limits.
 
-    masks: which weights stay. asked: the threshold that they come from (None: each layer's own); target: the size that it was
-    chosen for, and natural: the one that the model has by its own threshold; or None. way: how a search came to it, JSON-able,
-    so that the same masks can be made again; or None. limits: the limits on log
-    alpha that were used, by layer and share. curve: [{threshold, error | rmse, nll, nonzero}] on validation data.
+    masks: which weights stay. asked: the threshold that they come from (None: each layer's own). target: in a search, the
+    size that they were chosen for; natural: the size that the model has by the threshold alone; else None. way: how a search
+    arrived at the masks, JSON-able, so that they can be made again; else None. limits: the limits on log alpha that were
+    used, by layer and share. curve: [{threshold, error | rmse, nll, nonzero}] on validation data.
     """
 
     masks: Masks
@@ -49,7 +49,7 @@ class Selection:
 
     @property
     def threshold(self) -> float | dict[str, Any]:
-        """The limits as a report tells them: one number if all are alike, else by share, else by layer."""
+        """The limits as in a report: one number if all are equal, else by share if all layers agree, else by layer."""
         by_layer = {name: _shortest(limits) for name, limits in self.limits.items()}
         alike = list(by_layer.values())
         return alike[0] if alike and all(limit == alike[0] for limit in alike) else by_layer
@@ -64,11 +64,11 @@ def _shortest(limits: dict[str, float]) -> float | dict[str, float]:
 
 
 def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = None) -> Selection:
-    """What stays of a converted model, as `relevance` of the recipe says, with the curve of other thresholds.
+    """What stays of a converted model by the recipe's section `relevance`, with the curve over other thresholds.
 
-    With candidates, the sparsest one is taken whose validation error is within the tolerance of the best candidate's.
-    validate: metrics of the model, with masks frozen. inputs: examples, on which units are found that layers share, where these
-    are judged as one (`relevance.coupled`).
+    With candidates, the threshold is the one with the sparsest model whose validation error is within the tolerance of the
+    best candidate's. validate: returns the metrics of a model with frozen masks. inputs: examples to trace the model with,
+    which shows the units that layers share, where these are judged as one (`relevance.coupled`).
     """
     settings = recipe.relevance
     judged = rule(model, settings, inputs)
@@ -96,7 +96,7 @@ def choose(model: nn.Module, recipe: Recipe, validate: Validate, inputs: Any = N
 
 
 def look_at(model: nn.Module, masks: Mapping[str, Any], validate: Validate) -> dict[str, float]:
-    """Metrics of a model with masks frozen; afterwards it holds what it held before."""
+    """Metrics of a model with these masks frozen; the masks that it held before are restored."""
     with _held(model, masks):
         return validate(model)
 
@@ -113,15 +113,15 @@ def _held(model: nn.Module, masks: Mapping[str, Any]) -> Iterator[None]:
 
 
 def limits_of(model: nn.Module, threshold: Threshold | None) -> dict[str, dict[str, float]]:
-    """The limit of each share that a layer has."""
+    """The limit on log alpha for each share of each layer, by layer and share."""
     return {name: {share: layer.limits(threshold)[share] for share in layer.share} for name, layer in variational_layers(model)}
 
 
 @torch.no_grad()
 def check_some_left(model: nn.Module, masks: Masks, examples: Examples) -> None:
-    """Raises PruneError, saying what to try, for masks that leave a model of one answer to all inputs.
+    """Raises PruneError, saying what to try, for masks that leave a model with one and the same answer to all inputs.
 
-    A layer without any weight is no error where the signal goes round it, as past a residual branch.
+    A layer without any weights is no error where the signal bypasses it, as in a residual branch.
     """
     empty = [layer.name for layer in masks.layers if not layer.kept]
     if not empty:

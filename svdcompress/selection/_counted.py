@@ -1,4 +1,4 @@
-"""How many numbers that are not zero masks leave a model once it is pruned, without pruning it."""
+"""The number of non-zeros that masks leave once a model is pruned, counted without pruning it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def count_nonzero(
     remove_inputs: bool = False,
     round_to: int = 1,
 ) -> float:
-    """What `svdcompress.cost.measure` would count as non-zeros of the pruned model, where no parameter that stays is 0 itself.
+    """What `svdcompress.cost.measure` would count as non-zeros of the pruned model, if no parameter that stays happens to be 0.
 
-    Weights that a mask keeps go all the same where their unit does, and so do its biases. Arguments as those of `prune`.
+    Weights that a mask keeps still go if their unit is removed, and so do its biases. Arguments as for `prune`.
 
     Example:
         >>> count_nonzero(model, x, masks) == cost.measure(prune(model, x, masks=masks), x).nonzero
@@ -47,7 +47,7 @@ def count_nonzero(
         there = oriented(consumer, masks[layers[0]]).cpu().clone()
         left -= _unmoved(model, consumer, choice, there)
         per_group = there.shape[2]
-        for moved, (carrier, _) in choice.carriers.get(number, {}).items():  # constants that other inputs carry
+        for moved, (carrier, _) in choice.carriers.get(number, {}).items():  # constants moved onto other inputs
             group = moved // per_group
             there[group, :, carrier % per_group] |= there[group, :, moved % per_group]
         outs, ins = (torch.from_numpy(~choice.removed[slots]) for slots in (consumer.outs, consumer.ins))
@@ -56,7 +56,7 @@ def count_nonzero(
 
 
 def _unmoved(model: nn.Module, consumer: Consumer, choice: Choice, there: Tensor) -> int:
-    """Zeros of a bias that a layer is given for its constants: of outputs that none of them reaches."""
+    """The zeros in a bias that a layer gets for folded constants: those of outputs that no constant reaches."""
     if consumer.owner is None or getattr(model.get_submodule(consumer.owner), "bias", None) is not None:
         return 0
     folded = choice.folded[consumer.ins.reshape(-1)] & (consumer.how == BIAS) & (consumer.values[:, 0] != 0)

@@ -1,4 +1,4 @@
-"""Relevance of coupled units: what layers share (a residual stream, a gated product, a head) goes or stays as a whole."""
+"""Relevance of coupled units: units that layers share (a residual stream, a gated product, a head) go or stay as a whole."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from svdcompress.prune import Analysis, Consumer, analyse, holders, oriented
 from svdcompress.relevance import Masks, as_masks, relevance
 
 EPS = 1e-8
-"""As in the log alpha of a group: a unit whose weights are all 0 is irrelevant."""
+"""Added to the sum of squares, as in the log alpha of a prior group, so that a unit whose weights are all 0 is irrelevant."""
 
 
 def coupled_relevance(
     model: nn.Module, example_inputs: Any, *, threshold: Threshold | None = None, side: str = "input"
 ) -> Masks:
-    """Masks in which each unit goes or stays with all the layers that share it.
+    """Masks in which each unit stays or goes in all layers that share it.
 
-    The relevance of a unit is that of one group made of all weights that read it (side "input") or write it ("output"),
-    whatever layers they are in: `log(sum sigma2) - log(sum mu^2)`, irrelevant at or above the limit of that share. Of units
-    that stay, each layer still drops what its other shares ("weight", the other side, "layer") find irrelevant. Units that may
-    not go (see `groups`), or that a layer without variances reads, are judged by each layer for itself, as `relevance` does.
+    A unit is judged as one prior group of all weights that read it (side "input") or write it ("output"), whatever layers
+    they are in: it is irrelevant if `log(sum sigma2) - log(sum mu^2)` is at or above the limit of that share. Within units
+    that stay, each layer still drops what its other shares ("weight", the other side, "layer") find irrelevant. Units that
+    cannot go (see `groups`), or that a layer without variances reads, are judged by each layer on its own, as by `relevance`.
 
     example_inputs: as for `prune`. threshold: as for `relevance`; without one, layers that hold a mask keep it.
-    Raises UsageError for another side or a model without variational layers, and what `prune` raises.
+    Raises UsageError for another side or a model without variational layers, and whatever `prune` raises.
 
     Example:
         >>> masks = svdc.coupled_relevance(svdc.convert(model, share="input"), x, threshold=3.0)
     """
     _check(side)
-    relevance(model, threshold)  # a model without variational layers is refused before it is traced
+    relevance(model, threshold)  # raises for a model without variational layers, before it is traced
     return Coupling(model, example_inputs).relevance(threshold, side)
 
 
@@ -50,13 +50,13 @@ class Coupling:
         self.model, self._analysis = unwrapped(model), analyse(model, example_inputs)
 
     def of(self, model: nn.Module) -> Coupling:
-        """The same of another model with this architecture, or of this one on another device."""
+        """The same coupling for another model with this architecture, or for this one on another device."""
         other = copy.copy(self)
         other.model = unwrapped(model)
         return other
 
     def relevance(self, threshold: Threshold | None = None, side: str = "input") -> Masks:
-        """The masks; arguments and errors as those of `coupled_relevance`."""
+        """The masks; arguments and errors as for `coupled_relevance`."""
         _check(side)
         model, analysis = self.model, self._analysis
         masks = {name: mask.clone() for name, mask in relevance(model, threshold).items()}
@@ -73,13 +73,13 @@ class Coupling:
         return as_masks(model, masks)
 
     def sharing(self, side: str = "input") -> list[VariationalLayer]:
-        """The layers that have a unit in common with another layer, of those that are judged as one on this side."""
+        """The layers that share, on this side, a unit that is judged as one with another layer."""
         _check(side)
         if self._analysis is None:
             return []
         root = self._analysis.root
         judged = ~np.isnan(_scores(self.model, self._analysis, side, None)[0])
-        used: dict[int, set[int]] = {}  # a weight that is used several times is one layer
+        used: dict[int, set[int]] = {}  # a weight that is used several times counts once
         for consumer in self._analysis.consumers:
             used.setdefault(id(consumer.parameter), set()).update(root[_slots(consumer, side)].flat)
         count = np.zeros(self._analysis.count, int)
@@ -105,7 +105,7 @@ def _slots(consumer: Consumer, side: str) -> np.ndarray:
 
 
 def _scores(model: nn.Module, analysis: Analysis, side: str, threshold: Threshold | None) -> tuple[np.ndarray, np.ndarray]:
-    """Log alpha of each unit (NaN where it is not to be judged as one) and its limit, by root."""
+    """Log alpha of each unit (NaN where it is not judged as one) and its limit, by root."""
     variance, square = np.zeros(analysis.count), np.zeros(analysis.count)
     limit = np.full(analysis.count, np.inf)
     judged = analysis.free.copy()
@@ -140,7 +140,7 @@ def _decide(
     side: str,
     threshold: Threshold | None,
 ) -> None:
-    """Write the decisions on units into a layer's mask."""
+    """Apply the decisions on units to a layer's mask, in place."""
     roots = analysis.root[_slots(consumer, side)]
     judged = ~np.isnan(scores[roots])
     if not judged.any():

@@ -1,4 +1,4 @@
-"""Beyond the dead: the living units that the data need least for what they cost, until a model is as small as is asked for."""
+"""Removal of living units, those that the data need least for their cost first, until a model has the requested size."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from svdcompress.selection._sensitivity import sensitivity
 from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes, Touch
 
 WEIGHTS = "weights"
-"""The order of `Ranking.keeping`, beside those of `MEASURES`."""
+"""The measure that `Ranking.keeping` orders units by, in addition to `MEASURES`."""
 
 UNMOVED = 1e-3
-"""So much of the mean sensitivity every unit has at least, so that those that no example moves are ranked by information."""
+"""The least sensitivity of a unit, as a fraction of the mean: units with none are then ranked by information."""
 
 
 class _Step(NamedTuple):
-    """Units that go together. kind: of those that cost the same."""
+    """Units that go together. kind: the number of the queue of bundles with the same cost that they are from."""
 
     kind: int
     roots: list[int]
@@ -42,8 +42,8 @@ class Ranked:
     """Masks for a goal, and what `prune` leaves with them.
 
     parameters, macs: what is left, as `svdcompress.cost.measure` counts it. `prune` leaves less where units become constant
-    because others go, and more where it has to put units back. units: living units that go beside those that are dead.
-    reached: whether the goal is.
+    because others go, and more where it has to put units back. units: the number of living units that go, in addition to the
+    dead ones. reached: whether the goal is met.
     """
 
     masks: Masks
@@ -65,23 +65,23 @@ def ranked(
     weigh: Callable[[VariationalLayer], Tensor] = information,
     examples: Iterable[Any] | None = None,
 ) -> Masks:
-    """Masks with further whole units dead, those of the least relevance for their cost, so that the goal is met.
+    """Masks in which more whole units are dead, the least relevant for their cost first, until the goal is met.
 
     The relevance of a unit is the information in the weights that write or read it (see `svdcompress.relevance.information`),
-    per parameter or multiply-accumulate that goes with it; it counts for more, the fewer units are left in its layer. With
-    `examples` it is the geometric mean of that and of how fast the outputs change with the unit, as variances that had little
-    training tell little. No layer is emptied. `prune(model, example_inputs, masks=...)` removes them exactly; train on
-    afterwards.
+    per parameter or multiply-accumulate that goes with it; it counts for more the fewer units are left in its layer. With
+    `examples` it is the geometric mean of that and of how fast the outputs change with the unit, because variances that were
+    hardly trained tell little. No layer is emptied. `prune(model, example_inputs, masks=...)` removes the units exactly;
+    train further afterwards.
 
-    model: converted, and trained so that its variances mean something; it is left as it was. masks: which weights stay at
-    first (None: as `relevance` says).
-    goal: {"macs": 0.5} or {"parameters": 20_000}: numbers up to 1 are shares of the model as it is given, larger ones counts.
-    example_inputs, protect, remove_inputs, round_to: as for `prune`. weigh: what each weight of a layer is worth, at least 0
-    and in the shape of its weight, where that is to be something else than information.
+    model: converted, and trained so that its variances mean something; it is not changed. masks: which weights stay to begin
+    with (None: those of `relevance`).
+    goal: {"macs": 0.5} or {"parameters": 20_000}: numbers up to 1 are shares of the given model, larger ones are counts.
+    example_inputs, protect, remove_inputs, round_to: as for `prune`. weigh: returns the worth of each weight of a layer, at
+    least 0 and in the shape of its weight; the default is information.
     examples: batches of inputs without targets, each as for one call of the model; a hundred or more, of a few examples each.
 
-    Warns where the goal cannot be reached, and returns the closest. Raises UsageError for a goal of another form, and what
-    `prune` raises.
+    Warns if the goal cannot be reached, and returns the closest masks. Raises UsageError for a goal of another form, and
+    whatever `prune` raises.
 
     Example:
         >>> masks = ranked(model, x, goal={"macs": 0.5})
@@ -109,10 +109,9 @@ def ranked(
 
 
 class Ranking:
-    """`ranked` for many goals: the model is traced once, when this is made.
+    """`ranked` for many goals: the model is traced, and its weights are read, once, on construction.
 
-    Arguments as those of `ranked`. The model's weights are read when this is made. device: where `examples` are computed, and
-    the model is meanwhile; None: where the model is.
+    Arguments as for `ranked`. device: where the model runs on `examples`; None: where it is.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class Ranking:
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
         self._steps: dict[tuple[str, float], list[_Step]] = {}
-        if found is None:  # nothing can go: sizes as they are
+        if found is None:  # nothing can go: the sizes stay as they are
             from svdcompress.cost import measure
 
             cost = measure(model, example_inputs)
@@ -151,18 +150,18 @@ class Ranking:
         self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]
 
     def limit(self, goal: Mapping[str, float]) -> tuple[str, float]:
-        """What a goal measures, and how much may be left of it. Raises UsageError for a goal of another form."""
+        """The measure of a goal, and how much of it may be left. Raises UsageError for a goal of another form."""
         if len(goal) != 1 or next(iter(goal)) not in MEASURES or not next(iter(goal.values())) > 0:
             raise UsageError(f"goal: {dict(goal)} is not one of {', '.join(MEASURES)} with a share up to 1 or a count")
         ((measure, value),) = goal.items()
         return measure, value * self.total[measure] if value <= 1 else float(value)
 
     def at(self, goal: Mapping[str, float], *, evenness: float = 0.0) -> Ranked:
-        """The masks for a goal, with as few units gone as it takes; where it cannot be reached, the closest.
+        """The masks for a goal that remove as few units as possible; if it cannot be reached, the closest.
 
         evenness: 0 ranks all units of the model by relevance per cost; 1 divides that by its mean over the units of the same
-        layer (those of one cost), so that each layer loses its own least relevant ones and none goes as a whole; between, by a
-        power of the mean.
+        layer (those with the same cost), so that each layer loses its own least relevant units and none goes as a whole; a
+        value in between divides by that power of the mean.
         """
         measure, limit = self.limit(goal)
         if self._analysis is None:
@@ -170,8 +169,8 @@ class Ranking:
         steps = self._steps_of(measure, evenness)
         least, most = 0, len(steps)
         if self._size(steps)[1][measure] > limit:
-            least = most  # all of them are not enough
-        while least < most:  # fewer units leave more
+            least = most  # even removing all of them is not enough
+        while least < most:  # removing fewer units leaves more
             middle = (least + most) // 2
             least, most = (least, middle) if self._size(steps[:middle])[1][measure] <= limit else (middle + 1, most)
         steps = steps[:least]
@@ -183,10 +182,10 @@ class Ranking:
         return self._told(self._gone(steps), units, left, left[measure] <= limit)
 
     def keeping(self, kept: float) -> Ranked:
-        """Masks that keep at most so many weights, with as few units gone as it takes, those of the least relevance per weight
-        that they have left; where that many units cannot go, the closest.
+        """Masks that keep at most `kept` weights and remove as few units as possible, those with the least relevance per
+        weight left in them first; if not enough units can go, the closest.
 
-        It is for counts of single weights, where a unit costs the weights that it has and not its place in the shapes.
+        Meant for counts of single weights, where a unit costs the weights that it has left and not its place in the shapes.
         """
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.masks.kept <= kept)
@@ -200,7 +199,8 @@ class Ranking:
         return self._told(found, units, left, self._masked(found).kept <= kept)
 
     def _spared(self, steps: list[_Step], choice: Choice) -> list[_Step]:
-        """Those that come to something: where `prune` keeps units of a kind (`round_to`), the last steps of it are left out."""
+        """The steps that have an effect: for each unit of a kind that `prune` keeps (`round_to`), the last step of that kind
+        is left out."""
         removed = np.zeros(self._found.count, bool)
         removed[self._found.root[choice.removed]] = True
         kept = Counter(step.kind for step in steps if not removed[step.roots].all())
@@ -223,30 +223,31 @@ class Ranking:
         return self._analysis
 
     def _size(self, steps: list[_Step]) -> tuple[Choice, dict[str, float]]:
-        """What prune would choose with these gone, and what it would leave."""
+        """What `prune` would remove after these steps, and the sizes it would leave."""
         choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
 
     def _steps_of(self, measure: str, evenness: float) -> list[_Step]:
-        """Living units in the order in which they go, to where a layer would be empty."""
+        """The living units in the order of their removal, up to the point where a layer would become empty."""
         key = measure, evenness
         if key not in self._steps:
             self._steps[key] = self._greedy(measure, evenness)
         return self._steps[key]
 
     def _value(self, roots: list[int], measure: str) -> float:
-        """The relevance that goes with a bundle; of weights, the information that each of them has."""
+        """The relevance that is lost with a bundle; for the measure `WEIGHTS`, its information per weight."""
         if measure != WEIGHTS:
             return float(self._score[roots].sum())
         weights = float(self._weights[roots].sum())
         return float(self._information[roots].sum()) / weights if weights else np.inf  # nothing would be saved
 
     def _greedy(self, measure: str, evenness: float) -> list[_Step]:
-        """At each step, the bundle of least information for what it saves at that point, times how far its layer has shrunk.
+        """At each step, take the bundle with the least relevance for what it saves at that point, times the factor by which
+        its layer has shrunk.
 
-        That factor keeps layers from becoming bottlenecks: what a unit carries counts for more, the fewer are left beside it.
-        A bundle's key only rises while others go, so that one that was looked at has to be looked at again only when it comes
-        to be the best (lazy greedy). Of bundles that cost the same, the least relevant is first in any case.
+        That factor keeps layers from becoming bottlenecks: a unit counts for more the fewer others are left in its layer. A
+        bundle's key only rises as others go, so it is computed again only when the bundle comes up as the best one (lazy
+        greedy). Among bundles with the same cost, the least relevant always goes first.
         """
         analysis = self._found
         gone = np.zeros(analysis.count, bool)
@@ -309,6 +310,6 @@ class Ranking:
 
 
 def _typical(own: Sequence[tuple[float, list[int]]], saved: float) -> float:
-    """What the bundles of a layer are worth for their cost, in the mean; 1 where that is nothing."""
+    """The mean relevance per cost of a layer's bundles; 1 where that is 0 or not finite."""
     worth = float(np.mean([value for value, _ in own])) / saved if saved > 0 else 0.0
     return worth if 0 < worth < np.inf else 1.0

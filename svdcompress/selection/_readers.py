@@ -1,4 +1,4 @@
-"""Which layers read and write a unit, and what its weights are worth."""
+"""Which layers read and write a unit, and how much its weights are worth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svdcompress.prune import Analysis, Consumer, holders, oriented
 
 
 def readers(model: nn.Module, analysis: Analysis) -> list[tuple[Consumer, list[str]]]:
-    """Each weight that is applied, and the variational layers that hold it and compute with their masks."""
+    """Each weight that the model uses, with the names of the variational layers that hold it and compute with their masks."""
     names = {id(layer): name for name, layer in variational_layers(model) if name not in analysis.past}
     return [
         (
@@ -28,7 +28,7 @@ def readers(model: nn.Module, analysis: Analysis) -> list[tuple[Consumer, list[s
 def scores(
     model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], weigh: Callable[[VariationalLayer], Tensor]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Per root, what the weights that go with it are worth, and whether all that read it can be masked."""
+    """Per root, the worth of all weights that read or write the unit, and whether everything that reads it can be masked."""
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     score, killable = np.zeros(analysis.count), analysis.free.copy()
     for consumer, names in readers(model, analysis):
@@ -39,7 +39,7 @@ def scores(
         nats = oriented(consumer, weigh(layers[names[0]]) * masks[names[0]]).sum(3).double().cpu().numpy()
         np.add.at(score, ins, nats.sum(1))
         np.add.at(score, outs, nats.sum(2))
-        own = outs[:, :, None] == ins[:, None, :]  # the unit's own loop is one weight, not two
+        own = outs[:, :, None] == ins[:, None, :]  # a unit that reads itself: the weight counts once
         if own.any():
             group, out, _ = np.nonzero(own)
             np.subtract.at(score, outs[group, out], nats[own])

@@ -1,4 +1,4 @@
-"""From a threshold to masks: each layer for itself, or the layers that share a unit together."""
+"""From a threshold to masks: for each layer on its own, or for all layers that share a unit together."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from svdcompress.relevance import Masks, relevance
 from svdcompress.selection._coupled import Coupling
 
 Rule = Callable[[Threshold | None], Masks]
-"""From a threshold (None: each layer's own) to a model's masks."""
+"""Maps a threshold (None: each layer's own) to a model's masks."""
 
 
 def rule(model: nn.Module, settings: RelevanceSection, inputs: Any) -> Rule:
-    """How a converted model's masks come from a threshold: in training's figures, in shrinking and in the last choice alike.
+    """How thresholds become masks of a converted model: the same rule for training metrics, shrinking and the final choice.
 
-    Units are judged as one (see `coupled_relevance`) where the settings say so, and where they say auto if two or more layers
-    read the same unit (or write it, where "output" has the larger part of the layers' shares) and one of them shares its
-    relevance by that side. inputs: examples for one forward pass.
+    Units are judged as one (see `coupled_relevance`) where the settings say so. With "auto" they are if two or more layers
+    read the same unit (or write it, where "output" has the larger part of the layers' shares) and one of them has a share of
+    that side. inputs: examples for one forward pass.
     """
     return _judged(*_coupling(model, settings, inputs), model)
 
 
 def _coupling(model: nn.Module, settings: RelevanceSection, inputs: Any) -> tuple[Coupling | None, str]:
-    """What layers share, and by which side they are judged as one; None where each is judged for itself."""
+    """The coupling of the layers (None: each is judged on its own), and the side by which shared units are judged."""
     wanted = settings.coupled
     parts = {side: sum(layer.share.get(side, 0.0) for _, layer in variational_layers(model)) for side in ("input", "output")}
     side = max(parts, key=lambda name: parts[name])  # "input" where neither has more
@@ -48,10 +48,10 @@ def _judged(coupling: Coupling | None, side: str, model: nn.Module) -> Rule:
 
 
 class WhileTraining:
-    """The masks of a model on its way, as `rule` would have them: called with the model, on any device, after each epoch.
+    """The masks of a model in training, as `rule` makes them; called with the model, on any device, after each epoch.
 
-    Its graph is traced once, on the CPU, and again only where units were removed since.
-    threshold, settings, inputs: as for `rule`.
+    The graph is traced once, on the CPU, and again only after units were removed. settings, inputs: as for `rule`; threshold:
+    the one that its result is called with.
     """
 
     def __init__(self, threshold: Threshold | None, settings: RelevanceSection, inputs: Any) -> None:

@@ -1,4 +1,4 @@
-"""How far a model's outputs move when a whole unit goes, by gradients of a gate on it."""
+"""How far a model's outputs move when a whole unit goes, estimated by the gradient of a gate on the unit."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def sensitivity(
 ) -> np.ndarray:
     """Per root, how fast the outputs change with a gate on it: `|d outputs / d gate|`, root mean square over the examples.
 
-    A gate multiplies all that reads the unit, so its derivative is the sum of `w * d/dw` over these weights, but for weights by
-    which a unit reads itself (depthwise convolutions, after which it is read again); for a unit that no other weight reads
-    (queries and keys), over those that write it. It is that of outputs projected on random signs, one projection
-    for each batch: the mean of its square is that of the whole Jacobian (Hutchinson 1990), whatever the batch size, and more
-    batches tell more. With outputs in place of a loss this is the Fisher information of Theis et al. 2018 (arXiv 1801.05787)
-    and Molchanov et al. 2019 (arXiv 1906.10771, eq. 8) for a constant curvature; it needs no labels, and doesn't vanish where
-    a network fits all of its examples.
+    The gate multiplies the unit wherever it is read, so its derivative is the sum of `w * d/dw` over the weights that read
+    it, except those by which a unit reads itself (depthwise convolutions, after which it is read again). For a unit that no
+    other weight reads (queries and keys), the sum is over the weights that write it. The derivative is that of the outputs
+    projected on random signs, one projection per batch: the mean of its square is that of the whole Jacobian (Hutchinson
+    1990), whatever the batch size, and more batches make the estimate more precise. With outputs in place of a loss, this is
+    the Fisher information of Theis et al. 2018 (arXiv 1801.05787) and Molchanov et al. 2019 (arXiv 1906.10771, eq. 8) for a
+    constant curvature; it needs no labels, and doesn't vanish where a network fits all of its examples.
 
-    model: in `eval()` meanwhile, as are its masks held; it stays as it is. examples: inputs, a few at a time. device: where the
-    model is meanwhile; None: where it is.
+    model: is in `eval()` with its masks held while this runs, and is restored afterwards. examples: inputs, a few at a time.
+    device: where the model runs; None: where it is.
 
-    Raises UsageError without a batch, and for outputs that have no gradients or none that are finite.
+    Raises UsageError without any batch, and for outputs without gradients or with gradients that are not finite.
     """
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     read_by = [(consumer, names[0]) for consumer, names in readers(model, analysis) if names]
@@ -67,7 +67,7 @@ def sensitivity(
 
 
 def _others(analysis: Analysis, consumer: Consumer) -> np.ndarray:
-    """(groups, outputs, inputs): whether a weight is read from another unit than the one it writes."""
+    """(groups, outputs, inputs): whether a weight reads another unit than the one it writes."""
     ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
     return outs[:, :, None] != ins[:, None, :]
 
@@ -86,7 +86,7 @@ def _elsewhere(model: nn.Module, device: torch.device | None) -> Iterator[None]:
 def _moved(
     model: nn.Module, layers: Mapping[str, VariationalLayer], examples: Iterable[object], generator: torch.Generator
 ) -> Iterator[dict[str, Tensor]]:
-    """For each batch, `w * d(signs . outputs)/dw`, by layer, over the root of its size."""
+    """For each batch, `w * d(signs . outputs)/dw` by layer, divided by the square root of the batch size."""
     weights = [layer.weight for layer in layers.values()]
     for inputs in examples:
         inputs = map_tensors(inputs, lambda tensor: tensor.to(weights[0].device))
@@ -106,7 +106,7 @@ def _moved(
 
 @contextmanager
 def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
-    """The deterministic model with these masks, its weights ready for gradients; as it was afterwards."""
+    """Within it, the model is deterministic, with these masks, and its weights require gradients; it is restored afterwards."""
     layers = [layer for _, layer in variational_layers(model)]
     before = [(layer.mask, layer.weight.requires_grad) for layer in layers]
     training = {module: module.training for module in model.modules()}
@@ -115,7 +115,7 @@ def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
     try:
         for layer in layers:
             layer.weight.requires_grad_(True)
-        # a model that draws has its own numbers meanwhile
+        # random numbers that the model draws are fixed, and leave the caller's generators alone
         with for_gradients(model), torch.random.fork_rng(devices=_devices(layers)):
             torch.manual_seed(0)
             yield

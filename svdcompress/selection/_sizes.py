@@ -1,4 +1,4 @@
-"""How large a model is without some of its units: exactly, and step by step while they go."""
+"""How large a model is without some of its units: exactly for a whole choice, and step by step as units go."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ MEASURES = ("parameters", "macs")
 """What a size can be measured in, as `svdcompress.cost.measure` counts it."""
 
 Touch = tuple[int, int, tuple[int, ...]]
-"""What a unit has of a tensor: (tensor, axis, indices in each group of a convolution)."""
+"""A unit's part of a tensor: (tensor, axis, number of indices in each group of a convolution)."""
 
 
 @dataclass
 class _Tensor:
-    """A parameter or buffer: `kept` indices of each axis in each group (one, if it is no grouped convolution's weight).
+    """A parameter or buffer that shrinks with its units.
 
-    axes: units along each axis. rest: the product of the other lengths. price: of an element, by measure.
+    axes: roots of the units along each axis, (groups, per group); one group unless it is a grouped convolution's weight.
+    kept: the number of indices of each axis in each group. rest: the product of the other lengths. price: of one element, by
+    measure.
     """
 
     axes: list[np.ndarray]
@@ -32,7 +34,7 @@ class _Tensor:
     price: dict[str, float]
 
     def elements(self, kept: list[list[int]]) -> int:
-        """Of a tensor with so many indices left."""
+        """The number of elements with this many indices left along each axis, by group."""
         total = 0
         for group in range(len(kept[0]) if kept else 1):
             product = self.rest
@@ -43,7 +45,7 @@ class _Tensor:
 
 
 class Sizes:
-    """The tensors of an analysed model, with the units along their axes.
+    """The tensors of an analyzed model, with the units along their axes.
 
     total: the whole model's sizes, by measure.
     """
@@ -68,13 +70,13 @@ class Sizes:
                 rest = parameter.tensor.numel() // max(int(np.prod([own.shape[1] for own in axes])), 1)
             kept = [[own.shape[1]] * own.shape[0] for own in axes]
             self.tensors.append(_Tensor(axes, kept, rest, price))
-        for labels, operations in trace.products:  # attention: a head takes its own along
+        for labels, operations in trace.products:  # attention: a head's products go with it
             own = analysis.root[labels.numpy()]
             price = {"parameters": 0.0, "macs": operations / trace.batch / len(own)}
             self.tensors.append(_Tensor([own[None]], [[len(own)]], 1, price))
 
     def left(self, choice: Choice) -> dict[str, float]:
-        """The sizes once a choice is carried out, with the biases that folded constants make."""
+        """The sizes after a choice is carried out, including new biases for folded constants."""
         removed = np.zeros(self.analysis.count, bool)
         removed[self.analysis.root[choice.removed]] = True
         left = dict(self.total)
@@ -86,7 +88,7 @@ class Sizes:
         return {**left, "parameters": left["parameters"] + self._new_biases(choice)}
 
     def _new_biases(self, choice: Choice) -> int:
-        """Of modules without one that constants are folded into."""
+        """The number of elements in new biases, of modules without a bias that constants are folded into."""
         made: dict[str, int] = {}
         for consumer in self.analysis.consumers:
             if consumer.owner is None or getattr(self.model.get_submodule(consumer.owner), "bias", None) is not None:
@@ -98,9 +100,9 @@ class Sizes:
 
 
 class Shrinking:
-    """The same while units go one after the other; each step costs a few operations.
+    """Sizes as units go one after another; each step costs a few operations.
 
-    sizes: of the whole model; gone: units that are not there any more, bool per root.
+    sizes: of the whole model; gone: units that have been removed already, bool per root.
     """
 
     def __init__(self, sizes: Sizes, gone: np.ndarray) -> None:
@@ -114,7 +116,7 @@ class Shrinking:
                         self.touches[root].append((number, axis, counts))
 
     def of(self, roots: list[int]) -> tuple[Touch, ...]:
-        """All that some units have of the tensors; units that have the same cost the same."""
+        """The parts of all tensors that belong to some units; units with equal parts have equal costs."""
         found: dict[tuple[int, int], np.ndarray] = {}
         for root in roots:
             for number, axis, counts in self.touches.get(root, ()):
@@ -122,7 +124,7 @@ class Shrinking:
         return tuple((*key, tuple(counts.tolist())) for key, counts in sorted(found.items()))
 
     def saved(self, touches: tuple[Touch, ...], measure: str) -> float:
-        """By how much a size falls when they go now."""
+        """How much a size falls if these parts go now."""
         by_tensor: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
         for number, axis, counts in touches:
             by_tensor[number][axis] = counts
@@ -135,14 +137,14 @@ class Shrinking:
         return total
 
     def take(self, touches: tuple[Touch, ...]) -> None:
-        """They go."""
+        """Remove these parts."""
         for number, axis, counts in touches:
             kept = self.kept[number][axis]
             self.kept[number][axis] = [k - g for k, g in zip(kept, counts, strict=True)]
 
 
 def _counts(own: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
-    """How many indices of each group each unit has, along an axis of (groups, indices)."""
+    """The number of indices that each unit has in each group, along an axis of (groups, indices)."""
     roots, inverse = np.unique(own.reshape(-1), return_inverse=True)
     groups = len(own)
     table = np.zeros((len(roots), groups), np.int64)

@@ -1,4 +1,4 @@
-"""Masks of whole units, for sizes that follow the shapes: a zero between two units that stay makes no shape smaller."""
+"""Masks of whole units, for sizes that follow the shapes: a zero between two units that stay does not make a shape smaller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from svdcompress.relevance import Masks, as_masks
 
 
 def whole_units(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
-    """Masks with every weight back that lies between an input and an output with a weight left: the same units are dead.
+    """Masks that keep all weights between inputs and outputs that have any weight left; the same units stay dead.
 
     model: converted; masks: by layer, boolean, in the shapes of the weights.
 

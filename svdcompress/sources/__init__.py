@@ -1,4 +1,4 @@
-"""Names to models, weights and data."""
+"""Turns the names in a recipe into models, weights and data."""
 
 import importlib
 import warnings
@@ -80,7 +80,7 @@ _MOVED = ("Loss", "gaussian_heads", "make_loss")
 
 
 def __getattr__(name: str) -> Any:
-    """Names of before, for a release: losses are likelihoods' now. By a string, as this room stands below that one."""
+    """Serve names that moved to `likelihoods`, for one release; imported by string, as that package depends on this one."""
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"svdcompress.sources.{name} is svdcompress.likelihoods.{name} now", DeprecationWarning, stacklevel=2)

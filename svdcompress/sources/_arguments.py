@@ -12,11 +12,11 @@ from svdcompress.sources._nets import NETS
 
 USUAL = ("num_classes", "num_labels", "n_classes", "nclasses", "classes", "num_outputs", "n_outputs", "outputs", "out_features",
          "out_channels", "output_dim", "out_dim", "n_out", "labels")  # fmt: skip
-"""What such arguments are called, the most usual first."""
+"""Common names of such an argument, the most common first."""
 
 
 def outputs_argument(section: ModelSection, outputs: int) -> str | None:
-    """Its name, from the factory's signature: of a usual name, else the one whose value is the number of outputs; or None."""
+    """The argument's name in the factory's signature: one of `USUAL`, else the only one whose value is `outputs`; or None."""
     kind, _, rest = str(section.name).partition(":")
     if kind == "hf":
         return "num_labels"
@@ -39,7 +39,7 @@ def _parameters(name: str) -> dict[str, Any]:
 
 
 def outputs_hint(section: ModelSection, outputs: int, wanted: int) -> str:
-    """What to do about a model with so many outputs where another number is wanted."""
+    """Advice for a model that has `outputs` outputs where `wanted` are needed."""
     name = outputs_argument(section, outputs)
     if section.name == "mlp":
         sizes = [*section.args.get("sizes", (64, 300, 100, 10))[:-1], wanted]

@@ -13,7 +13,7 @@ from svdcompress.sources._npy import load_npz
 from svdcompress.sources._raw import Raw, Table, no_targets, optional
 
 LIKE_SPLITS = {"train", "training", "validation", "val", "valid", "dev", "test", "testing", "heldout"}
-"""Parts of arrays' names that speak of examples for a purpose."""
+"""Words in an array's name that suggest a training, validation or test split."""
 
 
 def read_digits(place: str, section: DataSection) -> Raw:

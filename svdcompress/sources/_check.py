@@ -1,4 +1,4 @@
-"""Targets of the right kind and everything finite: of a whole split in memory, or batch by batch as it is read."""
+"""Checks that targets are of the right kind and all numbers finite: of a split in memory, or batch by batch as it is read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LARGEST = torch.finfo(torch.float32).max
 FROM_ONE = "the labels seem to count from 1: subtract 1, as the first class is 0"
 
 MOST_CLASSES = 2**24
-"""Labels from which on a column can only be something else than classes."""
+"""Labels this large or larger cannot be classes."""
 
 
 @dataclass
 class Check:
-    """What the inputs and targets of one split have to be.
+    """The requirements that the inputs and targets of one split must meet.
 
     task: classification, binary, regression or gaussian. origin: file, folder or factory; split: train, validation or test.
-    outputs: classes that there are, None where that is not known. why: where their number comes from, for the message.
+    outputs: the number of classes, None if unknown. why: where that number comes from, for the message.
     """
 
     task: str
@@ -37,13 +37,13 @@ class Check:
     why: str = ""
 
     def targets(self, targets: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """The targets as the task's losses take them: int64 for classes, (N, 1) as (N,); float32 for all others.
+        """The targets in the form that the task's losses take: int64 for classes, (N, 1) as (N,); float32 for all others.
 
-        Of classes for each pixel or token, -100 marks those that do not count.
+        With a class for each pixel or token, -100 marks positions that do not count.
 
-        rows: of these examples among all of the split's source, for the message (None: they are all, in order).
-        Raises DataError for classes that are no whole numbers or out of range, values that are not finite, and for binary
-        anything but 0 and 1.
+        rows: positions of these examples in the split's source, for the message (None: these are all of them, in order).
+        Raises DataError for classes that are not whole numbers or are out of range, for values that are not finite, and, if
+        binary, for anything but 0 and 1.
         """
         if self.task == "classification":
             if targets.dim() == 2 and targets.shape[1] == 1:
@@ -93,7 +93,7 @@ def from_one(targets: Sequence[Tensor], outputs: int | None) -> bool:
 def check_finite(values: Any, where: str, rows: Sequence[int] | None = None, split: str = "") -> None:
     """Raises DataError for NaN, infinity, and numbers that are infinite as float32, which is what networks compute in.
 
-    values: a tensor, or a tuple or mapping of such. where: the file, for the message. rows: see `Check.targets`.
+    values: a tensor, or a tuple or mapping of tensors. where: the file, for the message. rows: see `Check.targets`.
     """
     map_tensors(values, lambda tensor: _one_finite(tensor, where, rows, split))
 
@@ -101,7 +101,7 @@ def check_finite(values: Any, where: str, rows: Sequence[int] | None = None, spl
 def _one_finite(tensor: Tensor, where: str, rows: Sequence[int] | None, split: str) -> None:
     if not tensor.is_floating_point():
         return
-    # the sum is one quick pass without a copy; it is not finite where a number is not (or where they are huge)
+    # the sum is one quick pass without a copy; it is not finite if any number is not (or if they are huge)
     wide = tensor.dtype == torch.float64
     if not wide and (bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())):
         return
@@ -115,6 +115,6 @@ def _one_finite(tensor: Tensor, where: str, rows: Sequence[int] | None, split: s
 
 
 def _place(where: list[int], rows: Sequence[int] | None) -> str:
-    """`row 7, position [1]`; without its number where a batch does not hold just the rows that were asked for."""
+    """`row 7, position [1]`; the row is "?" if it is not known, as when a batch does not hold exactly the rows asked for."""
     row = where[0] if rows is None else rows[where[0]] if where[0] < len(rows) else "?"
     return f"row {row}" + (f", position {where[1:]}" if len(where) > 1 else "")

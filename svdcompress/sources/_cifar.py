@@ -20,11 +20,11 @@ from svdcompress.sources._raw import Raw, Table, encode_classes
 _PIXELS = 3 * 32 * 32
 
 LARGEST = 2**26
-"""Bytes of an image file in an archive."""
+"""Most bytes that an image file in an archive may have."""
 
 
 def read_cifar(place: str, section: DataSection) -> Raw:
-    """`cifar10:DIR`, `cifar100:DIR`: binary files (of CIFAR-100 the fine labels), or archives of images in class folders."""
+    """`cifar10:DIR`, `cifar100:DIR`: binary files (the fine labels of CIFAR-100), or archives of images in class folders."""
     folder = Path(place or section.root or ".")
     for base in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, test, names, labels in _BINARY:
@@ -44,7 +44,7 @@ _BINARY = (
     ("data_batch_1.bin", "test_batch.bin", "batches.meta.txt", 1),
     ("train.bin", "test.bin", "fine_label_names.txt", 2),
 )
-"""Of CIFAR-10 and CIFAR-100: first training file, test file, names of the classes, label bytes ahead of each image."""
+"""For CIFAR-10 and CIFAR-100: first training file, test file, file of class names, label bytes before each image."""
 
 
 def _records(base: Path, train: list[Path], test: Path, names: Path, labels: int, section: DataSection) -> Raw:
@@ -70,7 +70,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _binary(path: Path, labels: int) -> tuple[Tensor, Tensor]:
-    """Records of one label byte (CIFAR-100: coarse, then fine) and 3x32x32 pixel bytes."""
+    """Images and labels from records of a label byte (CIFAR-100: two, coarse then fine) and 3x32x32 pixel bytes."""
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -91,7 +91,7 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _archive(path: Path, classes: list[str] | None, section: DataSection) -> tuple[Table, list[str]]:
-    """A tar archive of .../CLASS/image, read in memory: nothing is unpacked."""
+    """The images of a tar archive of .../CLASS/image, read into memory: nothing is unpacked to disk."""
     images: list[tuple[str, str, Any]] = []
     try:
         with tarfile.open(path) as archive:

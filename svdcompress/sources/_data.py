@@ -1,4 +1,4 @@
-"""From a recipe's data section to training, validation and test examples, checked."""
+"""Turns a recipe's data section into checked training, validation and test examples."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from svdcompress.sources._tables import read_table
 
 @dataclass
 class Data:
-    """The three splits of a run's data, and what must be known to read more of it.
+    """The three splits of a run's data, and what is needed to read more data in the same way.
 
-    task: classification, binary, regression or gaussian. classes: their names, where there are any.
-    outputs: classes (1 for binary) or target columns. target_scale: mean and standard deviation that were taken off the
-    targets, or None. preprocessing: JSON-able: transforms with their measured numbers, columns, categories, image size, and
-    the shape of an input ahead of the transforms (`input_shape`), where inputs are one tensor; `standardized`: whether the
-    transforms begin with columns that were standardised. warnings, notes: one line each, of what may be wrong, and of what was
-    done unasked. dim: the dimension of the model's output that holds the classes (`class_dim`), once a model was tried.
+    task: classification, binary, regression or gaussian. classes: the names of the classes, if any.
+    outputs: number of classes (1 for binary) or of target columns. target_scale: mean and standard deviation by which the
+    targets were standardized, or None. preprocessing: JSON-serializable: transforms with their measured numbers, columns,
+    categories, image size, the shape of an input before the transforms if inputs are one tensor (`input_shape`), and whether
+    the transforms begin by standardizing (`standardized`). warnings: what may be wrong, one line each. notes: what was done
+    unasked, one line each. dim: the dimension of the model's output that holds the classes (`class_dim`), once a model was run.
     """
 
     train: Examples
@@ -50,12 +50,12 @@ class Data:
 
 
 def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
-    """Read, split, check and transform the data that a recipe names; of what is read as needed, the first two examples.
+    """Read, split, check and transform the data that a recipe names; only two examples of data that are read as needed.
 
-    strict: fields that the source does not know are refused; False: passed over, for recipes of finished runs.
+    strict: refuse fields that the source does not know; False ignores them, for recipes of finished runs.
 
     Raises DataError, naming file, field and row, for data that are missing, damaged, empty, out of range or not finite, and
-    for a field that was set and does nothing; RecipeError for transforms that do not fit.
+    for a field that is set but has no effect; RecipeError for transforms that do not fit.
     """
     if strict:
         check_fields(section)
@@ -100,7 +100,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
 
 
 def _bytes(section: DataSection, train: Table) -> list[str]:
-    """A warning of bytes that are no images by their shape, and go in as these do."""
+    """A warning for byte inputs that do not have the shape of images, but are scaled like images."""
     found: list[bool] = []
     if train.dataset is None and (made_by(section) or str(section.name).startswith("npz:")):
         map_tensors(train.inputs, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
@@ -113,7 +113,7 @@ def _bytes(section: DataSection, train: Table) -> list[str]:
 
 
 def _try(splits: dict[str, Examples]) -> None:
-    """Two examples of what is read or augmented later, so that what does not fit is said before any work; no seed moves."""
+    """Try two examples of each split that is read or augmented later, so that errors show early; random states are kept."""
     with torch.random.fork_rng(devices=[]):
         for name, examples in splits.items():
             if isinstance(examples, FromDataset) or (name == "train" and getattr(examples, "augment", None) is not None):
@@ -122,10 +122,10 @@ def _try(splits: dict[str, Examples]) -> None:
 
 
 def preprocess(inputs: Any, preprocessing: Mapping[str, Any], *, trust_code: bool = False) -> Any:
-    """Inputs as they were read (images as bytes, table columns as numbers) to what the model takes, as in training.
+    """Turn inputs as they were read (images as bytes, table columns as numbers) into what the model takes, as in training.
 
-    trust_code: whether transforms that are Python functions may run; where `preprocessing` comes from a file, its author
-    chose them. Raises TrustError for one otherwise.
+    trust_code: whether transforms that are Python functions may run; if `preprocessing` comes from a file, its author
+    chose them. If False, such a transform raises TrustError.
     """
     transform = _transforms.build(preprocessing.get("transform", ()), "data.transform", trust_code=trust_code)
     inputs = map_tensors(inputs, _transforms.as_float)
@@ -159,13 +159,13 @@ def _limited(table: Table, section: DataSection) -> Table:
     plain = not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() > 1
     if section.split == "tail" or plain or len(labels[first].unique()) == len(labels.unique()):
         return part(table, first)
-    # Drawn where the first ones lack classes, as in data that lie in the order of these.
+    # Drawn at random if the first ones lack classes, as when the data are sorted by class.
     drawn = torch.randperm(len(table), generator=torch.Generator().manual_seed(section.split_seed))[: section.limit]
     return part(table, drawn.sort().values)
 
 
 def _checked(table: Table, task: str, split: str) -> Table:
-    """Targets of the right kind, everything finite; examples that are read as needed are checked in each batch (`Check`)."""
+    """The table, checked and its targets converted; data that are read as needed are checked batch by batch later (`Check`)."""
     if table.dataset is not None:
         return table
     if not len(table.targets):
@@ -193,9 +193,9 @@ def _outputs(tables: dict[str, Table], task: str, classes: list[str] | None) -> 
 
 
 def check_labels(data: Data, outputs: int, hint: str = "") -> None:
-    """Raises DataError if a label does not fit a model with so many outputs, naming split and row; hint: what to do then.
+    """Raises DataError, naming split and row, if a label does not fit a model with `outputs` outputs; hint: what to do then.
 
-    Labels that are read as needed are held to it from here on, batch by batch.
+    Labels that are read as needed are checked against `outputs` from here on, batch by batch.
     """
     if data.task != "classification":
         return

@@ -17,7 +17,7 @@ LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which a batch that is a mapping keeps its targets."""
 
 ON_DEVICE_BYTES = 4 * 2**30
-"""Examples in memory up to this size are moved to an accelerator whole, once."""
+"""Examples in memory are moved to an accelerator once, as a whole, if they take no more than this."""
 
 
 class Examples(Protocol):
@@ -30,18 +30,19 @@ class Examples(Protocol):
     ) -> Iterator[tuple[Any, Tensor]]:
         """Each example once, in batches on a device.
 
-        shuffle: the seed of their order, and augmentation is on; None: in order, every example, no augmentation.
-        rank, world: this process takes its part of each batch of `batch_size * world`; what does not fill one is left out.
+        shuffle: the seed of a random order, with augmentation; None: every example, in order, without augmentation.
+        rank, world: this process takes its part of each batch of `batch_size * world`; with several processes, an incomplete
+        last batch is left out when shuffling.
         """
         ...
 
     def subset(self, indices: Tensor) -> Examples:
-        """Some of the examples."""
+        """The examples at `indices`."""
         ...
 
 
 def order_of(count: int, batch_size: int, shuffle: int | None, rank: int, world: int) -> list[Tensor]:
-    """Indices of each batch. A last training batch of one example is left out where the others have more: batch statistics
+    """The indices of each batch. A last training batch of one example is left out if the others have more, as batch statistics
     need two."""
     order = torch.arange(count) if shuffle is None else torch.randperm(count, generator=torch.Generator().manual_seed(shuffle))
     if world == 1:
@@ -57,7 +58,7 @@ def order_of(count: int, batch_size: int, shuffle: int | None, rank: int, world:
 class InMemory:
     """Examples held as tensors.
 
-    inputs: a tensor (N, ...), or a tuple or dict of such. targets: (N,) or (N, outputs).
+    inputs: a tensor (N, ...), or a tuple or dict of tensors. targets: (N,) or (N, outputs).
     augment: applied to each shuffled batch of inputs, on the device.
     """
 
@@ -71,7 +72,7 @@ class InMemory:
         return len(self.targets)
 
     def subset(self, indices: Tensor) -> InMemory:
-        """Some of the examples."""
+        """The examples at `indices`."""
         return InMemory(map_tensors(self.inputs, lambda tensor: tensor[indices]), self.targets[indices], self.augment)
 
     def batches(
@@ -82,7 +83,7 @@ class InMemory:
         inputs, targets = self._on(device)
         single = isinstance(inputs, Tensor)
         order = order_of(len(self), batch_size, shuffle, rank, world)
-        if targets.device.type != "cpu" and order:  # in one copy: each would wait for what the device still has to do
+        if targets.device.type != "cpu" and order:  # in one copy: each copy waits for the work queued on the device
             order = torch.cat(order).to(targets.device).split([len(indices) for indices in order])
         for where in order:
             # index_select: half the time of x[where] on a CPU
@@ -113,7 +114,7 @@ class FromDataset:
     """Examples of a torch Dataset, read by loader processes.
 
     transform, augment: applied to a batch's inputs, in that order (`augment` to shuffled ones only).
-    indices: which of the dataset's examples these are. check: what each batch has to be; its targets are converted by it.
+    indices: which of the dataset's examples these are. check: checks each batch and converts its targets.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class FromDataset:
         return len(self.indices)
 
     def subset(self, indices: Tensor) -> FromDataset:
-        """Some of the examples."""
+        """The examples at `indices`."""
         return FromDataset(
             self.dataset,
             collate=self.collate,
@@ -155,22 +156,22 @@ class FromDataset:
     def batches(
         self, batch_size: int, *, shuffle: int | None = None, rank: int = 0, world: int = 1, device: Any = "cpu"
     ) -> Iterator[tuple[Any, Tensor]]:
-        """See `Examples.batches`. Raises DataError, naming the row, for what cannot be read, is not finite or out of range."""
+        """See `Examples.batches`. Raises DataError, naming the row, if examples are unreadable, not finite or out of range."""
         device = torch.device(device)
         order = [self.indices[part].tolist() for part in order_of(len(self), batch_size, shuffle, rank, world)]
         loader = DataLoader(
             self.dataset,
             batch_sampler=order,
             collate_fn=self.collate,
-            num_workers=min(self.workers, len(order)) if len(order) > 1 else 0,  # a single batch is read here
+            num_workers=min(self.workers, len(order)) if len(order) > 1 else 0,  # a single batch is read in this process
             pin_memory=device.type == "cuda",
-            generator=torch.Generator().manual_seed(0 if shuffle is None else shuffle),  # of the workers, so that they repeat
+            generator=torch.Generator().manual_seed(0 if shuffle is None else shuffle),  # the workers' seed, for repeats
         )
         read = self._read(loader)
         for rows in order:
             x, y = split_batch(next(read), self._origin)
             if self.check is not None:
-                known = rows if len(rows) == len(y) else []  # a collate function may leave some out
+                known = rows if len(rows) == len(y) else []  # a collate function may leave out examples
                 self.check.inputs(x, known)
                 y = self.check.targets(y, known)
             x, y = to_device(x, device), y.to(device, non_blocking=True)
@@ -191,9 +192,9 @@ class FromDataset:
             raise type(error)(str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]) from error
         except Exception as error:  # whatever the user's dataset raises
             reason = f"{type(error).__name__}: {error}"
-            if str(error).startswith("Caught "):  # as a loader process hands it on: the last line is the error itself
+            if str(error).startswith("Caught "):  # from a loader process: the last line is the error itself
                 reason = str(error).rstrip().splitlines()[-1]
-            elif "DataLoader worker" in str(error):  # killed, as where shared memory is short
+            elif "DataLoader worker" in str(error):  # killed, e.g. for lack of shared memory
                 reason += " (data.workers=0 reads without loader processes)"
             raise DataError(f"data: {self._origin}: an example could not be read: {reason}") from error
 
@@ -201,7 +202,7 @@ class FromDataset:
 def split_batch(batch: Any, origin: str = "") -> tuple[Any, Tensor]:
     """Inputs and targets of a batch: a tuple whose last item is the target, or a mapping with labels.
 
-    origin: of the data, for messages. Raises DataError for anything else.
+    origin: where the data come from, for messages. Raises DataError for anything else.
     """
     where = f"data: {origin}" if origin else "data"
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
@@ -231,8 +232,8 @@ def _numbers(targets: Any, where: str) -> Tensor:
 
 
 def example_inputs(examples: Examples, count: int) -> Any:
-    """The inputs of the first `count` examples, in order, on the CPU (fewer where there are fewer)."""
-    if isinstance(examples, FromDataset):  # no loader processes that read ahead
+    """The inputs of the first `count` examples, in order, on the CPU (of all, if there are fewer)."""
+    if isinstance(examples, FromDataset):  # so that no loader processes read ahead
         examples = examples.subset(torch.arange(min(count, len(examples))))
     inputs, _ = next(iter(examples.batches(count)))
     return inputs

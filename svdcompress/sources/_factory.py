@@ -1,4 +1,4 @@
-"""What the user's own factories make: datasets, loaders, or tensors."""
+"""Data from the user's own factories: datasets, loaders or tensors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from svdcompress.sources._raw import Raw, Table, no_targets
 from svdcompress.sources.given import shown
 
 FEW = 256
-"""Examples up to which a dataset is read in this process: starting others would take longer."""
+"""Datasets of up to this many examples are read in this process: starting others would take longer."""
 
 
 def read_factory(name: str, section: DataSection) -> Raw:
-    """What `package.module:factory` makes: (train, test), (train, validation, test), a mapping of these names, or one dataset.
+    """What `package.module:factory` returns: (train, test), (train, validation, test), a dict with these names, or train alone.
 
-    Each is a Dataset with a length, a DataLoader (its dataset, collate function and number of workers are taken; order and
-    batches are ours, so a sampler of its own is warned of), or an (inputs, targets) pair.
+    Each is a Dataset with a length, a DataLoader (its dataset, collate function and number of workers are used, its
+    order and batches are not; a warning names a sampler that is ignored), or an (inputs, targets) pair.
     """
     factory = import_name(name, DataError, "data.name")
     name = shown(name)
@@ -67,7 +67,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
 
 
 def _is_pair(made: Any) -> bool:
-    """Whether this is (inputs, targets), no train and test: arrays, or targets with inputs of several arrays."""
+    """Whether this is (inputs, targets) and not (train, test): arrays only, or inputs of several arrays with one of targets."""
     arrays = [isinstance(part, Tensor | np.ndarray) for part in made]
     return all(arrays) or (len(made) == 2 and arrays[1] and isinstance(made[0], tuple | list | dict))
 
@@ -79,7 +79,7 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
         workers = part.num_workers if section.workers is None else section.workers
         return _dataset(_chosen(part), name, part.collate_fn, workers)
     if isinstance(part, Dataset):
-        if type(part) is TensorDataset and len(part.tensors) == 2:  # what a class of its own does with them is not known
+        if type(part) is TensorDataset and len(part.tensors) == 2:  # a subclass may do anything with them
             return _pair(*part.tensors, name)
         return _dataset(part, name, None, section.workers)
     if isinstance(part, tuple | list) and len(part) == 2:
@@ -93,7 +93,7 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
 
 
 def _pair(inputs: Any, targets: Any, name: str) -> Table:
-    """Raises DataError unless both are numbers and of one length."""
+    """Inputs and targets as a table. Raises DataError unless both are numbers and equally many."""
     sizes: list[int] = []
     try:
         inputs, targets = _tensors(inputs), torch.as_tensor(targets).cpu()
@@ -107,7 +107,7 @@ def _pair(inputs: Any, targets: Any, name: str) -> Table:
 
 
 def _tensors(inputs: Any) -> Any:
-    """Arrays, and lists of numbers, as tensors on the CPU; tuples and mappings of them stay what they are."""
+    """Arrays and lists of numbers as tensors on the CPU; tuples and dicts of them keep their structure."""
     if isinstance(inputs, dict):
         return {key: _tensors(value) for key, value in inputs.items()}
     if isinstance(inputs, tuple):
@@ -118,7 +118,7 @@ def _tensors(inputs: Any) -> Any:
 def _dataset(dataset: Any, name: str, collate: Any, workers: int | None) -> Table:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise DataError(f"data.name: {name}: {type(dataset).__name__} has no length; a map-style dataset is needed")
-    if workers is None:  # only where processes begin as copies of this one: a user's classes need not be importable by name
+    if workers is None:  # only if processes are forked: otherwise the user's classes must be importable by name
         forks = (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork"
         workers = sensible_workers() if forks and len(dataset) > FEW else 0
     return Table(name, dataset=dataset, collate=collate, workers=workers)
@@ -129,13 +129,13 @@ def _sampler(loader: DataLoader[Any]) -> Any:
 
 
 def _chosen(loader: DataLoader[Any]) -> Any:
-    """A DataLoader's examples: those that its sampler draws from, where that is how one dataset is split."""
+    """A DataLoader's dataset, or the part of it that a SubsetRandomSampler draws from, which is one way to split a dataset."""
     sampler = _sampler(loader)
     return Subset(loader.dataset, list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else loader.dataset
 
 
 def _dropped(part: Any, name: str, split: str) -> str | None:
-    """A warning of a DataLoader's own order of examples, which is not taken."""
+    """A warning for a DataLoader whose sampler is not used, or None."""
     if not isinstance(part, DataLoader):
         return None
     dataset: Any = part.dataset

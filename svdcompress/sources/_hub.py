@@ -17,7 +17,7 @@ from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 from svdcompress.sources._text import ARGS, tokens
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-"""The names that a split goes by."""
+"""Names under which each split may be stored."""
 
 
 def read_hub(place: str, section: DataSection) -> Raw:
@@ -31,7 +31,7 @@ def read_hub(place: str, section: DataSection) -> Raw:
     own = {key: args.pop(key, None) for key in ARGS}
     try:
         found = datasets.load_from_disk(place) if os.path.isdir(place) else datasets.load_dataset(place, **args)
-    except Exception as error:  # datasets raises many kinds
+    except Exception as error:  # datasets raises many kinds of errors
         raise DataError(f"data.name: hf:{place}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}
     if "train" not in splits:
@@ -45,7 +45,7 @@ def read_hub(place: str, section: DataSection) -> Raw:
             prepared = prepared or found
     warnings = list(tables["train"].warnings)  # those of the other splits would say the same
     others = [name for name in splits if name not in named.values()]
-    if others and None in named.values():  # else they are more than a run has a use for
+    if others and None in named.values():  # otherwise a run has no use for them
         absent = " and ".join(split for split, name in named.items() if name is None)
         warnings.append(f"hf:{place}: the splits {', '.join(others)} are not read; {absent} data are held out of train")
     return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings)
@@ -54,7 +54,7 @@ def read_hub(place: str, section: DataSection) -> Raw:
 def _table(
     split: Any, origin: str, section: DataSection, own: dict[str, Any], classes: list[str] | None
 ) -> tuple[Table, list[str] | None, dict[str, Any]]:
-    """A split's examples, its classes, and what must be known to read further ones in the same way, from files too."""
+    """A split's examples, its classes, and what is needed to read more examples in the same way, also from files."""
     if not len(split):
         raise DataError(f"data: {origin}: no examples")
     label = section.target or next((name for name in LABEL_KEYS if name in split.column_names), None)
@@ -88,7 +88,7 @@ def _table(
         return Table(origin, encoded, targets, warnings=said), classes, prepared
     arrays = [_numbers(split, name, origin) for name in columns]
     inputs = torch.cat([array.reshape(len(array), -1) for array in arrays], 1)
-    single = all(array.dim() == 1 for array in arrays)  # a column of lists is no column of a table
+    single = all(array.dim() == 1 for array in arrays)  # no table has a column of lists
     return Table(origin, inputs, targets), classes, prepared if single else {}
 
 

@@ -23,21 +23,21 @@ from svdcompress.sources._raw import Raw, Table
 MNIST_ENV = "SVDC_MNIST"
 
 MOST_CLASSES = 1_000_000
-"""A list of so many names is made; the sets of this format have some tens."""
+"""Most classes that are accepted, as each gets a name in a list; data sets in this format have tens of classes."""
 
 _NAME = re.compile(r"(?P<stem>.*?)(?P<split>train|t10k|test)-(?P<part>images|labels)[-.]idx[13]-ubyte(\.gz)?", re.IGNORECASE)
 """MNIST's names with anything before them: train-images-idx3-ubyte.gz, emnist-letters-test-labels-idx1-ubyte."""
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 _Files = dict[tuple[str, str], Path]
-"""By split (train or test) and part (images or labels)."""
+"""The files of a data set, by split (train or test) and part (images or labels)."""
 
 
 def read_idx(place: str, section: DataSection) -> Raw:
     """MNIST and its kin as IDX files, gzipped or not: (N, 1, H, W) bytes.
 
-    In a folder, or torchvision's `MNIST/raw` in it; of several sets in one folder, `mnist:FOLDER/BEGINNING` names the one
-    whose files begin so, as in `mnist:EMNIST/raw/emnist-letters`.
+    The files are in the given folder, or in torchvision's `MNIST/raw` below it. If a folder holds several sets,
+    `mnist:FOLDER/BEGINNING` names the one whose file names begin like that, as in `mnist:EMNIST/raw/emnist-letters`.
     """
     root = place or section.root or os.environ.get(MNIST_ENV, "")
     tried = [Path(root)] if root else [Path("data/mnist"), Path("data/MNIST"), Path.home() / ".cache/mnist"]
@@ -67,7 +67,7 @@ def read_idx(place: str, section: DataSection) -> Raw:
 
 
 def _one_set(tried: list[Path]) -> _Files:
-    """The files of the one data set at these places. Raises DataError where there is none, half of one, or several."""
+    """The data set's files in the first place that has any. Raises DataError for no set, several, or an incomplete one."""
     for base in tried:
         places = [(base, ""), (base / "raw", ""), (base / "MNIST" / "raw", "")]
         if not os.path.isdir(base):
@@ -90,7 +90,7 @@ def _one_set(tried: list[Path]) -> _Files:
 
 
 def _sets(folder: Path, beginning: str = "") -> dict[Path, _Files]:
-    """Files of each data set in a folder that has at least training images there, by folder and what their names begin with."""
+    """Files of each data set in a folder that has training images, by the folder joined with the beginning of their names."""
     found: dict[Path, _Files] = {}
     for path in sorted(folder.iterdir()) if os.path.isdir(folder) else ():  # plain files come before gzipped ones
         match = _NAME.fullmatch(path.name)
@@ -101,7 +101,7 @@ def _sets(folder: Path, beginning: str = "") -> dict[Path, _Files]:
 
 
 def _whole(files: _Files) -> _Files:
-    """Raises DataError unless all four are there."""
+    """The given files. Raises DataError unless all four are there."""
     images = files["train", "images"]
     stem = images.name[: images.name.lower().rindex("train-images")]
     for split in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Images: decoded in one way wherever they come from, and folders of classes."""
+"""Images: one way of decoding for all sources, and folders with a subfolder for each class."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
-"""What Pillow may take a file for, whatever its name: others run programs (EPS), or are seldom used and seldom tested."""
+"""Formats that Pillow may decode, whatever a file's name: others run programs (EPS), or are rarely used and rarely tested."""
 
 MOST_PIXELS = 2**26
-"""Pixels of one image; a small file can promise any number."""
+"""Most pixels that an image may have, as a small file can claim any number."""
 
 CHANNELS = (1, 3, 4)
-"""Of grey images, of coloured ones, and of coloured ones with their opacity."""
+"""Channels of gray images, of color images, and of color images with opacity."""
 
 IN_MEMORY_BYTES = 2**30
-"""Folders whose decoded images are larger than this are read anew in each epoch, by loader processes."""
+"""A folder whose decoded images take more than this is read again in each epoch, by loader processes."""
 
 
 def channels_last(inputs: Any) -> str:
-    """What to say of images that a model fails on, where they seem to lie as (N, H, W, C); "" for all else."""
+    """A hint for the error of a model that fails on images that seem to be (N, H, W, C); "" for all other inputs."""
     last = isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.shape[3] in CHANNELS and inputs.shape[1] not in CHANNELS
     return ". (N, H, W, C)? PyTorch takes (N, C, H, W): x.transpose(0, 3, 1, 2)" if last else ""
 
 
 def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> Tensor:
-    """One image as bytes (C, H, W), C 1 for grey and 3 for colour; size: (height, width) to resize to.
+    """One image as bytes (C, H, W), C 1 for gray and 3 for color; size: (height, width) to resize to.
 
-    Raises DataError that names the file if it is not an image.
+    Raises DataError, naming the file, if it is not an image.
     """
     image_module = optional("PIL.Image", "pillow", "images")
     try:
         source = io.BytesIO(content) if isinstance(content, bytes) else content
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of damaged notes beside the pixels
+            warnings.simplefilter("ignore")  # about sizes, which are checked here, and about damaged metadata
             with image_module.open(source, formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > MOST_PIXELS:
@@ -57,20 +57,20 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
                 return pixels(image, size)
     except DataError:
         raise
-    except Exception as error:  # Pillow has many kinds for damaged files, its error for bombs among them
+    except Exception as error:  # Pillow raises many kinds of errors, also for decompression bombs
         reason = shortened(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         raise DataError(f"data: {origin}: not a readable image ({reason})") from error
 
 
 def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
-    """A Pillow image as bytes (C, H, W), C 1 for grey and 3 for colour; size: (height, width) to resize to, bilinearly.
+    """A Pillow image as bytes (C, H, W), C 1 for gray and 3 for color; size: (height, width) to resize to, bilinearly.
 
-    Grey images of more than 8 bits keep their upper 8 (Pillow's own conversion would make all above 255 white).
+    Gray images of more than 8 bits keep the upper 8 (Pillow's own conversion would turn all values above 255 white).
     """
     image_module = optional("PIL.Image", "pillow", "images")
     if image.mode.startswith("I"):
         values = np.asarray(image)
-        wide = image.mode != "I" or values.max(initial=0) > 255  # 16-bit files come as I in some versions of Pillow
+        wide = image.mode != "I" or values.max(initial=0) > 255  # some versions of Pillow open 16-bit files as I
         image = image_module.fromarray((values // 256 if wide else values).clip(0, 255).astype(np.uint8))
     image = image.convert("L" if image.mode in ("1", "L", "F") else "RGB")
     if size is not None and image.size != (size[1], size[0]):
@@ -80,7 +80,7 @@ def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
 
 
 class ImageFiles(Dataset):
-    """Images of a list of files and their labels, decoded when asked for."""
+    """Images from a list of files, decoded when accessed, with their labels."""
 
     def __init__(self, files: Sequence[Path], labels: Tensor, size: tuple[int, int] | None) -> None:
         self.files = list(files)
@@ -95,7 +95,7 @@ class ImageFiles(Dataset):
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All image files below a folder, in the order of their names."""
+    """All image files below a folder, sorted by path."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and os.path.isfile(path))
 
 
@@ -137,7 +137,7 @@ def _folder(folder: Path, classes: list[str] | None, section: DataSection) -> tu
 
 
 def stacked(images: list[Tensor], names: list[str]) -> Tensor:
-    """Images as one tensor, grey ones in colour among coloured ones. Raises DataError for sizes that differ, naming two."""
+    """Images as one tensor, with three channels each if any has color. Raises DataError, naming two images, if sizes differ."""
     if any(len(image) == 3 for image in images):
         images = [image.expand(3, -1, -1) for image in images]
     for image, name in zip(images, names, strict=True):
@@ -151,5 +151,5 @@ def stacked(images: list[Tensor], names: list[str]) -> Tensor:
 
 
 def sensible_workers() -> int:
-    """Loader processes where nobody says how many: as many as there are further processors, up to 8."""
+    """The number of loader processes if none is set: one for each processor but the first, up to 8."""
     return max(0, min(8, (os.cpu_count() or 1) - 1))

@@ -1,4 +1,4 @@
-"""Names of models to models: built-in ones, factories of the user's, torchvision, timm, Hugging Face."""
+"""Makes models by name: built-in ones, the user's own factories, torchvision, timm, Hugging Face."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from svdcompress.sources._nets import NETS
 from svdcompress.sources.given import shown
 
 _FRESH: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
-"""Of models that came with weights: names of what their checkpoint did not hold, such as a new head."""
+"""For models that came with weights: names of the tensors that their checkpoint did not hold, such as a new head."""
 
 _OTHERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Of models that were made in half or in double precision: in which."""
+"""For models that were made in half or double precision: the name of that precision."""
 
 
 def make_model(section: ModelSection) -> nn.Module:
-    """A fresh model of the recipe's name on the CPU, with weights drawn from torch's generator.
+    """Make the model that a recipe names, on the CPU, with weights drawn from torch's generator.
 
-    One that is made in half precision, as `hf:` folders store them, is brought to float32 (see `came_in`): log variances near
-    -10 are finer there than a step of training, and would never move otherwise. So is one in double precision, as the data are.
+    A model in half precision, as `hf:` folders may store it, is converted to float32 (see `came_in`): in half precision, log
+    variances near -10 are coarser than a training step and would never move. So is one in double precision, to match the data.
 
     Raises ModelError for an unknown name, arguments that do not fit, or a factory that fails or returns something else;
-    DependencyError where a package is missing.
+    DependencyError if a package is missing.
     """
     model = _named(section)
     lazy = [name for name, module in model.named_modules() if isinstance(module, LazyModuleMixin)]
-    if lazy:  # a run makes the model again for each file that it reads, without examples at hand
+    if lazy:  # a run makes the model again for each file that it reads, with no examples at hand
         raise ModelError(
             f"model: {shown(section.name)} has layers without shapes ({', '.join(lazy[:3])}), which get them in a first call: "
             "call it on a batch, in its factory or before it is handed over"
         )
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ModelError(f"model: {shown(section.name)} has weights on the meta device, without values; make it on the CPU")
-    model = model.cpu()  # one that is handed over may lie where it was trained, and what is read into it would too
+    model = model.cpu()  # a model passed in Python may be on the device it was trained on, and so would weights read into it
     others = [p.dtype for p in model.parameters() if p.dtype in (torch.bfloat16, torch.float16, torch.float64)]
     if others:
         model = model.float()
@@ -55,7 +55,7 @@ def make_model(section: ModelSection) -> nn.Module:
 
 
 def came_in(model: nn.Module) -> str | None:
-    """The precision, "bfloat16", "float16" or "float64", that `make_model` found a model in; None: float32."""
+    """The precision in which `make_model` found a model: "bfloat16", "float16" or "float64"; None: float32."""
     return _OTHERS.get(model)
 
 
@@ -101,10 +101,10 @@ def _import(module: str, package: str, name: str) -> Any:
 
 
 def arrives_trained(section: ModelSection, model: nn.Module) -> bool:
-    """Whether `make_model` gave a model with all its weights trained: `hf:` and what is asked for pretrained.
+    """Whether `make_model` returned a model with all its weights trained: an `hf:` model, or one requested as pretrained.
 
-    False where part of it was drawn anew, such as a head for another number of classes (see `fresh_weights`), and for
-    built-in names and factories, of which nothing is known.
+    False if part of it was newly initialized, such as a head for another number of classes (see `fresh_weights`), and for
+    built-in names and factories, about which nothing is known.
     """
     kind = str(section.name).partition(":")[0]
     if kind == "hf":
@@ -115,12 +115,12 @@ def arrives_trained(section: ModelSection, model: nn.Module) -> bool:
 
 
 def fresh_weights(model: nn.Module) -> list[str]:
-    """Names of the weights that a pretrained `hf:` model's checkpoint did not hold."""
+    """Names of the weights that a pretrained `hf:` model's checkpoint did not hold, or held in another shape."""
     return _FRESH.get(model, [])
 
 
 def image_statistics(section: ModelSection) -> dict[str, list[float]] | None:
-    """{"mean", "std"} by which an `hf:` folder's preprocessor_config.json normalises images, or None if it tells of none."""
+    """{"mean", "std"} by which an `hf:` folder's preprocessor_config.json normalizes images, or None if it has none."""
     kind, _, place = str(section.name).partition(":")
     file = Path(place) / "preprocessor_config.json"
     if kind != "hf" or not os.path.isfile(file):
@@ -134,7 +134,7 @@ def image_statistics(section: ModelSection) -> dict[str, list[float]] | None:
 
 
 def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
-    """A transformers model by folder or id; `auto` names the class (default: the one of its config). Remote code is off."""
+    """A transformers model by folder or id; `auto` names the class (default: the one in its config). Remote code is off."""
     check_folder(place, ModelError, "model: hf")
     transformers = _import("transformers", "transformers", f"hf:{place}")
     args = dict(args)
@@ -155,7 +155,7 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
             extra: dict[str, Any] = {"trust_remote_code": False} if cls.__name__.startswith("Auto") else {}
             extra["ignore_mismatched_sizes"] = "num_labels" in args  # a new head for other classes
             model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **extra)
-    except Exception as error:  # transformers raises many kinds
+    except Exception as error:  # transformers raises many kinds of errors
         reason = (str(error).splitlines() or [""])[0]
         here = "" if os.path.isdir(place) else f" (and there is no folder {place} below the current one)"
         raise ModelError(f"model: hf:{place}: {type(error).__name__}: {reason}{here}") from error
@@ -166,7 +166,7 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """No bars and notes of transformers' own: what matters of them is said by us."""
+    """Turn off transformers' own progress bars and messages: what matters in them is reported by this package."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -16,7 +16,7 @@ from svdcompress.errors import SvdcError
 from svdcompress.sources.given import gone, is_given
 
 HOW = "if you know it and trust it, say so: --trust-code (in Python: trust_code=True)"
-"""What to do about code that a file names."""
+"""Advice on code that a file names."""
 
 
 def is_python_name(name: str) -> bool:
@@ -28,15 +28,15 @@ def is_python_name(name: str) -> bool:
 
 
 def check_folder(place: str, error: type[SvdcError], field: str) -> None:
-    """Raises `error` for what can only be a folder, by its form, and is none: the hub need not be asked for it."""
+    """Raises `error` if a name can only be a folder, by its form, but does not exist, so that the hub is not asked for it."""
     if (place.startswith((".", "/", "~")) or place.count("/") > 1) and not os.path.exists(Path(place).expanduser()):
         raise error(f"{field}: {place}: no such folder")
 
 
 def import_name(name: str, error: type[SvdcError], field: str) -> Any:
-    """The object that a name stands for; modules are sought in the current folder too, and those that a file imports beside it.
+    """The object that a name stands for; modules are also looked up in the current folder, and a file's imports next to it.
 
-    Raises `error`, naming the field, where module or object do not exist or the module fails on import.
+    Raises `error`, naming the field, if the module or the object does not exist or if the module fails on import.
     """
     module_name, _, attribute = name.rpartition(":")
     try:
@@ -63,8 +63,8 @@ def _from_path(name: str) -> Any:
 def _from_file(path: Path) -> Any:
     """A module from a file, under a name of its own, once per path (so that its classes keep their identity).
 
-    As in scripts, it may import the files beside it, and later too, in its functions and in the processes of loaders: the
-    folder stays in `sys.path`, as the last one, so that it hides nothing that is installed.
+    Like a script, it may import the files next to it, even later, from its functions and in loader processes. So its folder
+    stays in `sys.path`, at the end, where it hides nothing that is installed.
     """
     path = path.resolve()
     if not os.path.isfile(path):
@@ -91,9 +91,9 @@ def _from_file(path: Path) -> Any:
 
 
 def _tell_of_others(path: Path) -> None:
-    """Warn where a file imports the name of a file beside it, and got another module: installed, or from another folder."""
+    """Warn if a file imports the name of a file next to it but got another module, installed or from another folder."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the user's syntax, which the import has given
+        warnings.simplefilter("ignore")  # about the user's syntax, which the import has shown
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}

@@ -40,9 +40,9 @@ def lenet_300_100(outputs: int = 10) -> nn.Sequential:
 
 
 def lenet_5(outputs: int = 10) -> nn.Sequential:
-    """Caffe's LeNet-5: 20 and 50 convolutions of 5x5 without padding, each max-pooled by 2, 500 hidden units.
+    """Caffe's LeNet-5: 20 and 50 filters of 5x5 without padding, each max-pooled by 2, 500 hidden units.
 
-    Rectified after each pooling too, as in Molchanov et al. 2017 (Caffe's own has one ReLU, before the last layer).
+    Has a ReLU after each pooling too, as in Molchanov et al. 2017 (Caffe's own has one ReLU, before the last layer).
     (N, 1, 28, 28) -> (N, outputs).
     """
     net = nn.Sequential()

@@ -1,4 +1,4 @@
-"""Arrays of numbers from npy and npz files: what a header promises is held against the file before anything is allocated."""
+"""Arrays of numbers from npy and npz files: a header's claims are checked against the file before anything is allocated."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from svdcompress.files import INFLATES, memory
 
 _NUMBERS = "fiub"
 _PIECE = 2**24
-"""Bytes that are read at once."""
+"""Bytes to read at a time."""
 
 
 def load_npy(path: Path) -> Tensor:
-    """The array of an npy file. Raises DataError for one that is damaged, truncated, or holds no numbers."""
+    """The array of an npy file. Raises DataError for one that is damaged, truncated, or does not hold numbers."""
     try:
         with path.open("rb") as file:
             return _array(file, path.stat().st_size, str(path))
@@ -49,20 +49,20 @@ def load_npz(path: Path) -> dict[str, Tensor]:
             return found
     except DataError:
         raise
-    except Exception as error:  # zipfile's errors are not of one family
+    except Exception as error:  # zipfile's errors have no common base class
         reason = shortened(f"{type(error).__name__}: {error}")
         raise DataError(f"{path}: not readable arrays of numbers ({reason})") from error
 
 
 def _array(file: IO[bytes], size: int, where: str) -> Tensor:
-    """size: bytes of the whole file."""
+    """The array in an npy file of `size` bytes. Raises DataError like `load_npy`."""
     try:
         version = np.lib.format.read_magic(file)
         read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-        if read is None:  # 3.0 is for tables with names beyond ASCII
+        if read is None:  # 3.0 is for structured arrays with non-ASCII names
             raise ValueError(f"version {version} of the format is for other than plain numbers")
         shape, fortran, dtype = read(file)
-    except Exception as error:  # ValueError mostly; its parser has others for noise
+    except Exception as error:  # mostly ValueError; the parser raises others on noise
         raise DataError(f"{where}: not a readable array of numbers ({shortened(str(error))})") from error
     if dtype.kind not in _NUMBERS or dtype.hasobject or dtype.shape:
         raise DataError(f"{where}: an array of {shortened(str(dtype), 60)}; numbers are needed")
@@ -84,9 +84,9 @@ def _array(file: IO[bytes], size: int, where: str) -> Tensor:
 
 
 def as_tensor(array: np.ndarray, where: str) -> Tensor:
-    """An array of numbers as a tensor: of any byte order; unsigned ones as int64, long doubles as float64.
+    """An array of numbers, in any byte order, as a tensor: unsigned integers but bytes as int64, long doubles as float64.
 
-    Raises DataError for other than numbers, for a single number, and for what float64 or int64 cannot hold.
+    Raises DataError for anything but numbers, for a single number, and for values that float64 or int64 cannot hold.
     """
     if array.dtype.kind not in _NUMBERS:
         raise DataError(f"{where}: an array of {shortened(str(array.dtype), 60)}; numbers are needed")
@@ -107,6 +107,6 @@ def as_tensor(array: np.ndarray, where: str) -> Tensor:
 
 
 def enough_memory(wanted: int, where: str) -> None:
-    """Raises DataError for what this machine has no memory for."""
+    """Raises DataError if this machine does not have `wanted` bytes of memory free."""
     if wanted > (free := memory()):
         raise DataError(f"{where}: needs {wanted / 2**30:,.1f} GiB of memory, and this machine has {free / 2**30:,.1f} free")

@@ -1,4 +1,4 @@
-"""Targets for each pixel or token: where the classes stand in an output, and how targets lie beside it."""
+"""Targets for each pixel or token: which dimension of an output holds the classes, and targets in the shape of an output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ IGNORED = -100
 def class_dim(output: Sequence[int], targets: Sequence[int], task: str, last_if_both: bool = False) -> int:
     """The dimension of an output that holds the classes (or, for gaussian, means and log variances), from the shapes.
 
-    1 as torch has it, (B, C, ...) for targets (B, ...); -1 where only (B, ..., C) fits, which is transformers' way for
-    tokens. last_if_both: where both fit, as for 9 tokens and 9 classes, it is -1.
+    1 as in torch, (B, C, ...) for targets (B, ...); -1 if only (B, ..., C) fits, as transformers has it for tokens.
+    last_if_both: -1 if both fit, as for 9 tokens and 9 classes.
     """
     if len(output) < 3:
         return 1
@@ -24,7 +24,7 @@ def class_dim(output: Sequence[int], targets: Sequence[int], task: str, last_if_
 
 
 def both_fit(output: Sequence[int], targets: Sequence[int], task: str) -> bool:
-    """Whether the classes may stand at dimension 1 as well as at the last one, by the shapes: as many positions as classes."""
+    """Whether the shapes allow the classes at dimension 1 and at the last one, as there are as many positions as classes."""
     return len(output) > 2 and all(_fits(output, targets, task, dim) for dim in (1, -1))
 
 
@@ -49,9 +49,9 @@ def classes_second(logits: Tensor, dim: int) -> Tensor:
 
 
 def like(targets: Tensor, output: Tensor) -> Tensor:
-    """Targets in an output's shape: dimensions of 1 come and go, and either may be flattened behind the batch.
+    """Targets reshaped to an output's shape: dimensions of size 1 may differ, and either may be flattened after the batch.
 
-    Raises ValueError for any other shape: values in another order would be compared with the wrong ones.
+    Raises ValueError for any other shape: values would be compared with the wrong ones.
     """
     if targets.shape == output.shape:
         return targets

@@ -1,4 +1,4 @@
-"""What the readers of all kinds of data hand on."""
+"""What the readers of all kinds of data return, and what they share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Table:
     """Examples of one split as they were read: tensors in memory, or a dataset that is read as needed.
 
     origin: the file or folder, for messages. rows: which of the dataset's examples belong to the split; None: all.
-    warnings: of the way in which these were read.
+    warnings: about how they were read.
     """
 
     origin: str
     inputs: Any = None
     targets: Any = None  # a tensor
-    dataset: Any = None  # or a Dataset with a length
+    dataset: Any = None  # instead of both: a Dataset with a length
     collate: Any = None
     workers: int = 0
     rows: Tensor | None = None
@@ -37,10 +37,10 @@ class Table:
 
 @dataclass
 class Raw:
-    """All that a source holds. test and validation: None where the source has none of its own.
+    """All that a source holds. test and validation: None if the source has none of its own.
 
-    preprocessing: what must be known to read further examples in the same way (columns, categories, image size).
-    warnings: what the user should hear of the way in which the data are read.
+    preprocessing: what is needed to read more examples in the same way (columns, categories, image size).
+    warnings: what the user should know about how the data are read.
     """
 
     train: Table
@@ -52,7 +52,7 @@ class Raw:
 
 
 def no_targets(count: int) -> Tensor:
-    """What stands for the targets of unlabelled examples until the dense model has given its answers."""
+    """Placeholders for the targets of unlabeled examples until the dense model has given its answers."""
     return torch.zeros(count, dtype=torch.long)
 
 

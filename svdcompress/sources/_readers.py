@@ -42,24 +42,24 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "csv": _TABLE,
     "parquet": _TABLE,
 }
-"""Of each kind of source, the fields that not all of them know."""
+"""The fields that each kind of source knows, apart from those that all kinds know."""
 
 FACTORY = ("args",)
-"""The same of `package.module:factory`."""
+"""The same for `package.module:factory`."""
 
 
 def made_by(section: DataSection) -> str | None:
-    """The name of the user's function that the data come from, which may prepare them itself; None for all other sources."""
+    """The name of the user's function that makes the data, and may preprocess them itself; None for all other sources."""
     name = str(section.name)
     known = name.partition(":")[0] in (*READERS, "csv", "parquet")
     return name if not known and is_python_name(name) else None
 
 
 def check_fields(section: DataSection) -> None:
-    """Raises DataError for a field that was set and that the section's kind of source does not know, naming both."""
+    """Raises DataError, naming both, for a field that is set but that the section's kind of source does not know."""
     kind, _, place = str(section.name).partition(":")
     if kind not in KNOWN and not is_python_name(str(section.name)):
-        return  # of a name that nobody knows, that is what is said
+        return  # an unknown name has an error of its own
     known = KNOWN.get(kind, FACTORY)
     for field in ("args", "root", "target", "features", "test", "image_size"):
         value = getattr(section, field)
@@ -69,7 +69,7 @@ def check_fields(section: DataSection) -> None:
                 f"data.{field}: {kind if kind in KNOWN else section.name} does not know this field ({value!r}); "
                 f"{', '.join(others)} {'do' if len(others) > 1 else 'does'}"
             )
-    if kind in ("csv", "parquet") or (kind == "hf" and os.path.isdir(place)):  # of the hub, the rest goes to load_dataset
+    if kind in ("csv", "parquet") or (kind == "hf" and os.path.isdir(place)):  # for the hub, the rest goes to load_dataset
         unknown = [name for name in section.args if name not in ARGS]
         what = "tables" if kind != "hf" else "saved data sets"
         if unknown:

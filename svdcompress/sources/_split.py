@@ -1,4 +1,4 @@
-"""Who is trained on, who chooses and who is asked last: a source's examples in three parts."""
+"""Splits a source's examples into training, validation and test data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Read = Callable[[DataSection], Raw]
 
 
 def in_three(raw: Raw, section: DataSection, read: Read) -> dict[str, Table]:
-    """Training, validation and test parts; who is held out depends on split_seed alone, never on the run's seed.
+    """Training, validation and test parts; which examples are held out depends on split_seed alone, never on the run's seed.
 
-    read: how another source is read.
+    read: a function that reads another source.
     """
     train, test = raw.train, raw.test
     if test is None:
@@ -43,14 +43,14 @@ def in_three(raw: Raw, section: DataSection, read: Read) -> dict[str, Table]:
 
 
 def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read: Read) -> tuple[Table, Table]:
-    """The test data, and the validation data that `data.validation` names: a part of the former, or all of another source.
+    """The test data, and the validation data that `data.validation` names: a part of the former, or another source.
 
-    What was trained on the training data knows it, so that its own splits are no judges of it.
+    For weights that were trained on the training data: no part of it could judge them.
     """
     if name.startswith("test:"):
         share = _share(name.removeprefix("test:"))
         return _hold_out(test, share, section, "validation", "test data")
-    if name.partition(":")[0] in TABLES:  # with the categories and columns of the training data
+    if name.partition(":")[0] in TABLES:  # read with the categories and columns of the training data
         if str(section.name).partition(":")[0] not in TABLES:
             raise DataError(
                 f"data.validation: {name} is a table, and {section.name} is none: the columns of its inputs are not known. "
@@ -90,7 +90,7 @@ def _hold_out(table: Table, amount: float, section: DataSection, name: str, what
 
 
 def part(table: Table, indices: Tensor) -> Table:
-    """Some of the examples of a split."""
+    """The examples of a split at `indices`."""
     if table.dataset is not None:
         return replace(table, rows=indices if table.rows is None else table.rows[indices])
     return Table(table.origin, map_tensors(table.inputs, lambda tensor: tensor[indices]), table.targets[indices])

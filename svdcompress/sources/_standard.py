@@ -1,5 +1,5 @@
-"""Columns of a table and targets of a regression at mean 0 and standard deviation 1: when, by what, and what is said of it;
-and what is said of targets that hardly are the classes that they are taken for."""
+"""Standardization of a table's columns and a regression's targets (mean 0, standard deviation 1): when, by which numbers, and
+what the user is told; also warnings about targets that can hardly be classes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from svdcompress.recipe import DataSection
 OFF = "--set data.standardize=false"
 
 SPREAD = 100.0
-"""Inputs whose largest value, and targets whose standard deviation, is above this (or below one over it) are told of."""
+"""Inputs with a largest absolute value above this (or below its inverse) get a warning, as do targets with such a deviation."""
 
 UNEVEN = 3.0
-"""Several targets of which one varies so many times less than all of them together are told of."""
+"""There is a warning if one of several targets varies less than all of them together by more than this factor."""
 
 
 def is_table(preprocessing: Mapping[str, Any], inputs: Any) -> bool:
@@ -26,14 +26,14 @@ def is_table(preprocessing: Mapping[str, Any], inputs: Any) -> bool:
 
 
 def standardizes(section: DataSection, preprocessing: Mapping[str, Any], inputs: Any) -> bool:
-    """Whether inputs are standardised ahead of `data.transform`: auto: columns of a table, where that is empty."""
+    """Whether inputs are standardized before `data.transform`. auto: columns of a table are, if `data.transform` is empty."""
     if section.standardize == "auto":
         return not section.transform and is_table(preprocessing, inputs)
     return section.standardize
 
 
 def column_statistics(inputs: Tensor, preprocessing: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Mean and standard deviation of each column, for `normalize`; one-hot and constant columns stay as they are."""
+    """Mean and standard deviation of each column, for `normalize`; one-hot columns stay as they are, constant ones become 0."""
     values = inputs.double()
     mean, std = values.mean(0), values.std(0, correction=0)
     categories = preprocessing.get("categories", {})
@@ -46,14 +46,14 @@ def column_statistics(inputs: Tensor, preprocessing: Mapping[str, Any]) -> dict[
 
 
 def scales_target(section: DataSection, task: str, standardized: bool) -> bool:
-    """Whether the targets of a regression are standardised: auto: where the inputs are."""
+    """Whether the targets of a regression are standardized. auto: if the inputs are."""
     if task not in ("regression", "gaussian") or section.target_scale == "none":
         return False
     return section.target_scale == "standardize" or standardized
 
 
 def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
-    """What a run says of a table that it standardises by itself."""
+    """The note of a run that standardizes a table without being asked to."""
     target = preprocessing.get("target")
     several = isinstance(target, list) and len(target) > 1
     names = ", ".join(target) if isinstance(target, list) else str(target)
@@ -67,8 +67,8 @@ def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
 
 
 def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standardized: bool, scaled: bool) -> list[str]:
-    """Warnings of columns and of regression targets far from 0 and 1 that nothing scales, unless that was asked for, and of
-    targets that one scale does not fit."""
+    """Warnings about columns and regression targets of large or small scale that nothing standardizes, unless that was asked
+    for, and about targets that one scale does not fit."""
     found = _uneven(targets) if isinstance(targets, Tensor) and task in ("regression", "gaussian") else []
     asked = section.standardize == "auto" and not standardized
     if asked and isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point() and not section.transform:
@@ -85,7 +85,7 @@ def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standar
 
 
 def _uneven(targets: Tensor) -> list[str]:
-    """A warning of several targets, (N, outputs), of which one varies far less than all of them together."""
+    """A warning if one of several targets, (N, outputs), varies far less than all of them together."""
     if targets.dim() != 2 or targets.shape[1] < 2 or len(targets) < 2:
         return []
     values = targets.double()
@@ -101,7 +101,7 @@ def _uneven(targets: Tensor) -> list[str]:
 
 
 def not_classes(targets: Any, classes: list[str] | None) -> list[str]:
-    """A warning of a numeric target with so many values that it is hardly of classes."""
+    """A warning about a numeric target with so many values that they can hardly be classes."""
     if not isinstance(targets, Tensor) or targets.dim() != 1 or not all(name.isdigit() for name in classes or ()):
         return []
     values = len(targets.unique())
@@ -114,7 +114,7 @@ def not_classes(targets: Any, classes: list[str] | None) -> list[str]:
 
 
 def absent_classes(targets: Tensor | None, classes: list[str] | None) -> list[str]:
-    """A warning of classes that the source names and no training example has."""
+    """A warning about classes that the source names but no training example has."""
     if targets is None or classes is None:
         return []
     there = set(targets.unique().tolist())

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files, one example a row, one column to predict."""
+"""Tables: CSV and Parquet files, one example per row, one column to predict."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOST_CATEGORIES = 100
 """A text column with more distinct values is refused: it is an identifier or free text, not a category."""
 
 LOST = 1e-3
-"""A column is told of that float32 rounds by more than this share of its standard deviation."""
+"""There is a warning about a column that float32 rounds by more than this share of its standard deviation."""
 
 
 def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     """`csv:FILE` or `parquet:FILE`: numeric columns as they are, text columns one-hot by their values in the training data.
 
-    data.target: a column, or several with commas between them, for a regression of them all.
+    data.target: a column, or several with commas between them to predict them all (not for classification).
     data.args with a `tokenizer` (folder or id): one column of text for a language model instead (see `_text`).
     """
     frame = open_frame(Path(place), kind)
@@ -71,7 +71,7 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
 def _targets(
     frame: Any, columns: list[str], classes: list[str] | None, task: str, place: str, said: list[str] | None = None
 ) -> tuple[Tensor, list[str] | None]:
-    """One column as (N,) with the classes' names, if it is of classes; several as numbers (N, columns). said: gets warnings."""
+    """One column as (N,), with the classes' names if it holds classes; several as numbers (N, columns). said: gets warnings."""
 
     def numbers(column: str) -> Tensor:
         values = _numbers(frame[column], place, "data.target")
@@ -104,7 +104,7 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
             frame = pandas.read_csv(path)
     except DataError:
         raise
-    except Exception as error:  # pandas and pyarrow raise many kinds
+    except Exception as error:  # pandas and pyarrow raise many kinds of errors
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
         raise DataError(f"data: {path}: not a readable {kind} file ({reason})") from error
     if not len(frame):
@@ -115,7 +115,7 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
 def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: list[str] | None = None) -> Any:
     """The columns of a table as float32 (N, features), categories one-hot, in the order that training used.
 
-    Of a table with text, what the tokenizer makes of it: a dict of (N, length). said: takes warnings of it.
+    For a table with text, the output of the tokenizer: a dict of tensors (N, length). said: gets warnings.
     """
     if preprocessing.get("tokenizer"):
         column = preprocessing["text"]
@@ -150,14 +150,14 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
 
 
 def _columns(frame: Any) -> str:
-    """The columns that a table has, and what may be wrong with it where that is one."""
+    """A table's columns for a message, with a hint if its only column suggests another separator."""
     names = [str(column) for column in frame.columns]
     mark = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), None)
     return ", ".join(names[:20]) + (f", which {mark!r} seems to separate: columns are separated by commas" if mark else "")
 
 
 def _text_settings(frame: Any, features: list[str], section: DataSection, place: str) -> dict[str, Any]:
-    """Tokenizer, length and column of a table with text; {} where no tokenizer is named."""
+    """Tokenizer, length and column of a table with text; {} if no tokenizer is named."""
     if not section.args.get("tokenizer"):
         return {}
     texts = [column for column in features if not _is_number(frame[column])]
@@ -220,7 +220,7 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
 
 
 def _crowded(column: str, values: Tensor, field: str) -> list[str]:
-    """A warning of a column whose differences are lost in float32, as those of seconds since 1970 are."""
+    """A warning about a column whose differences are lost in float32, such as seconds since 1970."""
     if values.max() == values.min():  # nothing to lose
         return []
     lost = (values.float().double() - values).abs().max()

@@ -1,4 +1,4 @@
-"""Text to what a language model takes, by its own tokenizer."""
+"""Turns text into the inputs of a language model, with its own tokenizer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ MAX_LENGTH = 128
 """Tokens to which texts are cut or padded, unless `max_length` says otherwise."""
 
 LONGEST = 2**20
-"""Tokens that one text may have."""
+"""The largest `max_length`, in tokens."""
 
 ARGS = ("tokenizer", "max_length", "text")
-"""What `data.args` says of text: the tokenizer's folder or id, the length in tokens, the column."""
+"""The keys of `data.args` for text: the tokenizer's folder or id, the length in tokens, the column."""
 
 
 def tokens(
     texts: Sequence[str], args: Mapping[str, Any], origin: str, said: list[str] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Texts as input_ids, attention_mask, ..., each (N, length): `max_length` of the arguments, else 128 or what the tokenizer
-    knows its model to take, if that is less.
+    """Texts as input_ids, attention_mask, ..., each (N, length): `max_length` of the arguments, else 128 or the tokenizer's own
+    limit, if that is less.
 
-    said: takes warnings, of texts that are cut. Raises DataError for a tokenizer that cannot be had.
+    said: gets warnings, such as about texts that are cut. Raises DataError for a tokenizer that cannot be loaded or used.
     """
     if not args.get("tokenizer"):
         raise DataError(
@@ -39,7 +39,7 @@ def tokens(
     transformers = optional("transformers", "transformers", "text")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args["tokenizer"], trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds
+    except Exception as error:  # transformers raises many kinds of errors
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
         raise DataError(f"data.args.tokenizer: {args['tokenizer']}: {reason}") from error
     most = most_tokens(tokenizer, f"data.args.tokenizer: {args['tokenizer']}")
@@ -48,7 +48,7 @@ def tokens(
         raise DataError(f"data.args.max_length: {length!r:.40} is no number of tokens from 1 to {LONGEST:,}")
     try:
         encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-    except Exception as error:  # whatever a damaged tokenizer makes of the texts
+    except Exception as error:  # a damaged tokenizer may raise anything
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
         raise DataError(f"data.args.tokenizer: {args['tokenizer']} cannot read the texts of {origin}: {reason}") from error
     if said is not None:
@@ -57,7 +57,7 @@ def tokens(
 
 
 def _lengths(tokenizer: Any, texts: list[str], encoded: Any, length: int, most: int, asked: bool, origin: str) -> list[str]:
-    """Warnings of texts that are cut, and of a length that is more than the tokenizer knows its model to take."""
+    """Warnings about texts that are cut, and about a `max_length` above the tokenizer's own limit."""
     found = []
     if asked and length > most:
         found.append(

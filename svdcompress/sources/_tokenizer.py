@@ -1,7 +1,7 @@
-"""A tokenizer's folder, looked at before a library reads it: what its files say may name no file elsewhere.
+"""Checks a tokenizer's folder before a library reads it: its files must not name files elsewhere.
 
-The tokenizers library reads a vocabulary that is text in `tokenizer.json` from the file of that name, whatever and wherever it
-is (/dev/zero, say); transformers reads what `tokenizer_config.json` names as `vocab_file`.
+If the vocabulary in `tokenizer.json` is a string, the tokenizers library reads it from the file of that name, whatever and
+wherever it is (/dev/zero, say); transformers reads what `tokenizer_config.json` names as `vocab_file`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from svdcompress.errors import DataError, shortened
 
 NO_LIMIT = 10**9
-"""From here on a tokenizer's `model_max_length` is none."""
+"""A tokenizer's `model_max_length` of this or more means no limit."""
 
 LISTS = ("vocab", "merges")
-"""Parts of `tokenizer.json` that hold words, and are files where they are text."""
+"""Parts of `tokenizer.json` that hold words; if one is a string, it is read as a file name."""
 
 
 def check_tokenizer(place: str, field: str) -> None:
-    """Raises DataError for the folder of a tokenizer whose files name others, outside of it; what is no folder is let pass."""
+    """Raises DataError if the files in a tokenizer's folder name files elsewhere; a name that is not a folder's passes."""
     folder = Path(place).expanduser()
     if not os.path.isdir(folder):
         return
@@ -36,7 +36,7 @@ def check_tokenizer(place: str, field: str) -> None:
 
 
 def most_tokens(tokenizer: Any, field: str) -> int:
-    """The tokens that a tokenizer knows its model to take; NO_LIMIT or more where it does not know. Raises DataError."""
+    """The tokenizer's limit on tokens, `model_max_length`; NO_LIMIT or more if it has none. Raises DataError if invalid."""
     most = getattr(tokenizer, "model_max_length", None) or NO_LIMIT
     if isinstance(most, bool) or not isinstance(most, int | float) or not 1 <= most < float("inf"):
         raise DataError(f"{field}: its model_max_length is {shortened(repr(most), 60)}, which is no number of tokens")
@@ -44,7 +44,7 @@ def most_tokens(tokenizer: Any, field: str) -> int:
 
 
 def _texts_in(path: Path, field: str) -> list[tuple[str, str]]:
-    """All keys of a JSON file whose values are text, with these: a key that occurs twice, too."""
+    """All (key, value) pairs of a JSON file whose value is a string, at any depth; a key that occurs twice is there twice."""
     found: list[tuple[str, str]] = []
     if not os.path.isfile(path):
         return found
@@ -56,7 +56,7 @@ def _texts_in(path: Path, field: str) -> list[tuple[str, str]]:
 
 
 def _elsewhere(folder: Path, name: str) -> bool:
-    """Whether a name is that of something that exists outside of a folder; many tokenizers name files of their makers."""
+    """Whether a name is that of a file that exists outside a folder; many tokenizers name files on their makers' machines."""
     try:
         place = (folder / name).resolve()
         return not place.is_relative_to(folder.resolve()) and (os.path.exists(place) or os.path.exists(name))

@@ -1,6 +1,6 @@
-"""Transforms that a recipe names: of all inputs (`data.transform`) and of training batches only (`data.augment`).
+"""Transforms that a recipe names: for all inputs (`data.transform`) and for training batches only (`data.augment`).
 
-Each takes and returns a batch (N, ...); for inputs that are tuples or mappings, each floating-point tensor of it.
+Each takes and returns a batch (N, ...); for inputs that are tuples or mappings, it applies to each floating-point tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from svdcompress.sources._names import HOW, import_name, is_python_name
 Spec = str | Mapping[str, Any]
 
 LARGEST_SIDE = 8192
-"""Pixels of a side to which images are resized or padded at most: a file may ask for any."""
+"""Most pixels to which a side is resized, or by which it is padded, as a file may ask for any number."""
 
 PURE: dict[str, Callable[..., Any]] = {
     **{f"torch:{function.__name__}": function for function in (
@@ -28,15 +28,15 @@ PURE: dict[str, Callable[..., Any]] = {
     )},
     **{f"torch.nn.functional:{function.__name__}": function for function in (F.normalize, F.relu, F.softmax)},
 }  # fmt: skip
-"""Functions of torch that compute and do nothing else, which a file may name, too."""
+"""Functions of torch that only compute, which even a file may name."""
 
 
 def build(specs: Sequence[Spec], field: str, *, trust_code: bool = False) -> Callable[[Any], Any] | None:
-    """One function of a batch from a list of transforms; None for an empty list.
+    """A function of a batch that applies a list of transforms in turn; None for an empty list.
 
-    trust_code: whether names of Python functions may be followed, which is for recipes and not for what a file says.
-    Raises RecipeError for an unknown one; so does the function for inputs that one of them does not fit. TrustError for a
-    Python function without `trust_code`.
+    trust_code: allow transforms that are Python functions: for the user's own recipe, not for what a file says.
+    Raises RecipeError for an unknown transform, and TrustError for a Python function without `trust_code`. The function
+    raises RecipeError for inputs that a transform does not fit.
     """
     steps = [_named(spec, _step(spec, field, trust_code), field) for spec in specs]
     if not steps:
@@ -55,7 +55,7 @@ def build(specs: Sequence[Spec], field: str, *, trust_code: bool = False) -> Cal
 
 
 def _named(spec: Spec, step: Callable[[Tensor], Any], field: str) -> Callable[[Tensor], Any]:
-    """The step, with errors that name the field, the step and the shape it was given."""
+    """The step, with errors that name the field, the step and the shape of its inputs."""
     label = spec if isinstance(spec, str) else "{" + ", ".join(f"{name}: {value}" for name, value in spec.items()) + "}"
     label = shortened(label)
 
@@ -78,7 +78,7 @@ def _named(spec: Spec, step: Callable[[Tensor], Any], field: str) -> Callable[[T
 
 
 def fit(specs: Sequence[Spec], inputs: Any) -> list[Spec]:
-    """The same transforms with what they measure on the training inputs written out: `standardize` becomes `normalize`."""
+    """The same transforms with statistics of the training inputs written out: `standardize` becomes `normalize`."""
     fitted: list[Spec] = []
     for spec in specs:
         if spec == "standardize":
@@ -88,7 +88,7 @@ def fit(specs: Sequence[Spec], inputs: Any) -> list[Spec]:
 
 
 def as_float(tensor: Tensor) -> Tensor:
-    """Bytes as float32 in [0, 1]; other floating point as float32; others as they are."""
+    """Bytes as float32 in [0, 1]; floating point as float32; other types unchanged."""
     if tensor.dtype == torch.uint8:
         return tensor.float().div_(255)
     return tensor.float() if tensor.is_floating_point() else tensor
@@ -102,7 +102,7 @@ def _statistics(before: Callable | None, inputs: Any) -> dict[str, list[float]]:
     x = before(inputs) if before else inputs
     dims = [0] if x.dim() == 2 else [d for d in range(x.dim()) if d != 1]
     mean, std = x.double().mean(dims), x.double().std(dims, correction=0)
-    std[std < 1e-12] = 1.0  # a constant column stays 0
+    std[std < 1e-12] = 1.0  # a constant column becomes 0
     return {"mean": mean.tolist(), "std": std.tolist()}
 
 
@@ -134,7 +134,7 @@ def _normalize(value: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
         channels = x.shape[1] if x.dim() > 1 else 1
         for name, numbers in (("mean", mean), ("std", std)):
-            if numbers.numel() not in (1, channels):  # torch would widen a gray image to as many channels
+            if numbers.numel() not in (1, channels):  # torch would broadcast a gray image to that many channels
                 raise ValueError(f"{name} has {numbers.numel()} numbers, but the inputs have {channels} channels or columns")
         shape = (-1,) if x.dim() == 2 else (-1,) + (1,) * (x.dim() - 2)
         return (as_float(x) - mean.view(shape).to(x.device)) / std.view(shape).to(x.device)
@@ -158,7 +158,7 @@ def _reshape(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
 
 
 def _of_images(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Some of torch's functions take other shapes as well, and do another thing to them."""
+    """Limit a step to images: some of torch's functions take other shapes as well, but do something else with them."""
 
     def apply(x: Tensor) -> Tensor:
         if x.dim() != 4:
@@ -186,7 +186,7 @@ def _pad(width: int) -> Callable[[Tensor], Tensor]:
 
 
 def _crop(pad: int | None) -> Callable[[Tensor], Tensor]:
-    """A window of the image's size out of the zero-padded image, somewhere else for each example."""
+    """Cut a window of the image's size from the zero-padded image, at a random place for each example."""
     pad = 4 if pad is None else int(pad)
     _check_size(pad, pad)
 
@@ -203,7 +203,7 @@ def _crop(pad: int | None) -> Callable[[Tensor], Tensor]:
 
 
 def _flip(_: None) -> Callable[[Tensor], Tensor]:
-    """Left and right exchanged in half of the examples."""
+    """Swap left and right in each example with a probability of 1/2."""
     return _of_images(lambda x: torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(-1), x))
 
 

@@ -1,7 +1,7 @@
-"""What of a recipe would run code that is not the package's own, so that a file alone never decides on it.
+"""Finds what in a recipe would run code other than the package's own, so that a file alone never decides to run it.
 
-Everything here says what is known to be harmless; what is not in the list counts as code. The order in which a name is looked
-up is that of `make_model`, `open_data`, `make_loss` and `_transforms.build`.
+The lists here name what is known to be harmless; anything else counts as code. Names are looked up in the same order as in
+`make_model`, `open_data`, `make_loss` and `_transforms.build`.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ TEXTS = {
     "torchvision": ("weights",),
     "timm": ("global_pool",),
 }
-"""Of models by others' libraries, the arguments that may be text: any other could name a file, a hub or a kernel to load."""
+"""For models from other libraries, the arguments that may be text: any other could name a file, a hub or a kernel to load."""
 
 LOADING = ("name", "revision", "split", *ARGS)
-"""What `data.args` may say of a data set on the hub: others reach builders that unpickle, or scripts."""
+"""The keys that `data.args` may have for a data set on the hub: others reach builders that unpickle, or scripts."""
 
 
 def code_in(recipe: Recipe) -> dict[str, str]:
-    """{field: name} of all that would run code when a run is opened: Python names, and arguments that could load some."""
+    """{field: name} of all that would run code when a run is opened: Python names, and arguments that could load code."""
     return {**code_of_model(recipe.model), **code_of_data(recipe.data), **code_of_loss(recipe.loss)}
 
 
 def code_of_run(recipe: Recipe) -> dict[str, str]:
-    """The same of a run that goes on: `code_in`, and the program that its search asks for latencies."""
+    """The same for a run that is resumed: `code_in`, and the program with which its search measures latencies."""
     command = recipe.search.latency_command
     return {**code_in(recipe), **({} if command is None else {"search.latency_command": command})}
 
 
 def run_argument(folder: str | Path, recipe: Recipe | None) -> str:
-    """A run's folder for a command line, quoted, and --trust-code where its recipe names code; None: that is not known."""
+    """A run's folder, quoted for a command line, and --trust-code if its recipe names code. recipe: None if it is not known."""
     return shlex.quote(str(folder)) + (" --trust-code" if recipe is not None and code_in(recipe) else "")
 
 
 def code_of_model(section: ModelSection) -> dict[str, str]:
-    """The same of a recipe's model."""
+    """The same for a recipe's model."""
     name = section.name or ""
     kind, _, rest = name.partition(":")
     if kind == "hf" or (kind in TEXTS and rest):
@@ -58,7 +58,7 @@ def code_of_model(section: ModelSection) -> dict[str, str]:
 
 
 def code_of_data(section: DataSection) -> dict[str, str]:
-    """The same of its data, transforms included."""
+    """The same for its data, transforms included."""
     name = section.name or ""
     kind, _, place = name.partition(":")
     found = {}
@@ -72,19 +72,19 @@ def code_of_data(section: DataSection) -> dict[str, str]:
 
 
 def code_of_transforms(specs: Sequence[str | Mapping[str, Any]], field: str = "data.transform") -> dict[str, str]:
-    """The same of a list of transforms."""
+    """The same for a list of transforms."""
     names = [(place, name) for place, spec in enumerate(specs) for name in ([spec] if isinstance(spec, str) else spec)]
     return {f"{field}.{place}": name for place, name in names if is_python_name(name) and name not in PURE}
 
 
 def code_of_loss(section: LossSection) -> dict[str, str]:
-    """The same of its loss."""
+    """The same for its loss."""
     return {"loss.name": section.name} if ":" in section.name and not is_given(section.name) else {}
 
 
 def _holds_text(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return True  # settings within settings
+        return True  # nested settings
     if isinstance(value, list | tuple):
         return any(map(_holds_text, value))
     return not isinstance(value, bool | int | float | None)

@@ -1,4 +1,4 @@
-"""The user's own weights: safetensors (sharded too) and PyTorch files read with weights only, and what does not fit."""
+"""The user's own weights: reads safetensors (also sharded) and PyTorch files (weights only), and reports what does not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from svdcompress.errors import CheckpointError, explained, shortened
 from svdcompress.files import memory, parse_json
 
 NESTED = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
-"""Keys under which training scripts keep the weights beside other things."""
+"""Keys under which training scripts keep the weights next to other things."""
 
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that DataParallel, torch.compile and Lightning put before each name; stripped if the names then fit."""
@@ -28,7 +28,7 @@ WRAPPERS = ("module.", "_orig_mod.", "model.")
 LISTED = 8
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""Types of numbers that weights may have: with integers, complex numbers or eight bits they are something else."""
+"""Data types that weights may have; integers, complex numbers or eight-bit floats mean that they are something else."""
 
 
 def load_weights(
@@ -36,16 +36,16 @@ def load_weights(
 ) -> nn.Module:
     """Load a dense checkpoint into a model, in place; returns it.
 
-    A model that brings files of another form into its own by hooks (`register_load_state_dict_pre_hook`) does so here, too.
+    A model's hooks that convert files of another form (`register_load_state_dict_pre_hook`) run here, too.
 
     path: .safetensors, a `.safetensors.index.json` or a folder with one (sharded), or a .pt/.pth file, which is read with
         weights only: a file whose pickle would run code is refused.
-    strip_prefix: taken off the start of each name, where present. Weights nested under `state_dict` or `model`, and the
+    strip_prefix: removed from the start of each name that has it. Weights nested under `state_dict` or `model`, and the
         prefixes of DataParallel and torch.compile, are found without it.
-    notes: gets a line on other weights that the file holds, and on a prefix that none of its names has.
+    notes: gets a line about other weights in the file, and about a prefix that none of its names has.
 
-    Raises CheckpointError for a file that is missing, empty, truncated or unsafe, and for weights of another model (it lists
-    missing and unexpected names and wrong shapes) or that are not finite; the model is then as it was.
+    Raises CheckpointError for a file that is missing, empty, truncated or unsafe, and for weights that are of another model
+    (it lists missing and unexpected names and wrong shapes) or not finite; the model is then unchanged.
     """
     path = Path(path)
     state, told = _stored(path, model, strip_prefix)
@@ -58,11 +58,11 @@ def load_weights(
 
 
 def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = None) -> list[str]:
-    """Load what fits of a checkpoint into a model that is to be trained, in place: a pretrained encoder under a new head.
+    """Load the part of a checkpoint that fits into a model to be trained, in place: a pretrained encoder under a new head, say.
 
-    Names that the file lacks stay as they were drawn, names that the model lacks are left out; returns a line on each, and
-    what `load_weights` notes. The rest is as there; raises CheckpointError, too, where less than half of the model's numbers
-    are in the file, or a shape differs.
+    Tensors that the file lacks keep their initial values, and tensors that the model lacks are left out; returns a line about
+    each kind, and the notes of `load_weights`. Otherwise like `load_weights`; also raises CheckpointError if less than half of
+    the model's numbers are in the file, or if a shape differs.
     """
     path = Path(path)
     state, told = _stored(path, model, strip_prefix)
@@ -82,7 +82,7 @@ def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = No
 
 
 def save_weights(model: nn.Module, path: str | Path) -> None:
-    """Write a model's state_dict as safetensors; of tied tensors one is stored. `load_weights` reads it back."""
+    """Write a model's state_dict as safetensors; tied tensors are stored once. `load_weights` reads it back."""
     state, seen = {}, set()
     for name, tensor in model.state_dict().items():
         key = (tensor.data_ptr(), tensor.shape, tensor.stride())
@@ -169,17 +169,17 @@ def _read_torch(path: Path) -> Any:
                 "Save the state_dict alone: torch.save(model.state_dict(), path), or as safetensors"
             ) from error
         raise CheckpointError(f"weights: {path}: not a PyTorch file; give a .safetensors, .pt or .pth file") from error
-    except Exception as error:  # on text or noise the unpickler fails in any way
+    except Exception as error:  # on text or noise the unpickler may raise anything
         reason = shortened(str(error).splitlines()[0] if str(error).strip() else type(error).__name__)
         raise CheckpointError(f"weights: {path}: truncated, or not a PyTorch file ({reason})") from error
 
 
 def _check_zip(path: Path) -> None:
-    """Raises CheckpointError for an archive that unpacks to more than this machine holds; PyTorch itself does not pack."""
+    """Raises CheckpointError for an archive that unpacks to more than this machine's memory; PyTorch's own are uncompressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except Exception:  # no archive: an older file, or a damaged one, which torch.load tells apart
+    except Exception:  # not an archive: an older file or a damaged one; torch.load tells them apart
         return
     if size > path.stat().st_size + 2**20 and size > memory():
         raise CheckpointError(f"weights: {path}: unpacks to {size:,} bytes, more than this machine has memory for")
@@ -192,7 +192,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _stored(path: Path, model: nn.Module, strip_prefix: str | None) -> tuple[dict[str, Tensor], list[str]]:
-    """A file's names and tensors, without prefixes, and what to say of them."""
+    """A file's tensors by name, without prefixes, and notes about them."""
     content, way = _read(path), []
     state = _within(content, way)
     if state is None:
@@ -212,12 +212,12 @@ def _stored(path: Path, model: nn.Module, strip_prefix: str | None) -> tuple[dic
 
 
 def _within(content: Any, way: list[str]) -> dict[str, Tensor] | None:
-    """The names and tensors of a file's content, wherever in it they are; None where nowhere. way: gets the keys to them."""
+    """The tensors by name in a file's content, also nested; None if there are none. way: gets the keys that lead to them."""
     for _ in range(3):
         if not isinstance(content, Mapping):
             break
         inner = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
-        if inner is None:  # a state_dict, with extra state beside the tensors perhaps
+        if inner is None:  # a state_dict, perhaps with extra state besides the tensors
             return {str(name): value for name, value in content.items() if isinstance(value, Tensor)} or None
         way.append(inner)
         content = content[inner]
@@ -225,7 +225,7 @@ def _within(content: Any, way: list[str]) -> dict[str, Tensor] | None:
 
 
 def _others(content: Any, way: Sequence[str], state: Mapping[str, Tensor], path: Path) -> list[str]:
-    """A line on other weights of the same names that lie beside those that were taken, as averages of them do."""
+    """A line about other weights in the file with the same names as those that were taken, such as their averages."""
 
     def names(tensors: Mapping[str, Tensor] | None) -> set[str]:
         return {name.removeprefix("module.") for name in tensors or ()}
@@ -255,18 +255,18 @@ def _unwrapped(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def _migrated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """What the model's own loading hooks make of a state whose names or shapes it doesn't have; else the state as it is."""
+    """The state as converted by the model's own loading hooks if its names or shapes differ from the model's; else as it is."""
     own = model.state_dict()
     if state.keys() == own.keys() and all(state[name].shape == own[name].shape for name in own):
         return state
     if any(
         tensor.dtype not in FLOATS and tensor.dtype not in {each.dtype for each in own.values()} for tensor in state.values()
     ):
-        return state  # copying would cast it without a word
+        return state  # copying would silently cast it
     try:
         copied = copy.deepcopy(model)
         copied.load_state_dict(state)
-    except Exception:  # it fits no better; what is wrong with it is said of the file's own names
+    except Exception:  # it still does not fit; a later error names what is in the file
         return state
     return copied.state_dict()
 
@@ -303,12 +303,12 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequenc
 
 
 def _same_kind(stored: torch.dtype, own: torch.dtype) -> bool:
-    """Whether values of one type may go into a tensor of the other: numbers with a point among themselves, else alike."""
+    """Whether values of one type may go into a tensor of the other: any of `FLOATS` into any other, else only the same type."""
     return stored == own or (stored in FLOATS and own in FLOATS)
 
 
 def finite_as(stored: Tensor, own: Any) -> bool:
-    """Whether a tensor holds no NaN, and no infinity but where the model's own has the same one, as in a causal mask."""
+    """Whether a tensor holds no NaN, and infinity only where the model's own tensor has the same, as in a causal mask."""
     if not stored.is_floating_point():
         return True
     finite = torch.isfinite(stored)

@@ -1,7 +1,7 @@
 """Models, data and losses that were handed over in Python, under names that a recipe can hold.
 
-`svdcompress.sources.given:model` is looked up as any factory of the user's is; here it stands for the object of the call that
-is under way. A recipe in a finished run's folder names it still: `svdcompress.load_run` takes the same objects again.
+`svdcompress.sources.given:model` is looked up like any factory of the user's; here it stands for the object passed to the
+current call. The recipe in a finished run's folder still names it: `svdcompress.load_run` takes the same objects again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESUME = "a stopped one goes on with svdcompress.sparsify(..., resume=True)"
 
 
 def is_given(name: str | None) -> bool:
-    """Whether a recipe's name is that of an object which was handed over in Python."""
+    """Whether a name in a recipe stands for an object that was handed over in Python."""
     module, _, key = (name or "").partition(":")
     return module == __name__ and key in AGAIN
 
@@ -42,32 +42,32 @@ def named(key: str) -> str:
 
 
 def shown(name: str | None) -> str:
-    """A recipe's name as a reader knows it: the object, where it was handed over in Python."""
+    """A recipe's name for messages: "the model object" and the like if it was handed over in Python."""
     return f"the {str(name).partition(':')[2]} object" if is_given(name) else str(name)
 
 
 def gone(key: str) -> str:
-    """What is said of one whose call is over."""
+    """The message about an object whose call is over."""
     return f"handed over in Python, by a call that is over: {AGAIN.get(key, '')}{RESUME}"
 
 
 def __getattr__(name: str) -> Any:
-    """A factory of what is under a name. Raises AttributeError for what was not given."""
+    """A factory that returns the object under a name, or the loss itself. Raises AttributeError if none was given."""
     if name not in _GIVEN:
         raise AttributeError(f"{name}: {gone(name)}")
     found = _GIVEN[name]
     if name == "loss":
         return found
     if isinstance(found, nn.Module):
-        return lambda: copy.deepcopy(found)  # each maker gets a fresh one, as from a factory
+        return lambda: copy.deepcopy(found)  # each call returns a fresh one, as from a factory
     return lambda: found
 
 
 @contextmanager
 def given(**objects: Any) -> Iterator[dict[str, str]]:
-    """Within it, objects can be named; gives {key: name}. None is left out.
+    """Within this context, objects can be named in a recipe; yields {key: name}, without objects that are None.
 
-    Raises UsageError inside another one: two calls cannot share a process at once.
+    Raises UsageError inside another such context: two calls cannot share a process at once.
     """
     with _LOCK:
         if _GIVEN:

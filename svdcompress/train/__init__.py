@@ -1,8 +1,8 @@
-"""The fine-tuning loop, on any device and any number of them."""
+"""The training loop, on one or more devices of any kind."""
 
-from svdcompress.errors import out_of_memory  # here for callers of before
-from svdcompress.files import write_atomically  # here for callers of before
-from svdcompress.likelihoods import score  # here for callers of before
+from svdcompress.errors import out_of_memory  # for callers that import it from here
+from svdcompress.files import write_atomically  # for callers that import it from here
+from svdcompress.likelihoods import score  # for callers that import it from here
 from svdcompress.renamed import former_names
 from svdcompress.train._ask import asks_once
 from svdcompress.train._device import (

@@ -1,4 +1,4 @@
-"""Asking a teacher for its answers to all examples, before a fit."""
+"""A teacher's outputs for all examples, computed before a fit."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from svdcompress.train._distill import Teacher
 from svdcompress.train._work import Work
 
 MOST_BYTES = 2**29
-"""Answers up to this size are kept, on the training device."""
+"""The teacher's outputs are kept, on the training device, if they are not larger than this."""
 
 SAME = 0.03
-"""The share of itself that an answer may change by when other examples are beside its own, as by rounding in bfloat16. A
-teacher that changes it by more, having statistics of batches or chances of its own, is asked in each step."""
+"""How much a teacher's output may change, relative to itself, with the other examples in the batch, such as by rounding in
+bfloat16. A teacher whose outputs change by more, because of batch statistics or randomness of its own, is run in each step."""
 
 
 def asks_once(examples: Examples, distill: Distillation) -> bool:
-    """Whether a fit can ask the teacher before its first epoch: for its outputs alone, of examples that stay the same."""
+    """Whether a fit can run the teacher before its first epoch: only its outputs are needed, and the examples do not change."""
     return isinstance(examples, InMemory) and examples.augment is None and distill.wanted and not distill.layers
 
 
 def ask(work: Work) -> InMemory | None:
-    """The teacher's answers as the inputs of examples, in the order of the fit's own; always from the same batches, so that a
-    fit that goes on has the same bits. None where they cannot be kept, or would be used once.
+    """The teacher's outputs as the inputs of examples, in the order of the fit's own; always computed in the same batches, so
+    that a resumed fit gets the same bits. None if they cannot be kept, or would be used only once.
 
     Raises Interrupted.
     """
@@ -65,13 +65,13 @@ def _asked(work: Work, teacher: Teacher) -> InMemory | None:
 
 
 def _plain(output: Any) -> Any:
-    """A tensor or a tuple of tensors as it is; of what has names, what counts."""
+    """The main output of an output with names; any other, such as a tensor or a tuple of tensors, as it is."""
     named = hasattr(output, "keys") or is_dataclass(output)
     return main_output(output) if named else output
 
 
 def _can_be_kept(teacher: Teacher, answer: Any, inputs: Any, count: int) -> bool:
-    """Whether these are tensors with a row for each example, small enough, and each row that of its example alone."""
+    """Whether the outputs are tensors with a row for each example, small enough, and each row depends on its example alone."""
     tensors = [answer] if isinstance(answer, Tensor) else list(answer) if isinstance(answer, tuple | list) else []
     size = batch_length(inputs)
     if not tensors or not all(isinstance(each, Tensor) and each.dim() and len(each) == size for each in tensors):
@@ -82,6 +82,6 @@ def _can_be_kept(teacher: Teacher, answer: Any, inputs: Any, count: int) -> bool
     some = max(1, size // 2)
     try:
         again = _plain(teacher.answer(map_tensors(inputs, lambda tensor: tensor[:some])))
-    except (RuntimeError, ValueError, ModelError):  # made for batches of one size
+    except (RuntimeError, ValueError, ModelError):  # the teacher takes only batches of one size
         return False
     return not rows_differ(answer, again, (size, some), SAME)

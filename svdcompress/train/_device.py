@@ -1,4 +1,4 @@
-"""The device and the processes of a run, by accelerate (this folder alone imports it)."""
+"""The device and the processes of a run, through accelerate (only this folder imports it)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from svdcompress.layers import fast_bfloat16
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
 SHARDED = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED", "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM"}
-"""What divides weights among processes, and the variable by which `accelerate launch` asks for it."""
+"""Ways to divide weights among processes, and the variables by which `accelerate launch` asks for them."""
 
 
 @contextmanager
 def accelerate_kept() -> Iterator[None]:
-    """Within it accelerate is ours; afterwards its state, of which a process has one, is as the caller's own code left it.
+    """When the body ends, restore accelerate's state, of which a process has only one, to what the caller's own code left.
 
-    Else a caller's Accelerator would go on in our precision and accumulation, and their next one on our device. The processes
-    of a launch stay joined.
+    Otherwise a caller's Accelerator would continue with our precision and accumulation, and their next one on our device. The
+    processes of a launch stay joined.
     """
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
@@ -42,15 +42,15 @@ def accelerate_kept() -> Iterator[None]:
 
 
 def _launched() -> bool:
-    """Whether this process is one of a launch, by `accelerate launch` or torchrun."""
+    """Whether this process was started by `accelerate launch` or torchrun."""
     return "RANK" in os.environ
 
 
 def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
-    """An Accelerator for a device ("auto": CUDA, MPS or CPU, whatever is there) and a precision (no, auto, bf16, fp16).
+    """An Accelerator for a device ("auto": CUDA, MPS or CPU, whichever is available) and a precision (no, auto, bf16, fp16).
 
-    Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not
-    there, and for launches that divide the weights (FSDP, DeepSpeed).
+    Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not available,
+    and for launches that divide the weights (FSDP, DeepSpeed); TrainingError for fp16 without a CUDA device.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
@@ -59,7 +59,7 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     _check_whole()
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
         raise TrainingError("train.precision: fp16 needs a CUDA device; use bf16 or no")
-    # accelerate's state is one per process: forget the precision and (alone) the device of a fit before.
+    # accelerate has one state per process: forget the precision and (without other processes) the device of an earlier fit.
     AcceleratorState._reset_state()
     GradientState._reset_state()
     if not _launched():
@@ -75,7 +75,7 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
 
 
 def resolved_precision(precision: str, device: torch.device | str = "auto") -> str:
-    """no, bf16 or fp16; for "auto" what is fastest on a device: bf16 where it is faster than float32, else no.
+    """no, bf16 or fp16; "auto" becomes the fastest on a device: bf16 where it is faster than float32, otherwise no.
 
     device: as in a recipe.
 
@@ -90,7 +90,7 @@ def resolved_precision(precision: str, device: torch.device | str = "auto") -> s
 
 
 def _check_whole() -> None:
-    """Refuses what divides the weights: shares, masks and pruning look at whole layers, and each rank would see a part."""
+    """Refuse launches that divide the weights: prior groups, masks and pruning need whole layers, not each rank's part."""
     for name, variable in SHARDED.items():
         if os.environ.get(variable, "false").lower() in ("1", "true", "yes"):
             raise UsageError(
@@ -115,7 +115,7 @@ def _check(device: str) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands: its device, its rank, how many there are."""
+    """The place of a process in a launch: its device, its rank, and the number of processes."""
 
     device: torch.device
     rank: int
@@ -129,13 +129,13 @@ class Place:
 
 @accelerate_kept()
 def find_place(device: str = "auto") -> Place:
-    """The place of this process, joining the others of a launch if there are any."""
+    """The place of this process; joins the other processes of a launch, if there are any."""
     accelerator = make_accelerator(device)
     return Place(accelerator.device, accelerator.process_index, accelerator.num_processes)
 
 
 def broadcast_weights(model: torch.nn.Module) -> None:
-    """Give all processes of a launch the first one's weights and buffers, to the bit."""
+    """Give all processes of a launch the first one's weights and buffers, bit for bit."""
     if not _launched():
         return
     from accelerate import utils
@@ -144,7 +144,7 @@ def broadcast_weights(model: torch.nn.Module) -> None:
 
 
 def wait() -> None:
-    """Let all processes of a launch arrive here; nothing in a run of one process."""
+    """Wait until all processes of a launch have arrived here; does nothing in a run of one process."""
     if _launched():
         from accelerate.utils import wait_for_everyone
 
@@ -161,7 +161,7 @@ def broadcast(value: str) -> str:
 
 
 def leave() -> None:
-    """Part from the other processes of a launch, at the very end; without it one that ends first may abort."""
+    """Leave the other processes of a launch, at the very end; without this, the first process to end may abort."""
     if _launched():
         from accelerate import PartialState
 

@@ -14,7 +14,7 @@ from svdcompress.train._layerwise import Layerwise
 
 
 class Teacher:
-    """The outputs of a model as targets beside the true ones (Hinton et al. 2015, arXiv 1503.02531).
+    """A model whose outputs are targets in addition to the true ones (Hinton et al. 2015, arXiv 1503.02531).
 
     classification: its soft targets at a temperature. Other tasks: the means of its predictions in place of the targets, in
     the same loss.
@@ -27,15 +27,15 @@ class Teacher:
         self._called: Any = model
 
     def ready(self, device: torch.device, compiled: bool) -> None:
-        """Where the student is trained, and by torch.compile as its steps are."""
+        """Move the teacher to the student's device, and compile it if the student is compiled."""
         self.model.to(device).eval()
         self._called = torch.compile(self.model) if compiled else self.model
 
     def begin(self, share: float) -> None:
-        """Before the student's pass over a batch that `mix` is then asked of. share: of the training that is done.
+        """Prepare for the student's pass over a batch, after which `mix` is called. share: of the training that is done.
 
-        The weight of the layers falls as (1 - share)^2: they lead the student near the teacher, and what fits into fewer units
-        is in the end not what the teacher's layers give.
+        The weight of the layers' error falls as (1 - share)^2: it leads the student near the teacher, but in the end what fits
+        into fewer units is not what the teacher's layers give.
         """
         self._left = (1 - share) ** 2
         if self.layers is not None:
@@ -47,8 +47,8 @@ class Teacher:
         return call(self._called, inputs)
 
     def mix(self, loss: Tensor, output: object, inputs: Any, known: Any = None) -> Tensor:
-        """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`, and the error of the layers where it counts;
-        output: the student's, for `inputs`; known: the teacher's (None: it is asked)."""
+        """`(1 - weight) * loss + weight * (loss against the teacher's outputs)`, plus the weighted error of the layers if they
+        are compared. output: the student's, for `inputs`; known: the teacher's output (None: it is computed)."""
         teacher = self.answer(inputs) if known is None else known
         weight, temperature = self.settings.weight, self.settings.temperature
         if weight:

@@ -1,4 +1,4 @@
-"""One epoch: batches, objective and steps, and its figures."""
+"""One epoch of training: its batches, objective, steps and figures."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from svdcompress.train._work import Work
 
 @dataclass(frozen=True)
 class Rewind:
-    """An epoch's result where a loss is not finite and may have been so for some batches: do it again, looking at each."""
+    """The result of an epoch whose loss was found not to be finite, perhaps only some batches later: repeat it with a check of
+    each batch."""
 
 
 def train_epoch(
     work: Work, network: Network, steps: Steps, standing: Standing, answers: InMemory | None, *, look_every: int, rewinds: bool
 ) -> Row | Rewind:
-    """Train one epoch; its figures.
+    """Train one epoch and return its figures.
 
-    answers: the teacher's, in place of the inputs (None: it is asked). look_every: batches between looks at the loss.
-    rewinds: whether the fit can go back to look at each.
+    answers: examples with the teacher's outputs as inputs (None: it is run in each step). look_every: batches between checks of
+    the loss. rewinds: whether the fit can repeat the epoch to check each batch.
 
-    Raises NotFinite, Interrupted, and DataError where there is no batch.
+    Raises NotFinite, Interrupted, and DataError if there is no batch.
     """
     train_mode(work, standing.keeps_norms)
     epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
@@ -57,7 +58,7 @@ def train_epoch(
         where = epoch + index / batches
         group += 1
         last = final or group == settings.accumulate
-        # Both ways within no_sync: it is the forward pass that prepares DDP to average the gradients.
+        # Forward and backward pass within no_sync: it is the former that prepares DDP to average the gradients.
         with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):
             loss, nll, kl = forward(work, network, x, y, where, answer)
             if index % look_every == 0 and not math.isfinite(value := loss.item()):
@@ -93,7 +94,7 @@ def train_epoch(
 
 
 def train_mode(work: Work, keeps_norms: bool) -> None:
-    """Put the model in `train()`, but for layers whose noise is left out, and norms where their statistics stay."""
+    """Put the model in `train()`, except variational layers if they have no noise, and norms if they keep their statistics."""
     work.model.train()
     if keeps_norms:
         for module in norms(work.model):
@@ -106,7 +107,7 @@ def train_mode(work: Work, keeps_norms: bool) -> None:
 def forward(
     work: Work, network: Network, x: Any, y: Tensor, where: float, answer: Any = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Loss, and its detached parts: negative log likelihood and KL (None where it has no weight). answer: the teacher's, where
+    """The loss and its detached parts: negative log likelihood and KL (None if beta is 0). answer: the teacher's output, if
     it is known."""
     if work.teacher is not None:
         work.teacher.begin(where / work.settings.epochs)
@@ -124,7 +125,7 @@ def forward(
 
 
 def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: bool) -> Rewind:
-    """A rewind where one can help; else raises NotFinite."""
+    """A rewind if one can help; raises NotFinite otherwise."""
     if rewinds:
         return Rewind()
     names, where = (work.stage, work.section), (standing.steps, standing.epoch)
@@ -132,7 +133,7 @@ def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: b
 
 
 def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each batch, and whether it is the last one: read one ahead."""
+    """Each batch, and whether it is the last one; reads one batch ahead."""
     stream = iter(batches)
     waiting = list(islice(stream, 1))
     for batch in stream:

@@ -1,4 +1,4 @@
-"""What a user's own model, loss or machine can make of a training step, said in the user's terms."""
+"""Explains, in the user's terms, training steps that fail because of the user's own model, loss or machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 def explained_failure(error: Exception, names: tuple[str, str], batch_size: int, kept: str) -> SvdcError | None:
-    """The error in the user's terms, or None where it can only be the package's own. names: of the stage, and of
-    its settings' section. kept: what is left of the training."""
+    """The error in the user's terms, or None if only the package itself can be at fault. names: of the stage, and of its
+    section of the recipe. kept: a sentence on what is left of the training."""
     stage, section = names
     reason = f"{type(error).__name__}: {shortened(str(error).strip().partition(chr(10))[0])}"
     frames = traceback.extract_tb(error.__traceback__)

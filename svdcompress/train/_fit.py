@@ -1,4 +1,4 @@
-"""A fit by its arguments: what the loop needs is made here."""
+"""`fit`: makes what the training loop needs from its arguments, and runs the loop."""
 
 from __future__ import annotations
 
@@ -62,42 +62,43 @@ def fit(
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     on_note: Callable[[str, bool], None] | None = None,
 ) -> Fit:
-    """Train a model, dense or converted, in place; it ends on the training device.
+    """Train a model, dense or converted, in place; it is left on the training device.
 
-    Each epoch's noise and order come from (seed, stage, epoch, rank) alone, so a fit that goes on from `state` after any
-    kill ends where an undisturbed one does. Under `accelerate launch` each process takes its part of each batch, draws its own
-    noise, and gradients are averaged (DDP); as each holds the whole KL, the average counts it once. A parameter that a batch
-    does not reach has a gradient of 0 there.
+    Each epoch's noise and order depend only on (seed, stage, epoch, rank), so a fit that resumes from `state` after being
+    killed at any point ends with the same result as an uninterrupted one. Under `accelerate launch` each process takes its part
+    of each batch and draws its own noise, and gradients are averaged (DDP); the loss of each process includes the whole KL, so
+    the average counts it once. There, a parameter that a batch does not reach gets a gradient of 0.
 
     loss: mean negative log likelihood of (output, targets).
-    stage: names the noise, the order and the epochs; section: the settings in what errors say to change (None: the stage).
-    schedule: beta by epoch, of the objective `nll + beta KL / N`; None: the loss alone.
+    stage: name of the training stage, in the history, in messages and in the seeds of noise and order; section: the section of
+        the recipe whose settings error messages suggest to change (None: the stage).
+    schedule: beta by epoch, for the objective `nll + beta KL / N`; None: the loss alone.
     num_examples: N (None: the number of examples).
-    lr_log_sigma2: learning rate of the log variances (None: as the others; sgd, which trains the
-        means alone, beside Adam: 0.001).
-    noise: False trains the mean of a converted model: its layers compute as in `eval()`, and their log variances stay.
-    teacher, distill: learn from the teacher's outputs too; task: says what they mean, see `Likelihood.soft_loss`.
-    held: where the teacher's answers are kept for further fits with the same teacher and examples, so that it is asked once in
-        all; {} at first (None: once in each fit of several epochs).
-    student: the part of the model whose layers are named as the teacher's (None: the model), and outputs_kept: which of their
-        outputs it has, where it has fewer (`PruneReport.outputs_kept`); for `distill.layers`.
-    dim: the dimension of the outputs that holds the classes, for the teacher's; None: 1, or the likelihood's.
-    validate: metrics of the model on held-out examples, once an epoch; "best" epochs are chosen by them.
-    masks: which weights stay, of the model in `eval()` after each epoch, for the history's sparsity (None: those that are
-        relevant by each layer's own threshold, or its frozen mask).
-    total: number of weights of which the history's sparsity is a share (None: the model's own; more for a pruned one).
-    shrink_from: epoch from which on `shrink` is called with the model after each epoch; where it returns True, having removed
-        units in place, the optimizer starts anew. Not under several processes.
-    state: file to save each epoch in and to go on from if it exists.
+    lr_log_sigma2: learning rate of the log variances (None: that of the means, but at most 0.001 with sgd, which trains only
+        the means and leaves the log variances to Adam).
+    noise: False trains only the means of a converted model: its layers compute as in `eval()`, and log variances do not change.
+    teacher, distill: learn from the teacher's outputs too; task: how to interpret them, see `Likelihood.soft_loss`.
+    held: a dict that keeps the teacher's outputs for further fits with the same teacher and examples, so that they are computed
+        once in total; {} at first (None: once in each fit of several epochs).
+    student: the part of the model whose layers have the same names as the teacher's (None: the model); outputs_kept: for layers
+        with fewer outputs than the teacher's, which of them are left (`PruneReport.outputs_kept`). Both for `distill.layers`.
+    dim: the dimension of the teacher's outputs that holds the classes; None: 1, or the likelihood's.
+    validate: returns metrics of the model on held-out examples; called after each epoch. `keep="best"` chooses by them.
+    masks: returns the masks of the model, which is in `eval()` after each epoch, for the history's sparsity (None: by each
+        layer's own threshold, or its frozen mask).
+    total: the number of weights that the history's sparsity is relative to (None: the model's own; more for a pruned one).
+    shrink_from: the epoch from which `shrink` is called with the model after each epoch; if it returns True, having removed
+        units in place, a new optimizer is made. Ignored with several processes.
+    state: file to save the state in after epochs, and to resume from if it exists.
     last_epoch: train up to this epoch of the `settings.epochs` over which learning rates and beta are scheduled (None: all of
-        them). A later call with the same `state` and a later last epoch goes on as one long fit would, to the bit; it may have
-        another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
-    stop: asked after each step; True ends with Interrupted, the last saved epoch kept.
-    on_note: hears what a user of a network that is trained already should know before it is trained on, and whether the
-        fit has seen to it already; None: not looked for.
+        them). A later call with the same `state` and a later last epoch continues bit for bit as one long fit would; it may
+        have another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
+    stop: called after each step; if it returns True, the fit raises Interrupted, and the last saved epoch is kept.
+    on_note: called as `on_note(line, settled)` with what the user should know before a trained network is trained further, and
+        whether the fit has dealt with it already; None: checks that would only report are skipped.
 
-    Raises TrainingError for a loss that is not finite (the state before is kept) and for a state that has done more than
-    `last_epoch`, DataError without examples, UsageError for a last epoch that is none of the settings'.
+    Raises TrainingError for a loss that is not finite (the state before it is kept) and for a state that is past `last_epoch`,
+    DataError if there are no examples, UsageError for a last epoch outside the settings' epochs.
     """
     section = section or stage
     if not len(examples):

@@ -1,4 +1,4 @@
-"""Which parameters have gradients, and that all have one where several processes average them."""
+"""Chooses which parameters have gradients, and gives all of them one where several processes average them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svdcompress.layers import VariationalLayer, variational_layers
 
 @contextmanager
 def means_alone(model: nn.Module) -> Iterator[None]:
-    """Within it no log variance is trained: no gradient, no place in an optimizer, nothing for DDP to wait for."""
+    """While the body runs, no log variance is trained: no gradient, no place in an optimizer, nothing for DDP to wait for."""
     layers = [layer for _, layer in variational_layers(model)]
     trained = [layer for layer in layers if any(own.requires_grad for own in layer.variance_parameters().values())]
     for layer in trained:
@@ -33,7 +33,7 @@ def _train(layer: VariationalLayer, wanted: bool) -> None:
 def nothing(model: nn.Module) -> Tensor:
     """0, with a gradient of 0 for each parameter that is trained.
 
-    DDP waits for a gradient of every one of them, and a layer that a batch does not reach has none. Its own search for those
-    (find_unused_parameters) looks at the model's output alone, but the KL is of all variational layers.
+    DDP waits for a gradient of every trained parameter, but a layer that a batch does not reach has none. DDP's own search for
+    unused parameters (find_unused_parameters) looks only at the model's output, but the KL covers all variational layers.
     """
     return torch.cat([p.reshape(-1)[:0] for p in model.parameters() if p.requires_grad]).sum()

@@ -1,4 +1,4 @@
-"""Each layer's outputs held against the teacher's, on the units that a pruned student still has."""
+"""Each layer's outputs compared with the teacher's, on the units that a pruned student still has."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from svdcompress.layers import variational_layers
 
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""What they give has a scale that training keeps; what the layer before them gives need not."""
+"""Layers whose outputs keep their scale in training; the outputs of the layers before them need not."""
 
 CONSTANT = 1e-6
-"""Outputs whose variance is a smaller part of their square than this say nothing that an error could be relative to."""
+"""Outputs whose variance is less than this part of their mean square count as constant, and their error as 0."""
 
 
 class Layerwise:
-    """The outputs of layers in a student and its teacher (Romero et al. 2015, arXiv 1412.6550, eq. 3, of every layer; without
-    its regressors, as it is known which of the teacher's units each of the student's is).
+    """Compares the outputs of layers in a student and its teacher (Romero et al. 2015, arXiv 1412.6550, eq. 3, for every layer;
+    without its regressors, as it is known which of the teacher's units each of the student's is).
 
-    Compared are the outputs of normalisations where the student has any, else those of its converted layers but the last one,
-    whose outputs the loss sees. What runs several times in a pass is left out.
+    The outputs of normalization layers are compared if the student has any, otherwise those of its converted layers except the
+    last one, whose outputs the loss sees. Layers that run several times in a pass are left out.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, outputs_kept: Mapping[str, Sequence[int]]) -> None:
@@ -49,14 +49,14 @@ class Layerwise:
         self._wanted.clear()
 
     def close(self) -> None:
-        """Leave both models without hooks."""
+        """Remove the hooks from both models."""
         self.clear()
         for handle in self._handles:
             handle.remove()
 
     def error(self) -> Tensor | None:
-        """Mean over the layers of the squared error, relative to the variance of the teacher's outputs over a batch; None where
-        the student's were not seen. Forgets the pass."""
+        """Mean over the layers of the squared error, relative to the variance of the teacher's outputs over a batch; None if no
+        layer could be compared. Forgets the outputs of the pass."""
         self._asked = self._asked or torch.is_grad_enabled()
         if not self._own:
             self.clear()
@@ -78,7 +78,7 @@ class Layerwise:
         return torch.stack(errors).mean() if errors else None
 
     def missing(self) -> str | None:
-        """What to say where fewer than half of the layers were compared; None otherwise."""
+        """A message if fewer than half of the layers were compared; None otherwise."""
         if not self._asked or (self._alike and 2 * self._alike >= self._seen):
             return None
         return (
@@ -95,7 +95,7 @@ class Layerwise:
 
 
 def _dim(module: nn.Module) -> int:
-    """Of a module's outputs, that which its units lie along."""
+    """The dimension of a module's outputs that its units lie along."""
     return -1 if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.Linear) else 1
 
 

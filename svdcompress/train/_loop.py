@@ -1,4 +1,4 @@
-"""The loop: epochs in order, their figures, and a state to go on from."""
+"""The training loop: epochs in order, their figures, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from svdcompress.train._threads import settle
 from svdcompress.train._work import Work
 
 LOOK_EVERY = {"cpu": 1}
-"""Batches between looks at the loss, by the kind of device; elsewhere each look waits for the device, so they are fewer."""
+"""Batches between checks of the loss, by the kind of device; on others each check waits for the device, so they are fewer."""
 
 SELDOM = 20
-"""Batches between looks where LOOK_EVERY names none."""
+"""Batches between checks on devices that LOOK_EVERY does not name."""
 
 
 class Loop:
-    """One fit on its way: made where its state file says it stands, or at the start."""
+    """One fit, which begins where its state file left off, or at the start if there is none."""
 
     def __init__(self, work: Work) -> None:
         self._started = time.monotonic()
         self._work, self._file = work, work.file
         work.model.to(work.device)
-        if isinstance(work.loss, nn.Module):  # weights of classes, say
+        if isinstance(work.loss, nn.Module):  # it may hold class weights
             work.loss.to(work.device)
         if work.teacher is not None:
             work.teacher.ready(work.device, work.compiled)
@@ -47,11 +47,11 @@ class Loop:
         self._look_every = LOOK_EVERY.get(work.device.type, SELDOM)
         if not self._restored():
             self._save()
-        self._network = Network(work)  # DDP takes the parameters as it finds them: after the state's
+        self._network = Network(work)  # after loading the state: DDP takes the parameters as it finds them
         self._steps.lay_out()
 
     def run(self) -> Fit:
-        """Train up to the last epoch; the model has the weights of the last one then, or of the best."""
+        """Train up to the last epoch; the model then has the weights of the last epoch, or of the best."""
         work, standing = self._work, self._standing
         if work.bars is not None:
             work.bars.start(work.stage, work.last, standing.epoch)
@@ -70,7 +70,7 @@ class Loop:
                 row = train_epoch(
                     work, self._network, self._steps, standing, answers, look_every=self._look_every, rewinds=rewinds
                 )
-                if isinstance(row, Rewind):  # now step and layer will be the right ones
+                if isinstance(row, Rewind):  # so that the error names the right step and layer
                     self._look_every = 1
                     self._restored()
                     continue
@@ -91,7 +91,7 @@ class Loop:
         return Fit(standing.history, kept, time.monotonic() - self._started)
 
     def _finish(self, row: Row) -> None:
-        """What follows an epoch: its figures, shrinking, saving."""
+        """Finish an epoch: its figures, shrinking, saving."""
         work, standing, model = self._work, self._standing, self._work.model
         model.eval()
         if next(variational_layers(model), None) is not None:
@@ -112,9 +112,9 @@ class Loop:
             self._save()
 
     def _shrunk(self) -> bool:
-        """Shrink the model if it is time to and there is something to remove; whether it was."""
+        """Shrink the model if it is time and there is something to remove; returns whether it did."""
         work, standing = self._work, self._standing
-        # By the schedule's epochs, not by `last`: a fit that goes on must find what one long fit would have.
+        # By the schedule's epochs, not by `last`: a fit that is continued must do what one long fit would.
         timely = work.shrink_from <= standing.epoch < work.settings.epochs and work.world == 1
         if not (timely and work.shrink is not None and work.shrink(work.model)):
             return False
@@ -134,7 +134,7 @@ class Loop:
         return {"stage": work.stage, **model, **self._standing.state(), **self._steps.state()}
 
     def _restored(self) -> bool:
-        """Go to where the state file stands; False if there is none. Raises CheckpointError, TrainingError."""
+        """Restore the state in the file; False if there is none. Raises CheckpointError, TrainingError."""
         saved = self._file.load()
         if saved is None:
             return False

@@ -1,4 +1,4 @@
-"""Figures of a model on examples: error in percent, or RMSE and R2, and the mean negative log likelihood in nats."""
+"""Metrics of a model on examples: error in percent, or RMSE and R2, and the mean negative log likelihood in nats."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics of the deterministic model (`eval()`) on all examples.
 
-    classification, binary: {"error": per cent, "nll"}. regression, gaussian: {"rmse", "nll", "r2"} in the target's own units;
+    classification, binary: {"error": percent, "nll"}. regression, gaussian: {"rmse", "nll", "r2"} in the target's own units;
     r2: None where no target varies (see `svdcompress.uncertainty.Explained`).
     tau: 1 / noise variance of a regression, in the units of the loss (None: the one that fits these examples best).
-    scale: mean and standard deviation that were taken off the targets.
+    scale: the mean and standard deviation by which the targets were standardized.
     dim: the dimension of the output that holds the classes; positions of the class -100 do not count.
     """
     likelihood = likelihood_for(task, None if isinstance(task, Likelihood) else dim)
-    if likelihood.constant_noise:  # a run hands on the noise that it found whatever its task
+    if likelihood.constant_noise:  # a run passes on the noise that it found, whatever its task
         likelihood = likelihood_for(likelihood, tau=tau)
     explained = None if likelihood.probabilities else Explained()
     each = losses(model, examples, likelihood, device=device, batch_size=batch_size, explained=explained)
@@ -51,7 +51,7 @@ def metrics_of(
     scale: tuple[float, float] | None = None,
     explained: Explained | None = None,
 ) -> dict[str, Any]:
-    """The metrics of `evaluate` from what `losses` gives. Raises DataError where no position counts."""
+    """The metrics of `evaluate` from the result of `losses`. Raises DataError if no position counts."""
     first, second, count = (part.sum() for part in each)
     if not count:
         raise DataError("data.target: every position has the class -100, which does not count: there is nothing to judge by")
@@ -70,11 +70,12 @@ def losses(
     dim: int = 1,
     explained: Explained | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each example adds to the metrics of the deterministic model, (N,) each, on the CPU: wrong answers or squares,
-    negative log likelihoods (a regression's: squares again, as its noise is not known here), and of how many numbers.
+    """What each example adds to the metrics of the deterministic model, (N,) each, on the CPU: wrong predictions or squared
+    errors, negative log likelihoods (for a regression squared errors again, as its noise is not known here), and how many
+    numbers these are sums of.
 
-    dim: as for `evaluate`; an example whose positions all have the class -100 is of 0 numbers. explained: is given each batch's
-    values, too.
+    dim: as for `evaluate`; an example whose positions all have the class -100 has 0 numbers. explained: also receives the
+    values of each batch.
     """
     likelihood = task if isinstance(task, Likelihood) else likelihood_for(task, dim)
     parts = []

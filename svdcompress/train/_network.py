@@ -1,4 +1,4 @@
-"""The model as a step calls it: synchronized with the other processes, and compiled if asked for."""
+"""The model as a training step calls it: synchronized with the other processes, and compiled if requested."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from svdcompress.train._work import Work
 
 
 class Network:
-    """A model made ready for training; `called` computes its outputs, `synced` is what DDP averages the gradients of."""
+    """A model prepared for training: `called` computes its outputs, `synced` is the module whose gradients DDP averages."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._models = [work.model] if work.teacher is None else [work.model, work.teacher.model]
         self._format = _faster_format(work)
         self._laid_out(self._format)
-        if self._format is not None and not self._runs():  # as a model that flattens its outputs by `view`
+        if self._format is not None and not self._runs():  # such as a model that flattens its outputs by `view`
             self._laid_out(torch.contiguous_format)
             self._format = None
             if work.on_note is not None:
@@ -29,14 +29,14 @@ class Network:
         self.called: Any = self._compiled()
 
     def renew(self) -> None:
-        """Compile anew, for a model of other shapes."""
-        self._laid_out(self._format)  # surgery may have left another
+        """Lay out and compile the model again after its shapes have changed."""
+        self._laid_out(self._format)  # surgery may have left another layout
         if self._work.compiled:
-            torch.compiler.reset()  # after eight networks of other shapes torch would compile no more
+            torch.compiler.reset()  # torch stops compiling after eight networks of other shapes
         self.called = self._compiled()
 
     def close(self) -> None:
-        """Leave the models as they were given, and that of the work in `eval()`."""
+        """Undo what was done to the models, and leave the trained one in `eval()`."""
         work = self._work
         if self.synced is not work.model:
             work.accelerator.unwrap_model(self.synced, keep_fp32_wrapper=False)
@@ -54,7 +54,7 @@ class Network:
                     tensor.data = tensor.data.contiguous(memory_format=memory)
 
     def _runs(self) -> bool:
-        """Whether the models run as they are laid out. One that never runs says so in its first step."""
+        """Whether the models run in their layout. A model that runs in none fails in its first step."""
         work = self._work
         inputs, _ = work.first_batch("layout")
         for model in self._models:
@@ -74,10 +74,10 @@ class Network:
 
 
 def _faster_format(work: Work) -> torch.memory_format | None:
-    """Channels last for 2-d convolutions on a GPU.
+    """Channels last for 2-d convolutions on a GPU, otherwise None.
 
-    Not on a CPU: with torch 2.13 some convolutions are wrong there in that layout, without a word, or end the process; in
-    bfloat16 gradients of dilated ones and of kernels of 64 x 1 are NaN. It would save a fifth of a bfloat16 step at most.
+    Not on a CPU: with torch 2.13 some convolutions in that layout are silently wrong there, or crash the process; in bfloat16,
+    gradients of dilated ones and of kernels of 64 x 1 are NaN. It would save a fifth of a bfloat16 step at most.
     """
     image = any(parameter.dim() == 4 for parameter in work.model.parameters())
     return torch.channels_last if image and work.device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""When a loss is not finite: which layer's values went first, and what to try."""
+"""Explains a loss that is not finite: in which layer such values first appear, and what to try."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from svdcompress.errors import TrainingError
 class NotFinite(TrainingError):
     """A loss that is not finite.
 
-    stage: the stage that it came up in; section: of the recipe, whose settings may be changed on resuming.
+    stage: the stage in which it occurred; section: the section of the recipe whose settings may be changed on resuming.
     """
 
     def __init__(self, message: str, stage: str, section: str | None = None) -> None:
@@ -35,7 +35,7 @@ def explain(
 ) -> NotFinite:
     """The error for a loss that is not finite; the model is run once more on the batch, as in training, to find the layer.
 
-    names: of the stage, and of its settings' section. where: its step and epoch. keeps_norms: whether batch normalisations
+    names: of the stage, and of its section of the recipe. where: its step and epoch. keeps_norms: whether batch normalizations
     kept their running statistics.
     """
     (stage, section), (step, epoch) = names, where

@@ -1,4 +1,4 @@
-"""A look at whether the statistics of a batch would undo what a network knows, before it is trained on with them."""
+"""A check, before further training, of whether batch statistics would undo what a network has learned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from svdcompress.train._state import mix
 from svdcompress.train._work import Work
 
 TIMES, MORE = 5.0, 0.1
-"""So many times the loss, and so much more, with the statistics of a batch: then training begins by unlearning. A network that
-has its data by heart has more loss so, too, but little."""
+"""If the loss with batch statistics is more than TIMES the loss with running ones, and higher by more than MORE, training would
+begin by unlearning. A network that has memorized its data also has a higher loss with them, but only slightly."""
 
 
 def norms(model: nn.Module) -> list[nn.Module]:
@@ -22,20 +22,20 @@ def norms(model: nn.Module) -> list[nn.Module]:
 
 
 def keeps_norms(work: Work) -> tuple[bool, str | None]:
-    """Whether a fit leaves running statistics as they are, and what to say about it (None: nothing).
+    """Whether a fit leaves running statistics as they are, and what to tell the user about it (None: nothing).
 
-    Where a network's running statistics fit its training data far better than those of a batch do, its normalisations would
-    compute otherwise from the first step on, and all layers behind them would have to learn that. So it is with a network that
-    was pretrained on data of another mixture, and with one that a cut has hardly changed.
+    If a network's running statistics fit its training data far better than batch statistics do, its normalization layers would
+    compute something else from the first step on, and all layers after them would have to adapt. That is so for a network that
+    was pretrained on another mixture of data, and for one that a cut has hardly changed.
     """
     asked = work.settings.norms
     if asked == "keep" or (asked == "batch" and work.on_note is None) or not norms(work.model):
         return asked == "keep", None
     size = work.settings.batch_size
-    try:  # a batch of all examples, as training has them: the first ones may be of one class
+    try:  # a batch drawn from all examples, as in training: the first ones may all be of one class
         batch = next(iter(work.examples.batches(size, shuffle=mix(work.seed, "norms"), device=work.device)))
         running, own = (_loss(work, *batch, own) for own in (False, True))
-    except Exception:  # of the user's model or data: training will meet it too, and say whose it is
+    except Exception:  # from the user's model or data: training will meet it too, and explain it
         return False, None
     if not far(running, own):
         return False, None
@@ -52,13 +52,13 @@ def keeps_norms(work: Work) -> tuple[bool, str | None]:
 
 
 def far(running: float, own: float) -> bool:
-    """Whether the loss with the statistics of a batch (own) is that of a network which would begin by unlearning."""
+    """Whether training would begin by unlearning. running, own: the losses with running and with batch statistics."""
     return own > TIMES * running and own - running > MORE
 
 
 @torch.no_grad()
 def _loss(work: Work, x: object, y: torch.Tensor, own: bool) -> float:
-    """Of a batch, all else as in `eval()`. own: with the statistics of the batch."""
+    """The loss of a batch in `eval()`. own: with the statistics of the batch in place of running ones."""
     with as_it_was(work.model, True), work.autocast(), work.right:
         work.model.eval()
         for module in norms(work.model):

@@ -1,4 +1,4 @@
-"""Optimizers with a group of their own for log_sigma2, and learning-rate schedules."""
+"""Optimizers with a separate group for log_sigma2, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from svdcompress.layers import variance_parameters
 from svdcompress.recipe import LrSchedule, Training, in_epochs
 
 VARIANCE_LR = 1e-3
-"""Learning rate of log variances beside means that SGD trains, where none is set: theirs would be far too large for Adam."""
+"""The highest learning rate of log variances if SGD trains the means and none is set: SGD's is far too large for Adam."""
 
 
 def rate_of_log_sigma2(settings: Training, wanted: float | None) -> float:
-    """The learning rate of log sigma2 where `wanted` is asked for; None: that of the means, or VARIANCE_LR under SGD."""
+    """The learning rate of log sigma2: `wanted`, or if None that of the means (with SGD at most VARIANCE_LR)."""
     return wanted or (min(settings.lr, VARIANCE_LR) if settings.optimizer == "sgd" else settings.lr)
 
 
 def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | None = None) -> torch.optim.Optimizer:
-    """The optimizer that a recipe names, fused where torch can; log_sigma2 has its own learning rate and no weight decay.
+    """The optimizer that a recipe names, fused if torch can; log_sigma2 has its own learning rate and no weight decay.
 
-    sgd: of the means; log_sigma2 has Adam, as its gradients (beta / 2N from the KL) would hardly move it otherwise.
+    sgd: for the means; log_sigma2 has Adam, as its gradients (beta / 2N from the KL) would hardly move it with SGD. Raises
+    ModelError if all parameters are frozen.
     """
     noise = {id(own): own for own in variance_parameters(model)}
     means = [p for p in model.parameters() if p.requires_grad and id(p) not in noise]
@@ -51,8 +52,8 @@ def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | 
 
 
 def _counted(optimizer: torch.optim.Optimizer, spreads: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Count a step as a change of the log variances, as torch's fused steps do not: so they are known to be trained even where
-    a step is too small for them."""
+    """Count each step as a change of the log variances, which torch's fused steps do not do, so that they are known to be
+    trained even if a step is too small to change them."""
 
     def count(*_: Any) -> None:
         torch.autograd.graph.increment_version(spreads)
@@ -62,7 +63,7 @@ def _counted(optimizer: torch.optim.Optimizer, spreads: list[nn.Parameter]) -> t
 
 
 class _Together(torch.optim.Optimizer):
-    """Several optimizers that step as one; the groups are theirs, one after another."""
+    """Several optimizers that step as one; its groups are theirs, one after another."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -70,28 +71,28 @@ class _Together(torch.optim.Optimizer):
         self._link()
 
     def _link(self) -> None:
-        """Show the groups that the parts have now, so that a learning rate that is set in them counts."""
+        """Take over the groups that the parts have now, so that a learning rate set in them has an effect."""
         self.param_groups = [group for part in self._parts for group in part.param_groups]
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """A step of each."""
+        """Take a step with each optimizer."""
         for part in self._parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of each."""
+        """The state of each optimizer."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Step on from a saved state."""
+        """Restore a saved state."""
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self._link()
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer's state the memory layout of its parameters: fused steps walk both as they lie in memory, and a state
-    may come from a device on which they lay otherwise."""
+    """Give an optimizer's state the memory layout of its parameters: fused steps go through both in memory order, and a state
+    may come from a device with another layout."""
     for part in getattr(optimizer, "_parts", [optimizer]):
         for parameter, state in part.state.items():
             for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Progress of a run: bars on a terminal, and without one a line each some seconds."""
+"""Progress of a run: bars on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ LINE_EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 
 WIDE = 108
-"""Columns of a terminal from which all figures fit beside a bar and the time; below, numbers have three digits."""
+"""Columns of a terminal from which all figures fit next to a bar and the time; with fewer, numbers have three digits."""
 
 FIXED = 23
-"""Columns of a line beside the bar, the number of epochs and the figures: the mark, the stage, the time, spaces."""
+"""Columns of a line besides the bar, the number of epochs and the figures: the mark, the stage, the time, spaces."""
 
 LEAST = ("beta", "KL", "NLL", "sparse", "val")
-"""Figures that go where a line has no room for all, the first one first."""
+"""Figures that are dropped, in this order, if a line has no room for all."""
 
 
 class Mark(ProgressColumn):
-    """A check mark for what is done."""
+    """A check mark for finished stages."""
 
     def render(self, task: Task) -> Text:
-        """For one stage."""
+        """The mark of one stage."""
         return Text("✓" if task.finished else " ", style="green")
 
 
 class Passed(ProgressColumn):
-    """The time of a stage; while it goes on also what is left: 0:12<0:23, 1h02<2h30."""
+    """The time that a stage has taken and, while it runs, the time left: 0:12<0:23, 1h02<2h30."""
 
     def render(self, task: Task) -> Text:
-        """For one stage."""
+        """The times of one stage."""
         passed = (task.finished_time if task.finished else task.elapsed) or 0.0
         left = None if task.finished or task.total is None else task.time_remaining
         if left is None:
@@ -53,10 +53,10 @@ class Passed(ProgressColumn):
 
 
 class Bars:
-    """One bar per stage on a console; used as a context.
+    """One bar per stage on a console; used as a context manager.
 
-    Where the console is no terminal, lines go to it instead: while a stage goes on one each LINE_EVERY seconds, with the last
-    figures and the time left, and the figures at the end of each stage of training.
+    If the console is not a terminal, it gets lines instead: one every LINE_EVERY seconds while a stage runs, with the last
+    figures and the time left, and one with the figures at the end of each stage of training.
     """
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
@@ -95,7 +95,7 @@ class Bars:
         self._task = self._progress.add_task(stage, total=epochs, completed=done, where=self._where(done), figures="")
 
     def step(self, epoch: float, loss: Callable[[], float] | None = None) -> None:
-        """Where the stage stands, in epochs; cheap enough to call at each step. loss: gives that of the last batch."""
+        """Update the progress of the stage, in epochs; cheap enough to call at each step. loss: returns the last batch's."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -108,7 +108,7 @@ class Bars:
         self._progress.update(self._task, completed=epoch, where=self._where(int(epoch) + 1))
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """The figures of a finished epoch."""
+        """Show the figures of a finished epoch."""
         figures, where = _figures(row, self._wide), self._where(row["epoch"])
         if not self._lines:
             figures = _fitting(figures, self._width - FIXED - self._bar - len(where))
@@ -121,7 +121,7 @@ class Bars:
 
     @contextmanager
     def working(self, stage: str, stays: bool = True) -> Iterator[None]:
-        """A bar without an end, while a stage that has no epochs goes on. stays: afterwards, too (else it goes)."""
+        """Show a bar without an end while the body runs, for a stage without epochs. stays: whether it remains afterwards."""
         task = self._progress.add_task(stage, total=None, where="", figures="")
         done, started = threading.Event(), time.monotonic()
 
@@ -147,7 +147,7 @@ class Bars:
         self._console.print(f"{self._stage:<9} {text}{left}", highlight=False, soft_wrap=True)
 
     def _left(self, now: float, epoch: float) -> str:
-        """The time that the stage will still take; "" at its end."""
+        """The time left in the stage, or at its end the time taken; "" if nothing is known yet."""
         passed = epoch - self._done
         if passed <= 0 or epoch >= self._epochs:
             return f" in {_time(now - self._started)}" if epoch >= self._epochs else ""
@@ -158,7 +158,7 @@ class Bars:
 
 
 def _fitting(figures: list[str], room: int) -> list[str]:
-    """Those that there is room for."""
+    """The figures that there is room for."""
     for name in LEAST:
         if len(" ".join(figures)) <= room:
             break
@@ -183,7 +183,7 @@ def _figures(row: dict[str, Any], wide: bool) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """0:07, 12:30, 1:02:03."""
+    """A time as 0:07, 12:30 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Whether training is long enough to bring log alpha to the threshold, seen before it starts."""
+"""Estimates, before training, whether it is long enough to bring log alpha to the threshold."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from svdcompress.recipe import Training
 from svdcompress.train._optim import LrFactor, rate_of_log_sigma2
 
 QUANTILES = (0.1, 0.5, 0.9)
-"""Of the distances of weights and groups to their thresholds."""
+"""The quantiles to report of the distances of weights and prior groups to their thresholds."""
 
 DRIFT = 1 / 3
-"""Part of the learning rate that a mean comes nearer to zero by in a step, while the data pull it to and fro. Seen in short
-fits of trained networks: 0.15 to 0.3 (ResNet-20), 0.8 and more (a small BERT)."""
+"""The part of the learning rate by which a mean approaches zero in a step, while the data pull it back and forth. Observed in
+short fits of trained networks: 0.15 to 0.3 (ResNet-20), 0.8 and more (a small BERT)."""
 
 ENOUGH = 0.5
-"""Where less than this share of the weights can get to the threshold, training is too short."""
+"""Training is too short if less than this share of the weights can get to the threshold."""
 
 FARTHEST = 1024
-"""The longest training, in times this one, that is looked at."""
+"""The longest training that is considered, as a multiple of this one."""
 
 NEVER = 20.0
-"""A threshold from here on says that nothing of this share shall go: e^20 times as much noise as signal."""
+"""A threshold this high means that none of its prior groups are to be pruned: e^20 times as much noise as signal."""
 
 POINTS = 10_000
-"""Steps that a schedule is summed over one by one; of more, as many in equal distances."""
+"""The most steps at which a schedule is evaluated; if there are more, this many at equal distances."""
 
 SAMPLE = 100_000
-"""Numbers of a layer that its quantiles are taken from, at most."""
+"""The most values of a layer from which quantiles are computed."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far it is to the threshold, and how far training can go; lengths in units of log alpha.
+    """How far it is to the threshold, and how far training can go; distances in units of log alpha.
 
-    distance: {share: quantiles (10, 50, 90%) of threshold - log alpha} over the weights, or the groups, of all layers.
-    steps: of training, and lr_log_sigma2 its learning rate. travel: the most by which log sigma2 can rise in them. means: the
-        most that a mean can move (0: by SGD, not known). past: the share of the weights that is beyond a threshold at the
-        start. within: the share that can get there: log sigma2 by `travel`, and means by a third (`DRIFT`) of `means` towards
-        zero. times: how much longer training (or larger its learning rates) would have to be for half of the weights; None:
-        that helps little.
+    distance: {share: quantiles (10, 50, 90%) of threshold - log alpha} over the weights, or the prior groups, of all layers.
+    steps: of training. lr_log_sigma2: the learning rate of log sigma2. travel: the most by which log sigma2 can rise in these
+        steps. means: the most that a mean can move (0 for SGD, where it is not known). past: the share of the weights that are
+        beyond a threshold at the start. within: the share that can get there if log sigma2 rises by `travel` and means move
+        towards zero by a third (`DRIFT`) of `means`. times: how many times longer training (or larger its learning rates) would
+        have to be for half of the weights to get there; None: more than `FARTHEST`.
     """
 
     distance: dict[str, list[float]]
@@ -61,7 +61,7 @@ class Reach:
 
     @property
     def enough(self) -> bool:
-        """Whether half of the weights can get to the threshold; True where nothing shall go."""
+        """Whether half of the weights can get to the threshold; True if nothing is to be pruned."""
         return self.within >= ENOUGH or not self.distance
 
     def __str__(self) -> str:
@@ -87,16 +87,17 @@ class Reach:
 
 
 def steps_of(settings: Training, examples: int, world: int = 1) -> int:
-    """Steps of a fit of so many examples on `world` processes."""
+    """The number of steps of a fit on this many examples with `world` processes."""
     batches = max(1, math.ceil(examples / (settings.batch_size * world)))
     return settings.epochs * math.ceil(batches / settings.accumulate)
 
 
 def factors(settings: Training, steps: int, beta: Callable[[float], float]) -> tuple[float, float]:
-    """Sums over the steps, in learning rates, of how far log sigma2 and how far a mean can go.
+    """How far log sigma2 and a mean can move in all steps together, as multiples of their learning rates.
 
-    log sigma2 rises only where beta is above 0. Under Adam, which log sigma2 always has, a number moves by the learning rate in
-    a step at most, whatever its gradient. Means under SGD move by theirs, which nobody knows beforehand: they count as 0.
+    log sigma2 rises only while beta is above 0. With Adam, which always trains log sigma2, a parameter moves by at most the
+    learning rate in a step, whatever its gradient. With SGD, means move in proportion to their gradients; as these are not
+    known beforehand, the sum for means is 0.
     """
     factor, count = LrFactor(settings.schedule, settings.epochs), max(1, min(steps, POINTS))
     up = means = 0.0
@@ -110,9 +111,9 @@ def factors(settings: Training, steps: int, beta: Callable[[float], float]) -> t
 
 @torch.no_grad()
 def distances(model: nn.Module, threshold: Threshold | None = None) -> dict[str, list[float]]:
-    """Quantiles of threshold - log alpha, by share, over all variational layers; each weight counts once in its own layer.
+    """Quantiles of threshold - log alpha, by share, over all variational layers, each counted by its number of weights.
 
-    threshold: as `relevance` takes it. Shares with a threshold that shall never be met are left out.
+    threshold: as `relevance` takes it. Shares whose threshold is never to be reached (`NEVER`) are left out.
     """
     found: dict[str, list[tuple[Tensor, float]]] = {}
     for _, layer in variational_layers(model):
@@ -125,7 +126,7 @@ def distances(model: nn.Module, threshold: Threshold | None = None) -> dict[str,
 
 
 def _quantiles(parts: list[tuple[Tensor, float]]) -> list[float]:
-    """Of numbers that each stand for as many weights as their layer has for each of them."""
+    """Quantiles of the values of several layers, where the weights of a layer are divided evenly among its values."""
     values = torch.cat([part for part, _ in parts])
     counts = torch.cat([torch.full((len(part),), weights / len(part), dtype=torch.float64) for part, weights in parts])
     order = values.argsort()
@@ -144,10 +145,10 @@ def reach(
     threshold: Threshold | None = None,
     world: int = 1,
 ) -> Reach:
-    """How far a converted model's weights are from the threshold, against how far a fit with these settings can take them.
+    """How far a converted model's weights are from the threshold, and how far a fit with these settings can move them.
 
-    beta: its schedule. lr_log_sigma2: None: as the others (sgd: 0.001). threshold: as `relevance` takes it (None: each
-        layer's own).
+    beta: its schedule. lr_log_sigma2: None: that of the means (sgd: at most 0.001). threshold: as `relevance` takes it (None:
+        each layer's own).
     """
     rate, steps = rate_of_log_sigma2(settings, lr_log_sigma2), steps_of(settings, examples, world)
     up, along = factors(settings, steps, beta)
@@ -158,7 +159,7 @@ def reach(
 
 
 def _times(share: Callable[[float], float], within: float) -> float | None:
-    """The factor on all ways from which half of the weights are within reach, to a tenth."""
+    """The factor on all movements from which half of the weights are within reach, to a tenth; None above `FARTHEST`."""
     if within >= ENOUGH:
         return 1.0
     high = 2.0
@@ -174,7 +175,7 @@ def _times(share: Callable[[float], float], within: float) -> float | None:
 
 
 def _gone(model: nn.Module, threshold: Threshold | None, up: float, along: float) -> float:
-    """The share of the weights beyond the threshold, were all log variances higher and all means nearer to zero."""
+    """The share of the weights beyond the threshold if log variances rose by `up` and means moved towards zero by `along`."""
     gone = total = 0
     for _, layer in variational_layers(model):
         total += layer.weight.numel()
@@ -183,9 +184,9 @@ def _gone(model: nn.Module, threshold: Threshold | None, up: float, along: float
 
 
 def _moved(layer: VariationalLayer, up: float, along: float) -> VariationalLayer:
-    """A layer with all log variances higher, and all means nearer to zero."""
+    """A copy of a layer with all log variances raised by `up`, and all means moved towards zero by `along`."""
     moved = copy.deepcopy(layer)
-    set_posterior([moved], "independent")  # a variance for each weight can be written to
+    set_posterior([moved], "independent")  # so that each weight's variance can be written to
     moved.weight.copy_(layer.weight.sign() * (layer.weight.abs() - along).clamp_min(0))
     moved.log_sigma2.add_(up)
     return moved

@@ -1,4 +1,4 @@
-"""A look at whether this CPU computes convolutions right in bfloat16, before they are trained on."""
+"""A check, before training, that this CPU computes convolutions correctly in bfloat16."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from svdcompress.errors import TrainingError
 from svdcompress.train._work import Work
 
 OFF = 0.5
-"""Distance from what float32 gives of the same numbers, relative to it, from which a result is wrong; else it is below 0.01."""
+"""A result is wrong above this relative distance from that of float32 on the same numbers; right ones are below 0.01."""
 
 
 def refuse_wrong(work: Work) -> None:
-    """Compute each convolution of the model and its teacher for one batch in bfloat16 and in float32.
+    """Compare each convolution of the model and its teacher in bfloat16 with the same in float32, on one batch.
 
-    oneDNN has had kernels for bfloat16 that were wrong without a word for some shapes (PyTorch issues 163347 and 169688;
-    wide kernels, which `in_parts` avoids), so what it gives is looked at. Other devices and precisions are not.
+    oneDNN has had kernels for bfloat16 that were silently wrong for some shapes (PyTorch issues 163347 and 169688; wide
+    kernels, which `in_parts` avoids), so its results are checked. Other devices and precisions are not.
 
-    Raises TrainingError where one is far from the other, with the layer's name.
+    Raises TrainingError, with the layer's name, if the two are far apart.
     """
     if work.device.type != "cpu" or work.accelerator.mixed_precision != "bf16":
         return
@@ -40,7 +40,7 @@ def refuse_wrong(work: Work) -> None:
 
 
 def _distances(work: Work, model: nn.Module) -> dict[str, float]:
-    """By how much the convolutions' results in bfloat16 differ from those in float32, relative to these."""
+    """How much each convolution's results in bfloat16 differ from those in float32, relative to the latter."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _ConvNd)]
     if not layers:
         return {}
@@ -53,14 +53,14 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
             nonlocal busy
             if busy or not isinstance(output, Tensor):
                 return
-            busy = True  # this call is hooked, too
-            # With what bfloat16 has of the numbers: rounding alone is no fault, however much of it a sum cancels down to.
+            busy = True  # the call below triggers this hook, too
+            # On numbers rounded to bfloat16: rounding alone is no fault, even if little else is left of a sum that cancels.
             weights = {key: _rounded(value) for key, value in layer._parameters.items() if value is not None}
             named = {key: _rounded(value) for key, value in named.items()}
             with torch.autocast("cpu", enabled=False):
                 exact = functional_call(layer, weights, tuple(map(_rounded, given)), named)
             busy = False
-            if not exact.isfinite().all() or not exact.any():  # the training tells of the former
+            if not exact.isfinite().all() or not exact.any():  # training reports the former
                 return
             off = float((output.float() - exact).norm() / exact.norm())
             found[name] = max(math.inf if math.isnan(off) else off, found.get(name, 0.0))
@@ -71,7 +71,7 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
     try:
         with as_it_was(model, False), torch.no_grad(), work.autocast(), work.right:
             call(model, work.first_batch("right")[0])
-    except Exception:  # of the user's model or data: training will meet it too, and say whose it is
+    except Exception:  # from the user's model or data: training will meet it too, and explain it
         return found
     finally:
         for handle in handles:

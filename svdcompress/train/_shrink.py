@@ -1,4 +1,4 @@
-"""Removing dead units while training goes on: what is left trains at the cost of its own size."""
+"""Removing dead units during training, so that the cost of training falls with the size of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from svdcompress.prune import on_cpu, prune
 from svdcompress.relevance import Masks, hold
 
 WORTH_IT = 0.95
-"""A model is replaced when at most this share of its parameters is left: each time Adam's averages start anew."""
+"""A model shrinks only if at most this share of its parameters is left, as Adam's averages are lost each time."""
 
 
 def size(model: nn.Module) -> int:
@@ -23,11 +23,11 @@ def size(model: nn.Module) -> int:
 
 
 def shrink(model: nn.Module, inputs: Any, *, masks: Callable[[nn.Module], Masks] | None = None, **options: Any) -> bool:
-    """Remove the dead units of a model in `eval()`, in place; whether it did.
+    """Remove the dead units of a model in `eval()`, in place, if enough are dead; returns whether it did.
 
-    The masks are let go again: weights of what stays may still come back. inputs: examples for one forward pass. masks: how
-    the last pruning will judge (None: by the threshold among the options, or the layers' own). options: of `prune`, such as
-    `protect` and `round_to`, as the last pruning will have them.
+    Masks are not frozen afterwards: weights of the remaining units may still become relevant again. inputs: examples for one
+    forward pass. masks: returns the masks by which the last pruning will decide (None: by the threshold among the options, or
+    the layers' own). options: of `prune`, such as `protect` and `round_to`, as in the last pruning.
     """
     whole = on_cpu(model)
     small: Any = prune(whole, inputs, masks=None if masks is None else masks(whole), **options)
@@ -41,14 +41,14 @@ def shrink(model: nn.Module, inputs: Any, *, masks: Callable[[nn.Module], Masks]
 def reshape(model: nn.Module, surgery: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
     """Give a model the attributes, shapes and posteriors of a pruned one, and its state, in place.
 
-    Parameters of another shape are new ones. A parameter that several modules share stays shared.
+    Parameters whose shape changes are replaced by new ones. A parameter that several modules share stays shared.
     """
     take_attributes(model, surgery)
-    # Pruning gave a variance for each weight to layers whose posterior could not hold those of what is left.
+    # Pruning gave each weight a variance of its own in layers whose posterior could not hold those of the remaining weights.
     own = [layer for name, layer in variational_layers(model) if f"{name}.log_sigma2".lstrip(".") in state]
     set_posterior(own, "independent")
     made: dict[int, nn.Parameter] = {}
-    old_ones = []  # kept alive: an id must not be given to another tensor meanwhile
+    old_ones = []  # kept alive, so that no new tensor gets the id of an old one
     for prefix, module in model.named_modules(remove_duplicate=False):
         stores: Any = (module._parameters, module._buffers)
         for own in stores:

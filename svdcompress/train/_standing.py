@@ -1,4 +1,4 @@
-"""Where a fit stands: what is done, what it reports, and the best epoch so far."""
+"""The progress of a fit: what is done, what it reports, and the best epoch so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Fit:
-    """What a fit reports: a dict per epoch, and which epoch's weights the model now has."""
+    """The result of a fit: a dict per epoch, and which epoch's weights the model now has."""
 
     history: list[Row] = field(default_factory=list)
     kept_epoch: int = 0
@@ -28,30 +28,30 @@ class Fit:
 
 @dataclass
 class Best:
-    """The best epoch so far; without weights there is none yet."""
+    """The best epoch so far; `weights` is None if there is none yet."""
 
     score: tuple[float, float] = (math.inf, math.inf)
     epoch: int = 0
     weights: dict[str, Tensor] | None = None
 
     def offer(self, model: nn.Module, metrics: dict[str, float], epoch: int) -> None:
-        """Keep a model's weights if they are better than those that are kept."""
+        """Keep a model's weights if its metrics are better than the best so far."""
         if score(metrics) < self.score:
             self.score, self.epoch = score(metrics), epoch
             self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
     def forget(self) -> None:
-        """Drop weights that do not fit a shrunk model, and with them what the next ones would be compared with."""
+        """Drop the weights, which do not fit a shrunk model, and the score that later epochs would be compared with."""
         self.score, self.weights = (math.inf, math.inf), None
 
 
 @dataclass
 class Standing:
-    """A fit on its way.
+    """The progress of a fit.
 
-    epoch: epochs that are done. steps: batches that were trained on. total: the number of weights of which the history's
-    sparsity is a share (None: the model's own). history: the figures of each epoch. keeps_norms: whether running statistics
-    stay, as was settled before the first epoch. said: what `on_note` was told then.
+    epoch: epochs done. steps: batches trained on. total: the number of weights that the history's sparsity is relative to
+    (None: the model's own). history: the figures of each epoch. keeps_norms: whether running statistics stay as they are,
+    settled before the first epoch. said: what `on_note` was called with then.
     """
 
     total: int | None = None
@@ -67,19 +67,19 @@ class Standing:
         return 1 - masks.kept / (self.total or masks.total)
 
     def state(self) -> dict[str, Any]:
-        """What a later fit needs to go on."""
+        """What a later fit needs to resume."""
         best = {"score": list(self.best.score), "epoch": self.best.epoch, "weights": self.best.weights}
         done = {"epoch": self.epoch, "steps": self.steps, "total": self.total, "history": self.history, "best": best}
         return done | {"keeps_norms": self.keeps_norms, "said": self.said}
 
     def take(self, saved: dict[str, Any], device: torch.device) -> None:
-        """Stand where a saved fit stood."""
+        """Restore the progress of a saved fit."""
         self.epoch, self.steps = saved["epoch"], saved["steps"]
-        self.total = saved.get("total") or self.total  # former states have none
+        self.total = saved.get("total") or self.total  # states of earlier versions have none
         self.history[:] = saved["history"]
-        if self.epoch:  # before the first it is not settled
+        if self.epoch:  # it is not settled before the first epoch
             self.keeps_norms = saved.get("keeps_norms", self.keeps_norms)
-            self.said = saved.get("said")  # so has the network that goes on, though it may not look so any more
+            self.said = saved.get("said")  # still true of the resumed network, even if a check would no longer show it
         best = saved["best"]
         weights = None if best["weights"] is None else to_device(best["weights"], device)
         self.best = Best(tuple(best["score"]), best["epoch"], weights)

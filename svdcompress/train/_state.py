@@ -1,4 +1,4 @@
-"""What a fit saves after an epoch, and how a later one goes on from it."""
+"""The state that a fit saves after an epoch and a later one resumes from, and the seeds of both."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from svdcompress.errors import CheckpointError, explained, shortened
 from svdcompress.files import write_atomically
 
 SHARE_OF_TIME = 0.1
-"""Saving may take up to this share of the time: quick epochs are not all saved, as training repeats exactly anyway."""
+"""Saving may take up to this share of the time: quick epochs are not all saved, as training can be repeated exactly."""
 
 
 def mix(*parts: int | str) -> int:
-    """A seed from all that tells a moment from others: the run's seed, stage, epoch, rank."""
+    """A seed from everything that identifies a point in training: the run's seed, stage, epoch, rank."""
     return zlib.crc32(":".join(map(str, parts)).encode())
 
 
@@ -41,7 +41,7 @@ def seed_everything(*parts: int | str) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """After it the generators of torch (those of GPUs too), numpy and random are where they were before."""
+    """Restore the generators of torch (including those of GPUs), numpy and random when the body ends."""
     numpy = sys.modules.get("numpy")
     others = random.getstate(), None if numpy is None else numpy.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
@@ -55,7 +55,7 @@ def generators_kept() -> Iterator[None]:
 
 
 class StateFile:
-    """A fit's state on disk: written whole or not at all, read with weights only."""
+    """A fit's state on disk: written whole or not at all, read with `weights_only=True`."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -63,7 +63,7 @@ class StateFile:
         self._took = 0.0
 
     def due(self) -> bool:
-        """Whether so much time has passed since the last save that another one is cheap."""
+        """Whether enough time has passed since the last save for another one to be cheap; False without a path."""
         return self.path is not None and time.monotonic() - self._last > self._took / SHARE_OF_TIME
 
     def save(self, state: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class StateFile:
         return state
 
     def epochs(self) -> float | None:
-        """How many epochs the state has done, or None if there is none. Raises CheckpointError for a damaged file."""
+        """How many epochs are done in the state, or None if there is none. Raises CheckpointError for a damaged file."""
         state = self._content()
         if state is None:
             return None
@@ -101,7 +101,7 @@ class StateFile:
             return None
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-        except Exception as error:  # on noise the unpickler fails in any way
+        except Exception as error:  # on arbitrary bytes the unpickler can raise anything
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         if not isinstance(state, dict):
             raise self._damaged(f"it holds a {type(state).__name__}")
@@ -121,7 +121,7 @@ class _Chosen(BaseModel):
 
 
 class _Saved(BaseModel):
-    """What a fit saves, as far as its types go; whether tensors fit the model is seen when it takes them."""
+    """The types of what a fit saves; whether its tensors fit the model shows when the model loads them."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     stage: str

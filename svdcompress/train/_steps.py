@@ -1,4 +1,4 @@
-"""Steps from gradients: the optimizer, its learning rates over the epochs, and the scaler of fp16."""
+"""Optimizer steps: the optimizer, its learning rates over the epochs, and the gradient scaler of fp16."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from svdcompress.train._work import Work
 
 
 class Steps:
-    """An optimizer for the parameters as they are when it is made; after shrinking another one is needed."""
+    """An optimizer for the parameters that a model has when it is made; after shrinking, another one is needed."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._optimizer = make_optimizer(work.model, work.settings, work.lr_log_sigma2)
-        self._optimizer.zero_grad(set_to_none=True)  # gradients that the user's own training has left are not of this fit
+        self._optimizer.zero_grad(set_to_none=True)  # drop gradients left by the user's own training
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._factor = LrFactor(work.settings.schedule, work.settings.epochs)
         self._scaler = work.accelerator.scaler
-        if self._scaler is not None:  # accelerate unscales for all that it was ever given, also what they share
+        if self._scaler is not None:  # accelerate unscales for all optimizers it was ever given, shared parameters repeatedly
             work.accelerator._optimizers.clear()
         self._scaled = work.accelerator.prepare_optimizer(self._optimizer) if self._scaler is not None else self._optimizer
 
@@ -37,9 +37,9 @@ class Steps:
             loss.backward()
 
     def step(self, where: float, batches: int) -> None:
-        """One step from the gradients of so many batches, fewer than are accumulated at the end of an epoch.
+        """Take one step from the accumulated gradients.
 
-        where: the moment, in epochs.
+        where: the position in training, in epochs. batches: how many were accumulated, fewer at the end of an epoch.
         """
         work, settings = self._work, self._work.settings
         if batches < settings.accumulate:
@@ -55,16 +55,16 @@ class Steps:
         self._optimizer.zero_grad(set_to_none=True)
 
     def lay_out(self) -> None:
-        """Follow the parameters, where they lie in memory otherwise than when the state was taken."""
+        """Give the optimizer's state the memory layout of the parameters, if that has changed since the state was loaded."""
         lay_out(self._optimizer)
 
     def state(self) -> dict[str, Any]:
-        """What a later fit needs to step on as this one would."""
+        """What a later fit needs to continue as this one would."""
         scaler = self._scaler.state_dict() if self._scaler is not None else None
         return {"optimizer": self._optimizer.state_dict(), "scaler": scaler}
 
     def take(self, saved: dict[str, Any]) -> None:
-        """Step on from a saved state."""
+        """Restore a saved state."""
         self._optimizer.load_state_dict(saved["optimizer"])
         self.lay_out()
         if saved["scaler"] is not None and self._scaler is not None:

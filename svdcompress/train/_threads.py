@@ -1,4 +1,4 @@
-"""How many of PyTorch's threads a fit trains fastest with, by a short trial of its own steps."""
+"""Finds the number of PyTorch threads with which a fit trains fastest, by a short trial of its own steps."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from svdcompress.train._steps import Steps
 from svdcompress.train._work import Work
 
 ROUNDS = 3
-"""Times that each number gets its turn, so that a burst of others' work does not hit one alone."""
+"""Turns for each number of threads, so that a burst of other work on the machine does not slow down only one of them."""
 
 TURN = 0.1
-"""Seconds of a turn, at least one step."""
+"""Seconds that a turn lasts; it has at least one step."""
 
 MOST = 3.0
-"""Seconds after which no further turn begins: where steps take as long as that, waiting threads are little beside them."""
+"""Seconds after which no further turn begins: compared with steps that long, the time lost to waiting threads is small."""
 
 GAIN = 1.1
 """More threads must be faster by this factor: they take more of a shared machine, and wait for each other once it is busy."""
 
 HOPELESS = 2.0
-"""A number that is slower than the best one by this factor after a round gets no further turn."""
+"""A number of threads that is slower than the best one by this factor after a round gets no further turn."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial found.
+    """The result of a trial.
 
-    threads: the number that is used. seconds: of a step, by number of threads; empty where none were tried. failed: why not.
+    threads: the number to use. seconds: of a step, by number of threads; empty if none were tried. failed: why the trial
+    failed; "" if it did not.
     """
 
     threads: int
@@ -58,7 +59,7 @@ class Trial:
 
 @dataclass
 class _Choice:
-    """What the first fit within `choosing` is to settle."""
+    """The choice that the first fit within `choosing` has to make."""
 
     tell: Callable[[Trial], None]
     known: int | None
@@ -67,17 +68,18 @@ class _Choice:
 
 
 _choice: ContextVar[_Choice | None] = ContextVar("choice of threads", default=None)
-# Not an argument of `fit`: the number is the process's, set once for all that follows, whichever fit is the first.
+# Not an argument of `fit`: the number belongs to the process, and whichever fit comes first sets it for all that follows.
 
 
 @contextmanager
 def choosing(tell: Callable[[Trial], None], known: int | None = None) -> Iterator[None]:
-    """Within it the first fit that has an epoch to train settles how many threads PyTorch uses from then on.
+    """While the body runs, the first fit that has an epoch to train settles how many threads PyTorch uses from then on.
 
     It tries its own steps, on a copy of its model, with 1, 2, 4, ... threads up to the number that is set. That number stays on
-    another device than the CPU, among other processes, and where somebody sets one meanwhile (a model's own code).
+    devices other than the CPU, with several processes, and if other code (such as the model's) has changed it in the meantime.
 
-    tell: called with the `Trial` before anything is trained. known: what an earlier process settled; there is no trial then.
+    tell: called with the `Trial` before anything is trained. known: the number that an earlier process chose; it is used
+    without a trial.
     """
     token = _choice.set(_Choice(tell, known, torch.get_num_threads()))
     try:
@@ -87,9 +89,9 @@ def choosing(tell: Callable[[Trial], None], known: int | None = None) -> Iterato
 
 
 def settle(work: Work, trains: bool) -> None:
-    """Set the number of threads for a fit, where `choosing` asks for it and nobody did yet.
+    """Set the number of threads for a fit, if `choosing` asks for it and no fit has done so yet.
 
-    trains: whether the fit has an epoch to train; else only a number that is known is set.
+    trains: whether the fit has an epoch to train; if not, only a known number is set.
     """
     choice = _choice.get()
     if choice is None or choice.made or not (trains or choice.known):
@@ -109,9 +111,9 @@ def settle(work: Work, trains: bool) -> None:
 def _tried(work: Work, most: int) -> Trial:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the training says it all again
+            warnings.simplefilter("ignore")  # training will repeat them
             return fastest(_step_of(work), most)
-    except Exception as error:  # of the user's model or data: training will meet it too, and say whose it is
+    except Exception as error:  # from the user's model or data: training will meet it too, and explain it
         return Trial(most, failed=shortened(f"{type(error).__name__}: {error}"))
 
 
@@ -125,7 +127,7 @@ def fastest(step: Callable[[], object], most: int) -> Trial:
             if steps[most] and time.perf_counter() - started > MOST:
                 break
             torch.set_num_threads(number)
-            step()  # threads are made, and others left behind
+            step()  # warm-up: new threads start, and others become idle
             begun, done = time.perf_counter(), 0
             while not done or time.perf_counter() - begun < TURN:
                 step()
@@ -142,7 +144,7 @@ def fastest(step: Callable[[], object], most: int) -> Trial:
 
 
 def _step_of(work: Work) -> Callable[[], None]:
-    """A step of a fit as it is at its end (with the KL), on a copy of the model and always the same batch."""
+    """A step of a fit as at its end (with the KL), on a copy of the model and always with the same batch."""
     settings, elbo, model = work.settings, work.elbo, copy.deepcopy(work.model)
     if elbo is not None:
         elbo = ELBO(model, elbo.nll, elbo.num_examples, elbo.schedule)

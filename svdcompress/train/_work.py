@@ -1,4 +1,4 @@
-"""What a fit works with, settled before its first step."""
+"""Everything that a fit works with, settled before its first step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from svdcompress.train._state import StateFile, mix
 
 @dataclass(frozen=True)
 class Work:
-    """The arguments of a fit, as `fit` explains them; `last` is the epoch that it ends with."""
+    """The arguments of a fit, explained in `fit`; `last` is the epoch that it ends with."""
 
     model: nn.Module
     examples: Examples
@@ -55,12 +55,12 @@ class Work:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is trained."""
+        """The device that the model is trained on."""
         return self.accelerator.device
 
     @property
     def rank(self) -> int:
-        """This process's number among those of the launch."""
+        """The rank of this process among those of the launch."""
         return self.accelerator.process_index
 
     @property
@@ -70,23 +70,23 @@ class Work:
 
     @property
     def kept(self) -> str:
-        """A sentence on what is left of a training that fails."""
+        """A sentence on what is left if training fails."""
         return f"The state before it is kept in {self.file.path}." if self.file.path else "The model has its last good weights."
 
     def first_batch(self, purpose: str) -> tuple[Any, Tensor]:
-        """Inputs and targets of a batch of the first examples, to try something with. purpose: their order and augmentation
-        are drawn by it."""
+        """Inputs and targets of a batch of the first examples, for a trial pass. purpose: seeds their order and
+        augmentation."""
         size = self.settings.batch_size
         first = self.examples.subset(torch.arange(min(size, len(self.examples))))
         return next(iter(first.batches(size, shuffle=mix(self.seed, purpose), device=self.device)))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Within it the model computes in the precision that was asked for."""
+        """A context in which the model computes in the requested precision."""
         return self.accelerator.autocast() if self.accelerator.native_amp else nullcontext()
 
     @cached_property
     def right(self) -> AbstractContextManager[Any]:
-        """Within it convolutions that a CPU gets wrong in that precision are right, and such as it is slow at faster."""
+        """A context in which convolutions that a CPU computes wrongly in that precision are right, and slow ones faster."""
         if not self.accelerator.native_amp or self.device.type != "cpu":
             return nullcontext()
         return arranged_convolutions([self.model, *([self.teacher.model] if self.teacher is not None else [])])

@@ -1,4 +1,4 @@
-"""What a Bayesian network says of itself: predictive distribution, its decomposition, its quality and its calibration."""
+"""Uncertainty of a Bayesian network: its predictive distribution, its decomposition, quality and calibration."""
 
 from svdcompress.likelihoods import TASKS, Prediction
 from svdcompress.renamed import former_names

@@ -1,4 +1,4 @@
-"""Figures of a test set drawn again: how far the difference of two models could have come from the choice of examples."""
+"""Figures of resampled test sets: how much of the difference between two models could be due to the choice of examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svdcompress.errors import UsageError
 from svdcompress.uncertainty._quality import BINS, Z95, as_rows, bin_of
 
 REPLICATES = 1000
-"""Test sets that are drawn."""
+"""Number of test sets that are drawn."""
 
 PROBABILITIES = ("error", "nll", "brier", "ece")
 VALUES = ("rmse", "nll", "coverage")
@@ -22,17 +22,20 @@ TINY = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class Totals:
-    """What the figures of a set of inputs are computed from: sums (N, K) over each input's labels or numbers, and how many of
-    these it has, count (N,). Inputs are drawn whole: an image's pixels, or a text's words, are not independent examples."""
+    """The sums from which the figures of a set of inputs are computed.
+
+    sums: (N, K), over each input's labels or numbers. count: (N,), how many of these each input has. Inputs are drawn whole,
+    because an image's pixels, or a text's words, are not independent examples.
+    """
 
     sums: Tensor
     count: Tensor
     probabilities: bool
 
     def figures(self, weights: Tensor | None = None) -> dict[str, Tensor]:
-        """Figures with each input counted as often as its weight says; weights: (R, N), None: (1, N) of ones -> (R,) each.
+        """Figures, (R,) each, with each input counted as often as its weight says; weights: (R, N), None: (1, N) of ones.
 
-        They are those of `quality` or `regression_quality`.
+        The figures are those of `quality` or `regression_quality`.
         """
         weights = torch.ones(1, len(self.count), dtype=torch.float64) if weights is None else weights
         means = weights @ self.sums / (weights @ self.count).clamp_min(TINY)[:, None]
@@ -43,7 +46,7 @@ class Totals:
 
 
 def totals_of_probabilities(probabilities: Tensor, labels: Tensor, owner: Tensor, inputs: int) -> Totals:
-    """Of predicted probabilities (R, C), or (R,) of yes; labels: (R,); owner: (R,), which of the inputs a row is of."""
+    """Totals of predicted probabilities (R, C), or (R,) of yes. labels: (R,). owner: (R,), the input that each row is of."""
     p, labels = as_rows(probabilities, labels)
     chosen = p.gather(1, labels[:, None]).squeeze(1)
     confidence, guess = p.max(1)
@@ -55,7 +58,7 @@ def totals_of_probabilities(probabilities: Tensor, labels: Tensor, owner: Tensor
 
 
 def totals_of_values(mean: Tensor, variance: Tensor, target: Tensor, owner: Tensor, inputs: int) -> Totals:
-    """Of predicted normal distributions, (R,) each."""
+    """Totals of predicted normal distributions, (R,) each. owner: (R,), the input that each row is of."""
     mean, variance, target = (each.double().flatten() for each in (mean, variance.clamp_min(0), target))
     squares, variance = (target - mean).square(), variance.clamp_min(TINY)
     nll = 0.5 * (math.log(2 * math.pi) + variance.log() + squares / variance)
@@ -71,12 +74,12 @@ def _summed(rows: Tensor, owner: Tensor, inputs: int, probabilities: bool) -> To
 def paired_bootstrap(
     contenders: Mapping[str, Sequence[Totals]], reference: str, replicates: int = REPLICATES, seed: int = 0
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Each contender's figures less the reference's, with 95% intervals, on the same draws of the same inputs.
+    """Each contender's figures minus the reference's, with 95% intervals, on the same draws of the same inputs.
 
     contenders: the totals of one or several sets of the same inputs (a test set and its corruptions), whose figures are
         averaged. The interval is the percentile interval of Efron & Tibshirani 1993, ch. 13.
     Returns {name: {figure: {"value", "low", "high"}}}. Raises UsageError for sets of different sizes, and for fewer than 40
-    replicates, of which the outermost would be the interval.
+    replicates, with which the two extremes would be the interval.
     """
     if replicates < 40:
         raise UsageError(f"replicates: {replicates}; a 95% interval takes 40 or more, better 1000")
@@ -115,5 +118,5 @@ def _averaged(figures: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def significant(difference: Mapping[str, float]) -> int:
-    """-1 or 1 where the whole interval lies below or above 0, else 0: nothing is known of the sign."""
+    """-1 or 1 if the whole interval lies below or above 0, else 0: the sign is unknown."""
     return -1 if difference["high"] < 0 else 1 if difference["low"] > 0 else 0

@@ -1,4 +1,4 @@
-"""One number fitted on validation data: the temperature of a softmax, the noise of a regression."""
+"""Fits one number on validation data: the temperature of a softmax, or the noise of a regression."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LEAST, MOST = 0.01, 100.0
 """Limits of a temperature; a network that makes no mistake on the validation data ends at the lower one."""
 
 NEVER = -1e300
-"""In place of a logit of -inf: its probability is exactly 0 at any of these temperatures, and so is that times the logit."""
+"""Replaces a logit of -inf: at any of these temperatures its probability is exactly 0, and so is probability times logit."""
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T of least NLL of `softmax(logits / T)` (Guo et al. 2017); logits: (N, C), or (N,) for yes or no.
+    """The T with the lowest NLL of `softmax(logits / T)` (Guo et al. 2017); logits: (N, C), or (N,) for yes or no.
 
-    The NLL is convex in 1 / T: its slope `mean(E_p[z] - z_label)` is halved into. A logit of -inf rules its class out.
-    Raises DataError for logits that are NaN or +inf, and for a label that is ruled out, whose NLL is infinite at any T.
+    The NLL is convex in 1 / T; bisection finds the zero of its slope `mean(E_p[z] - z_label)`. A logit of -inf rules its class
+    out. Raises DataError for logits that are NaN or +inf, and for a label whose class is ruled out (infinite NLL).
     """
     z = logits.detach().double()
     z = z.flatten() if z.dim() == 2 and z.shape[1] == 1 else z
@@ -46,9 +46,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def fit_tau(mean: Tensor, epistemic: Tensor, target: Tensor) -> float:
-    """The precision of least NLL of `N(target; mean, epistemic + 1 / tau)`, all of one shape (Gal & Ghahramani 2016).
+    """The tau with the lowest NLL of `N(target; mean, epistemic + 1 / tau)`, all of one shape (Gal & Ghahramani 2016).
 
-    Without epistemic variance it is 1 / mean squared error.
+    Without epistemic variance, tau is 1 / mean squared error.
     """
     error = float((target.double().view_as(mean) - mean.double()).square().mean())
     best = math.log(max(error, 1e-300))
@@ -56,7 +56,7 @@ def fit_tau(mean: Tensor, epistemic: Tensor, target: Tensor) -> float:
     def nll(log_noise: float) -> float:
         return regression_quality(mean, epistemic.double() + math.exp(log_noise), target)["nll"]
 
-    # The best noise lies below the mean squared error. A coarse search, then thirds: the NLL has one minimum near it.
+    # The best noise lies below the mean squared error. A coarse grid, then ternary search: near it the NLL has one minimum.
     low, high = best - 25.0, best + 1.0
     grid = [low + (high - low) * i / 52 for i in range(53)]
     at = min(range(53), key=lambda i: nll(grid[i]))

@@ -1,7 +1,7 @@
 """Whether a model treats each row of a batch by itself: read from its modules, so that the answer is the same at each call.
 
-That is said of chains (nn.Sequential) of known modules only. What a `forward` of somebody's own does to a batch, no trial of a
-few inputs could tell.
+Only chains (nn.Sequential) of known modules qualify. What a custom `forward` does to a batch cannot be told by trying a few
+inputs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ CONDITIONS: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.Embedding: lambda layer: layer.max_norm is None,
 }
 FLAT = ELEMENTWISE | {nn.Linear, VariationalLinear, nn.Flatten, nn.BatchNorm1d, nn.LayerNorm, nn.Sequential}
-"""Modules whose outputs' size is known without running them."""
+"""Modules whose output size is known without running them."""
 
 
 def rowwise(model: nn.Module, x: Any) -> bool:
-    """Whether a model in `eval()` is a chain of modules each of which treats the rows of a batch x by themselves."""
+    """Whether a model in `eval()` is a chain of modules that all treat each row of a batch x by itself."""
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
     return all(_is_known(module, x.dim()) for module in model.modules())
@@ -54,7 +54,7 @@ def _is_known(module: Any, rank: int) -> bool:
         return False
     kind = type(module)
     convolution = getattr(kind, "dense_class", kind) in CONVOLUTIONS
-    if convolution and len(module.kernel_size) == rank - 1:  # it would take x for one input without a batch
+    if convolution and len(module.kernel_size) == rank - 1:  # it would take x for a single input without a batch dimension
         return False
     if kind in KNOWN or kind in VARIATIONAL_CLASSES.values():
         return True
@@ -62,7 +62,7 @@ def _is_known(module: Any, rank: int) -> bool:
 
 
 def width(model: nn.Module, x: Any, size: int) -> int | None:
-    """Numbers in the widest output of a chain's modules, for each of the `size` inputs; None where only a pass could tell."""
+    """Numbers per input in the widest output of a chain's modules, for `size` inputs x; None if only a pass could tell."""
     modules: list[Any] = list(model.modules())
     if any(type(module) not in FLAT for module in modules):
         return None
@@ -76,7 +76,7 @@ def width(model: nn.Module, x: Any, size: int) -> int | None:
 
 
 def once(model: nn.Module, x: Any) -> bool:
-    """Whether a chain is known, without running it, to use each weight once for each row: Linear layers on rows of numbers."""
+    """Whether a chain is known, without running it, to use each weight once per row: Linear layers on rows of numbers."""
     modules: list[Any] = [module for _, module in model.named_modules(remove_duplicate=False)]
     if x.dim() != 2 or any(type(module) not in FLAT for module in modules):
         return False

@@ -1,4 +1,4 @@
-"""Dense against sparse, each with the uncertainties that it can give, on the same data."""
+"""Compares dense and sparse models on the same data, with each kind of uncertainty that they can give."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from svdcompress.uncertainty._gather import Batches, Gathered, gather
 from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
 
 ACCURACIES = (0.95, 0.99, 0.999)
-"""Of what is answered, at which the share of inputs answered is told."""
+"""Accuracies for which the share of inputs that can be answered is reported."""
 
 KEPT = 80
-"""Per cent of the inputs of which the selective error under shift is told."""
+"""Percentage of inputs, the surest first, on which the selective error under shift is measured."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """How predictions of a task are judged. scale: for regression, from a model's units to the target's own."""
+    """How predictions of a task are judged. scale: for regression, the factor from a model's units to the target's own."""
 
     likelihood: Likelihood
     scale: float
     validation: Batches
 
     def gathered(self, contender: Contender, batches: Batches) -> Gathered:
-        """A contender's predictions of a set, of the inputs that have a target."""
+        """A contender's predictions for those inputs of a set that have a target."""
         return gather(contender.predict, batches, self.likelihood, more=contender.scores).with_targets()
 
     def observation_variance(self, contender: Contender) -> float:
-        """The constant noise of a regression, as a variance, fitted on the validation data; 0 for other tasks."""
+        """The variance of a regression's constant noise, fitted on the validation data; 0 for other tasks."""
         if not self.likelihood.constant_noise:
             return 0.0
         fitted = self.gathered(contender, self.validation)
         return 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
 
     def metrics(self, found: Gathered, observed: float) -> dict[str, Any]:
-        """Figures of a set; `r2` of values is None where no target varies."""
+        """Figures of a set. For values, `r2` is None if no target varies, or if inputs have different numbers of targets."""
         if self.likelihood.probabilities:
             return quality(found.mean, found.targets)
         numbers = found.owner.bincount(minlength=found.inputs)
-        alike = bool((numbers == numbers[0]).all())  # then each output has its own, else there is none
+        alike = bool((numbers == numbers[0]).all())  # R2 is per output, so all inputs need equally many
         r2_ = r2(found.mean.view(found.inputs, -1), found.targets.view(found.inputs, -1)) if alike else None
         return {**regression_quality(*self._in_units(found, observed)), "r2": r2_}
 
     def totals(self, found: Gathered, observed: float) -> Totals:
-        """The same by input, for the bootstrap."""
+        """Totals of the same figures by input, for the bootstrap."""
         if self.likelihood.probabilities:
             return totals_of_probabilities(found.mean, found.targets, found.owner, found.inputs)
         return totals_of_values(*self._in_units(found, observed), found.owner, found.inputs)
 
     def losses(self, found: Gathered) -> Tensor:
-        """Of each input: the share of its labels that are wrong, or its mean square, in the target's units; (N,)."""
+        """The loss of each input, (N,): the share of its labels that are wrong, or its mean squared error in target units."""
         if not self.likelihood.probabilities:
             return _by_input((found.mean - found.targets).double().square() * self.scale**2, found)
         guess = found.mean.argmax(1) if found.mean.dim() == 2 else (found.mean > 0.5).long()
@@ -68,11 +68,11 @@ class Judge:
 
     @property
     def score(self) -> str:
-        """By which inputs are answered or not."""
+        """The score that decides which inputs are answered."""
         return "softmax" if self.likelihood.probabilities else "variance"
 
     def knows(self, found: Gathered) -> bool:
-        """Whether its doubt differs between inputs at all: that of one value with constant noise does not."""
+        """Whether the contender's doubt differs between inputs at all; with constant noise alone it does not."""
         return self.likelihood.probabilities or bool((found.scores["variance"] > 0).any())
 
     def _in_units(self, found: Gathered, observed: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,32 +95,34 @@ def compare(
     dim: int | None = None,
     replicates: int = REPLICATES,
 ) -> dict[str, Any]:
-    """Compare on the same test data: the dense model, the same with a temperature, the same with MC dropout, whoever else is
-    given, the sparse model by its mean, and the sparse model with Monte-Carlo samples.
+    """Compare on the same test data: the dense model as it is, with a temperature, and with MC dropout; any further
+    contenders; and the sparse model by its mean and with Monte-Carlo samples.
 
     dense: the model before compression; None leaves its rows out. sparse: a variational model, pruned or not.
-    test, validation: give batches of (inputs, targets). What has to be fitted (temperature, dropout rate, the noise of a
-        regression) is fitted on `validation`.
-    task, dim: as in `mc_predict`; classes of -100 do not count, and inputs that have no other are left out.
-    ood: batches from elsewhere, by name; their targets are not looked at, but for -100.
-    shifts: of each kind of corruption the same inputs at rising levels, the first as they are (see `shifts`).
-    more: further contenders, between the dense and the sparse ones.
+    test, validation: functions that give batches of (inputs, targets). What has to be fitted (temperature, dropout rate, the
+        noise of a regression) is fitted on `validation`.
+    task, dim: as in `mc_predict`; labels of -100 do not count, and inputs without other labels are left out.
+    ood: out-of-distribution batches by name; their targets are ignored, except for -100.
+    shifts: for each kind of corruption, the same inputs at rising levels, the first uncorrupted (see `shifts`).
+    more: further contenders, listed between the dense and the sparse ones.
     scale: for regression, the factor from a model's units to the target's own.
-    replicates: test sets drawn for the intervals.
+    replicates: number of test sets drawn for the intervals.
 
-    MC dropout uses the dense model's own dropout; where it has none it is put in, at the rate of least validation NLL.
+    MC dropout uses the dense model's own dropout; if it has none, dropout is inserted at the rate with the lowest validation
+    NLL.
 
     Returns a JSON-able dict: "task", "samples", "seed", "temperature", "dropout", "reference", "replicates", and "contenders",
-    a list of {"name", "about", "metrics", "difference", "reliability", "rejection", "selective", "ood"}; None for what has no
-    meaning. "difference" has each figure less that of the reference (dense with its temperature), with its 95% interval by
-    the paired bootstrap. With shifts also "shift": {"inputs", "curves": {kind: {contender: figures of each level}}, "mean":
-    {contender: figures averaged over kinds and levels, "difference" as above}}. Raises what `mc_predict` raises.
+    a list of {"name", "about", "metrics", "difference", "reliability", "rejection", "selective", "ood"}; None for what does
+    not apply. "difference" has each figure minus that of the reference (dense with its temperature, else the first contender),
+    with its 95% interval by the paired bootstrap. With shifts also "shift": {"inputs", "kept", "curves": {kind: {contender:
+    figures of each level}}, "mean": {contender: figures averaged over kinds and levels, "difference" as above}}. Raises what
+    `mc_predict` raises.
     """
     likelihood = resolve(unwrapped(sparse), task, dim)
     judge = Judge(likelihood, scale, validation)
     temperature, dropout, contenders = None, None, []
     if dense is not None:
-        plain = likelihood.plain()  # what calibration found is the sparse model's alone
+        plain = likelihood.plain()  # calibration was fitted for the sparse model alone
         contenders, temperature, dropout = dense_contenders(dense, validation, plain, samples, seed)
     contenders += [
         *more,
@@ -213,7 +215,7 @@ def _mean_figures(sets: Sequence[Totals]) -> dict[str, Tensor]:
 
 
 def _selective_error(found: Gathered, judge: Judge) -> float:
-    """Error in per cent, or RMSE, of the surest inputs."""
+    """Error in percent, or RMSE, of the surest `KEPT` percent of the inputs."""
     curve = selective(found.scores[judge.score], judge.losses(found), steps=100)
     loss = curve["loss"][KEPT - 1]
     return 100 * loss if judge.likelihood.probabilities else loss**0.5

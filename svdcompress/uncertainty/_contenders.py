@@ -1,4 +1,4 @@
-"""Who is compared: each a way of predicting, with the scores of doubt that only it can give."""
+"""The contenders of a comparison: ways of predicting, each with the scores of doubt that only it can give."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from svdcompress.uncertainty._predict import ensemble_predict, mc_predict, mean_
 from svdcompress.uncertainty._quality import quality, regression_quality
 
 RULED_OUT = -1e4
-"""A logit whose probability is 0 in float64 at any temperature that is fitted."""
+"""Replaces a logit of -inf: its probability is negligible at any temperature that is fitted."""
 
 FEW, SOME = 20, 1000
-"""Samples and validation inputs with which dropout rates are compared."""
+"""Numbers of samples and of validation inputs with which dropout rates are compared."""
 
 
 @dataclass(frozen=True)
 class Contender:
     """A row of a comparison.
 
-    predict: inputs -> Prediction. scores: further scores of doubt by name, of inputs, with a number for each target.
-    about: how it was made, where its name does not say it.
+    predict: maps inputs to a Prediction. scores: further scores of doubt by name, functions of the inputs with a number for
+    each target. about: how the contender was made, if its name does not say so.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Contender:
 
 
 def mean_contender(name: str, model: nn.Module, task: str | Likelihood, temperature: float = 1.0, about: str = "") -> Contender:
-    """A model without noise; of several classes, with the energy of its logits as a score."""
+    """A model without noise; for several classes, the energy of its logits is a further score."""
     likelihood = likelihood_for(task)
     options: dict[str, Any] = {} if temperature == 1 else {"temperature": temperature}
     scores = {"energy": partial(energy, model, likelihood, temperature)} if likelihood.classes else {}
@@ -59,7 +59,7 @@ def ensemble_contender(models: Sequence[nn.Module], task: str | Likelihood, abou
 
 
 class _Logits(Regression):
-    """Logits handed through as they are, but for -inf of classes that a model rules out."""
+    """Passes logits through unchanged, except -inf for classes that a model rules out."""
 
     def heads(self, output: Any) -> Any:
         return super().heads(output).clamp_min(RULED_OUT)
@@ -74,7 +74,8 @@ def energy(model: nn.Module, likelihood: Likelihood, temperature: float, inputs:
 def dense_contenders(
     dense: nn.Module, validation: Batches, likelihood: Likelihood, samples: int, seed: int
 ) -> tuple[list[Contender], float | None, dict[str, Any]]:
-    """The dense model, with a temperature, and with MC dropout; the temperature, and what dropout it is."""
+    """The dense model as it is, with a temperature (if it predicts probabilities) and with MC dropout; the temperature; and
+    the dropout's {"rate", "inserted"}."""
     found, temperature = [mean_contender("dense", dense, likelihood)], None
     if likelihood.probabilities:
         temperature = _temperature(dense, validation, likelihood)

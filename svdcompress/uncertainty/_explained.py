@@ -1,4 +1,4 @@
-"""The share of the targets' variance that a model's values explain, from batches."""
+"""The share of the targets' variance that a model's values explain, computed batch by batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 class Explained:
-    """R2 = 1 - SS_res / SS_tot of values, gathered batch by batch in double precision.
+    """R2 = 1 - SS_res / SS_tot of values, accumulated batch by batch in double precision.
 
-    SS_tot is about the mean of the targets that are given. It has no unit, and is the same for standardised targets. With
-    several outputs it is the mean of theirs (`uniform_average` of scikit-learn's `r2_score`); outputs whose target is constant
-    have none and are left out.
+    SS_tot is taken about the mean of the given targets. R2 has no unit, and is the same for standardized targets. With several
+    outputs it is the mean over them (`uniform_average` of scikit-learn's `r2_score`), without those whose target is constant.
 
     Example: `Explained().add(mean, target).r2` or `r2(mean, target)`.
     """
@@ -21,7 +20,7 @@ class Explained:
         self._fits = True
 
     def add(self, mean: Tensor, target: Tensor, counts: Tensor | None = None) -> Explained:
-        """A batch: values (N, ...) or (N,), targets of the same shape, and which of them count (None: all)."""
+        """Add a batch: values (N, ...) or (N,), targets of the same shape, and which of them count (None: all)."""
         mean, target = (each.detach().double().reshape(len(each), -1) for each in (mean, target))
         weight = torch.ones_like(target) if counts is None else counts.detach().to(target).reshape(target.shape)
         if not len(target):
@@ -30,7 +29,7 @@ class Explained:
             self._origin = target[0].clone()  # near the mean, so that squares stay small
             self._sums = torch.zeros(6, target.shape[1], dtype=torch.float64, device=target.device)
             self._sums[4], self._sums[5] = torch.inf, -torch.inf
-        if target.shape[1] != self._sums.shape[1]:  # outputs of other lengths, such as sequences
+        if target.shape[1] != self._sums.shape[1]:  # outputs of different lengths, such as sequences
             self._fits = False
             return self
         away, there = target - self._origin, weight > 0
@@ -42,7 +41,7 @@ class Explained:
 
     @property
     def r2(self) -> float | None:
-        """R2; None where no target varies, and where batches have outputs of different lengths."""
+        """R2; None if no target varies, or if batches have outputs of different lengths."""
         if self._sums is None or not self._fits:
             return None
         count, residual, first, second, low, high = self._sums.cpu()
@@ -54,5 +53,5 @@ class Explained:
 
 
 def r2(mean: Tensor, target: Tensor) -> float | None:
-    """R2 of values (N, ...) beside targets of the same shape, as `Explained` has it."""
+    """R2 of values (N, ...) for targets of the same shape, as computed by `Explained`."""
     return Explained().add(mean, target).r2

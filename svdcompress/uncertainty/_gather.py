@@ -1,4 +1,4 @@
-"""Predictions of whole data sets, one row for each label or number, with the scores of doubt of each input."""
+"""Predictions for whole data sets: one row for each label or number, and scores of doubt for each input."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from svdcompress.errors import DataError
 from svdcompress.likelihoods import Likelihood, Prediction, likelihood_for
 
 Batches = Callable[[], Iterable[tuple[Any, Tensor]]]
-"""Gives batches of (inputs, targets), the same ones at each call."""
+"""A function that gives batches of (inputs, targets), the same ones at each call."""
 
 Predict = Callable[[Any], Prediction]
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Predictions for a whole set of inputs, one row for each label or number, and what they are to be judged by.
+    """Predictions for a whole set of inputs, one row for each label or number, with the targets and scores to judge them.
 
-    scores: measures of uncertainty by name, one number for each input. owner: the input that each row is of. Positions of the
-    class -100 have no row, and no part in the scores.
+    scores: measures of uncertainty by name, one number for each input. owner: the input that each row is of. Positions labeled
+    -100 have no row and do not enter the scores.
     """
 
     mean: Tensor
@@ -38,8 +38,8 @@ class Gathered:
         return len(next(iter(self.scores.values())))
 
     def with_targets(self) -> Gathered:
-        """Without the inputs that have no row: there is nothing to judge them by, and a score of 0 would count as sure. All of
-        them where none has one."""
+        """The same without inputs that have no row: they cannot be judged, and their score of 0 would count as sure. Unchanged
+        if no input has a row."""
         there = self.owner.bincount(minlength=self.inputs) > 0
         if bool(there.all()) or not bool(there.any()):
             return self
@@ -55,9 +55,9 @@ def gather(
     dim: int | None = None,
     more: Mapping[str, Callable[[Any], Tensor]] | None = None,
 ) -> Gathered:
-    """Predict all batches; labels and numbers one to a row, scores one to an input; on the CPU.
+    """Predict all batches: one row for each label or number, one score of each kind for each input, all on the CPU.
 
-    more: further scores by name, functions of a batch's inputs with a number for each target, higher for more doubt.
+    more: further scores by name, functions of a batch's inputs that give a number for each target, higher for more doubt.
     """
     likelihood = likelihood_for(task, dim)
     means, variances, targets, scores, owners, count = [], [], [], [], [], 0
@@ -82,7 +82,8 @@ def gather(
 
 
 def _variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
-    """Constant noise is fitted to the validation data, and what the likelihood knows of it must not count twice."""
+    """The variance without constant noise: that is fitted to the validation data, so the likelihood's must not count as
+    well."""
     return prediction.epistemic if likelihood.constant_noise else prediction.variance
 
 
@@ -97,9 +98,9 @@ def _scores(prediction: Prediction, counts: Tensor, likelihood: Likelihood) -> d
 
 
 def _per_input(score: Tensor, counts: Tensor) -> Tensor:
-    """The mean over an input's positions that count (N, ...); 0 where none does."""
+    """The mean over those positions of an input that count, (N, ...); 0 if none does."""
     score, counts = score.reshape(len(score), -1).cpu(), counts.reshape(len(counts), -1)
-    if score.shape != counts.shape or bool(counts.all()):  # a variance of logits has one for each class
+    if score.shape != counts.shape or bool(counts.all()):  # a variance of logits has a number for each class
         return score.mean(1)
     return (score * counts).sum(1) / counts.sum(1).clamp_min(1)
 

@@ -13,16 +13,16 @@ from svdcompress.errors import DataError, ModelError, UsageError
 
 
 def batch_size(inputs: Any) -> int:
-    """The first dimension of the first tensor of a tensor, tuple or mapping.
+    """The size of the first dimension of the first tensor in a tensor, tuple or mapping.
 
-    Raises UsageError where there is no tensor, DataError for an empty batch or for values that are not finite.
+    Raises UsageError if there is no tensor, DataError for an empty batch, a single number or values that are not finite.
     """
     found: list[Tensor] = []
     map_tensors(inputs, found.append)
     if not found:
         raise UsageError(f"x: a {type(inputs).__name__} without a tensor; give a tensor, a tuple of them, or a dict by name")
     for value in found:
-        # A sum is finite only if all that it sums is: seven times faster than looking at each number.
+        # A sum is finite only if all its terms are: seven times faster than looking at each number.
         if value.is_floating_point() and not value.sum().isfinite() and not bool(value.isfinite().all()):
             bad = int((~value.isfinite()).sum())
             raise DataError(f"x: {bad:,} of the {value.numel():,} values are not finite (NaN or infinite)")
@@ -35,7 +35,7 @@ def batch_size(inputs: Any) -> int:
 
 
 def take(inputs: Any, start: int, stop: int, size: int) -> Any:
-    """Inputs `start` to `stop` of a batch of `size`: whatever has that first dimension is cut, the rest goes along."""
+    """Inputs `start` to `stop` of a batch of `size`: tensors with that first dimension are cut, others are kept whole."""
 
     def cut(tensor: Tensor) -> Tensor:
         return tensor[start:stop] if tensor.dim() > 0 and tensor.shape[0] == size else tensor
@@ -44,13 +44,14 @@ def take(inputs: Any, start: int, stop: int, size: int) -> Any:
 
 
 def check_rows(heads: Any, rows: int, ahead: int = 0) -> None:
-    """Raise ModelError unless each head, a tensor or a tuple of them, has one row for each of so many inputs.
+    """Raise ModelError unless each head (a tensor, or a tuple of them) has one row for each of `rows` inputs.
 
-    ahead: dimensions before the rows, as that of the draws. Sums are kept by input: fewer rows would leave some of them 0.
+    ahead: number of dimensions before the rows, such as that of the draws. Sums are kept by input: with fewer rows, some of
+    them would stay 0.
     """
     for head in tree_leaves(heads):
         if not isinstance(head, Tensor):
-            continue  # what no likelihood reads is told in its own words
+            continue  # likelihoods report what they cannot read themselves
         found = head.shape[ahead] if head.dim() > ahead else 0
         if found != rows:
             what = f"{found} row{'s' * (found != 1)}" if head.dim() > ahead else "a single number"
@@ -61,7 +62,7 @@ def check_rows(heads: Any, rows: int, ahead: int = 0) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's first parameter or buffer is (the CPU if it has none)."""
+    """The device of a model's first parameter or buffer (the CPU if it has none)."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")

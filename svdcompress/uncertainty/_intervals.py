@@ -1,4 +1,4 @@
-"""95% intervals of figures on a finite test set: what another draw of as many examples could have given."""
+"""95% intervals of figures on a finite test set: what another sample of as many examples could have given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from svdcompress.uncertainty._quality import Z95
 
 
 def wilson(count: float, total: int) -> tuple[float, float]:
-    """The interval of a share of which `count` of `total` independent examples were seen (Wilson 1927), in [0, 1]."""
+    """The interval of a share that was seen in `count` of `total` independent examples (Wilson 1927), in [0, 1]."""
     if total < 1:
         return 0.0, 1.0
     share, square = count / total, Z95**2
@@ -23,8 +23,8 @@ def wilson(count: float, total: int) -> tuple[float, float]:
 def paired_shares(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float, float]:
     """The interval of the change of a share, after - before, on the same examples; both (N,) of yes or no.
 
-    Only the examples on which the two differ count: the score interval of Tango (1998), the changes that McNemar's test would
-    not reject. It holds for few differences, and for none, too. z: the normal quantile of its edges.
+    The score interval of Tango (1998): the changes that McNemar's test would not reject. Only the examples on which the two
+    differ count, and it is valid even if there are few or none. z: the normal quantile of its edges.
     """
     before, after = before.flatten().bool(), after.flatten().bool()
     gained, lost, total = int((after & ~before).sum()), int((before & ~after).sum()), len(before)
@@ -35,12 +35,12 @@ def paired_shares(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float,
 
 
 def _edge(gained: int, lost: int, total: int, outside: float, inside: float, z: float) -> float:
-    """The change between one that is rejected and one that is not, by bisection."""
+    """The change at the edge of the interval, by bisection between one outside and one inside."""
     for _ in range(60):
         change = (outside + inside) / 2
         b = (2 * total - gained + lost) * change - gained - lost
         root = math.sqrt(max(b * b + 8 * total * lost * change * (1 - change), 0.0))
-        left = (root - b) / (4 * total)  # the likeliest chance of a loss, were the change that
+        left = (root - b) / (4 * total)  # most likely probability of a loss, given this change
         variance = total * (2 * left + change * (1 - change))
         if (gained - lost - total * change) ** 2 > z**2 * variance:
             outside = change
@@ -50,7 +50,7 @@ def _edge(gained: int, lost: int, total: int, outside: float, inside: float, z: 
 
 
 def paired_means(difference: Tensor, z: float = Z95) -> tuple[float, float]:
-    """The interval of a mean of (N,) independent differences, by the normal distribution; infinite for fewer than two.
+    """The interval of a mean of (N,) independent differences, by the normal approximation; infinite for fewer than two.
 
     z: the normal quantile of its edges.
     """

@@ -1,6 +1,6 @@
-"""A first look at a model with some inputs: whether it takes them, how wide it is, which weights several positions share.
+"""A first look at a model with some inputs: whether it accepts them, how wide it is, which weights several positions share.
 
-It leaves no trace on the model: what a pass computes is seen by a mode of torch's functions, which is this thread's own.
+It leaves no trace on the model: a torch function mode, which belongs to this thread alone, observes what a pass computes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from svdcompress.uncertainty._chain import rowwise
 from svdcompress.uncertainty._inputs import check_rows
 
 INPUTS, OTHERS = 8, 3
-"""Inputs of a first pass at most, and of the second, whose number has to be another."""
+"""The most inputs of the first pass, and the inputs of the second, which must differ in number."""
 
 
 class Look(NamedTuple):
-    """widest: numbers in the widest activation, for each input. shared: layers whose weights have to be drawn."""
+    """widest: numbers per input in the widest activation. shared: layers whose weights have to be drawn."""
 
     widest: int
     shared: frozenset[StochasticLayer]
 
 
 def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers: Sequence[StochasticLayer] = ()) -> Look:
-    """Run some of a batch of `size` inputs x without noise, so that no generator is touched. Raises where they do not fit,
-    and where the heads that `run` gives are not one row for each input.
+    """Run part of a batch of `size` inputs x without noise, so that no generator is touched.
 
-    layers: among which the shared ones are looked for. A layer is not shared if its weight is used at as many positions as
-    there are inputs, in passes with two numbers of them; a model that refuses the second one has all of them
-    shared, and so has one whose rows meet, as in a mean over the batch.
+    layers: those searched for shared ones. A layer is not shared if its weight is used at as many positions as there are
+    inputs, in two passes with different numbers of inputs. All are shared if the model refuses the second pass or if its rows
+    meet, as in a mean over the batch.
+
+    Raises DataError for inputs that do not fit, and ModelError if the heads that `run` gives do not have one row for each
+    input.
     """
     stochastic = stochastic_layers(model)
     some, others = _two_sizes(size)
@@ -48,7 +50,7 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     shared = shapes.not_once(layers, some)
     drawn = variational_among(layers)
     if len(shared) == len(drawn):
-        return Look(seen.widest, frozenset(shared))  # there is none left to ask about
+        return Look(seen.widest, frozenset(shared))  # no layer is left to decide on
 
     def again(count: int) -> Any:
         nonlocal shapes
@@ -59,14 +61,14 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
         other = again(others)
         shared |= shapes.not_once(layers, others)
         meet = rows_meet(output, other, (some, others), again)
-    except Exception:  # whatever a model says to another batch size
+    except Exception:  # whatever a model raises for another batch size
         return Look(seen.widest, frozenset(layers))
     return Look(seen.widest, frozenset(drawn if meet else shared))
 
 
 def is_whole(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int) -> bool:
-    """Whether a batch of `size` inputs x has to go through a model as one, since its rows meet. So it is not said of a model
-    that refuses another batch size."""
+    """Whether a batch of `size` inputs x has to go through a model as a whole because its rows meet. False for a model that
+    refuses another batch size."""
     if rowwise(model, x):
         return False
     some, others = _two_sizes(size)
@@ -77,7 +79,7 @@ def is_whole(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int) -> 
 
     try:
         return rows_meet(without_noise(some), without_noise(others), (some, others), without_noise)
-    except Exception:  # whatever a model says to another batch size
+    except Exception:  # whatever a model raises for another batch size
         return False
 
 
@@ -87,7 +89,7 @@ def _two_sizes(size: int) -> tuple[int, int]:
 
 
 def _inputs(x: Any, count: int, size: int) -> Any:
-    """So many inputs of a batch, the same ones again where it has fewer; what has another first dimension goes along."""
+    """`count` inputs of a batch, repeated if it has fewer; tensors with another first dimension are kept whole."""
 
     def cut(tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] != size:
@@ -98,7 +100,7 @@ def _inputs(x: Any, count: int, size: int) -> Any:
 
 
 class _Widths(TorchFunctionMode):
-    """Notes the widest result, for each input, of torch's functions; tensors of other than the batch's rows do not count."""
+    """Records the widest result of torch's functions, in numbers per input; tensors without the batch's rows do not count."""
 
     def __init__(self, model: nn.Module, inputs: int) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class _Widths(TorchFunctionMode):
 
 @contextmanager
 def fitting(model: nn.Module) -> Iterator[None]:
-    """Whatever torch raises for inputs of a wrong shape is a DataError."""
+    """Turns whatever torch raises for inputs of a wrong shape into a DataError."""
     try:
         yield
     except SvdcError:

@@ -1,9 +1,9 @@
-"""Mean and variance through a network in one pass: `mc_predict(..., method="moments")`.
+"""Propagates mean and variance through a network in one pass: `mc_predict(..., method="moments")`.
 
-Each value is either exact (a tensor) or a pair of mean and variance of each number, taken as independent normal variables
-(Frey & Hinton 1999; Gast & Roth 2018). Linear maps, average pooling, norms, reshaping and dropout are exact under that
-independence; ReLU is exact for a normal variable; maximum pooling takes the maxima of pairs by Clark (1961) as normal again.
-What the approximation leaves out is the correlation between units.
+A value is either exact (a tensor) or has a mean and a variance for each number, taken as independent normal variables (Frey &
+Hinton 1999; Gast & Roth 2018). Linear maps, average pooling, norms, reshaping and dropout are exact under that independence;
+ReLU is exact for a normal variable; maximum pooling takes maxima of pairs (Clark 1961), each treated as normal again. The
+approximation leaves out the correlation between units.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from svdcompress.uncertainty._inputs import check_rows
 from svdcompress.uncertainty._rules import FUNCTIONS, MODULES, Moments, dropout, unknown, variational
 
 DRAWS = 2**22
-"""Numbers of one draw of the logits at most."""
+"""Most numbers drawn at once when logits are sampled."""
 
 
 def moments_predict(
     model: nn.Module, slices: Iterable[tuple[Any, int, int]], sums: Sums, samples: int, generator: torch.Generator
 ) -> Prediction:
-    """The prediction from one pass over all inputs; slices: of them, each with the number of its first
-    and how many they are; sums: of the task.
+    """The prediction from one pass over all inputs.
 
-    The mean probabilities of normal logits have no closed form: `samples` draws of the logits give them, which costs nothing
-    beside a pass of the network.
+    slices: parts of the inputs, each with the index of its first input and its size. sums: those of the task.
+
+    The mean probabilities of normal logits have no closed form; they are computed from `samples` draws of the logits, at
+    almost no cost compared with a pass of the network.
     """
     follow = None
     for x, start, size in slices:
@@ -65,7 +66,7 @@ def _add(sums: Sums, output: Any, start: int, size: int, samples: int, generator
 
 
 def _heads(sums: Sums, output: Any) -> tuple[Any, Any]:
-    """Means and variances of the heads; where the output is one tensor, of that."""
+    """Means and variances of the heads: of a tuple of outputs, or else of the main output."""
     leaves = tree_leaves(output, is_leaf=_is_moments)
     if not isinstance(output, tuple | list) or not all(isinstance(leaf, Moments | Tensor) for leaf in leaves):
         output = _main(output)
@@ -91,7 +92,7 @@ def _is_moments(leaf: Any) -> bool:
 
 
 def traced(model: nn.Module, x: Any) -> _Follow:
-    """The model's graph; arguments that the call leaves out have their defaults. Raises ModelError where there is none."""
+    """The model's graph, with the defaults of arguments that the call leaves out. Raises ModelError if it cannot be traced."""
     parameters = inspect.signature(model.forward).parameters
     if isinstance(model, StochasticLayer):  # fx traces into the outermost module, whatever it is
         alone = fx.Graph()
@@ -102,18 +103,18 @@ def traced(model: nn.Module, x: Any) -> _Follow:
     left_out = {name: p.default for name, p in parameters.items() if name not in given and isinstance(p.default, plain)}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fx tells that the defaults are fixed, as they are meant to be
+            warnings.simplefilter("ignore")  # fx warns that the defaults are fixed, which is intended
             with _tracing:
                 graph = _Tracer().trace(model, concrete_args=left_out or None)
-    except Exception as error:  # fx raises many kinds
+    except Exception as error:  # fx raises many kinds of errors
         raise ModelError(f"method 'moments' cannot follow {type(model).__name__}: {error}; use method='sampling'") from error
     return _Follow(fx.GraphModule(model, graph, type(model).__name__))
 
 
 def propagate(follow: _Follow, x: Any) -> Any:
-    """The output as Moments (or as a tensor, where no noise reaches it), in structures as the model returns them.
+    """The output as Moments (or as a tensor, if no noise reaches it), in the structure that the model returns.
 
-    Raises ModelError for an operation that noise cannot be followed through, DataError for inputs that do not fit.
+    Raises ModelError for an operation that noise cannot be propagated through, DataError for inputs that do not fit.
     """
     try:
         return follow.follow(x)
@@ -130,10 +131,9 @@ _tracing = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Layers with a rule are steps of their own, not traced into.
+    """Traces stochastic layers, and those of torch.nn, as single steps.
 
-    fx puts functions of its own into nn.Module for as long as it traces. The calls that other threads make meanwhile go
-    through them as they are.
+    fx patches nn.Module while it traces. Calls that other threads make in the meantime pass through unchanged.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Follow(fx.Interpreter):
-    """Runs the graph on Moments; what no noise has reached runs as it is."""
+    """Runs the graph on Moments; operations that no noise has reached run as usual."""
 
     def follow(self, x: Any) -> Any:
         module: Any = self.module
@@ -164,12 +164,12 @@ class _Follow(fx.Interpreter):
             given = dict(x)
         else:
             given = dict(zip([node.target for node in nodes], x if isinstance(x, tuple | list) else (x,), strict=False))
-        # Defaults that the call leaves out are the placeholders' own arguments.
+        # For an argument that the call leaves out, the placeholder's own argument is the default.
         return self.run(*[given[node.target] if node.target in given else (*node.args, None)[0] for node in nodes])
 
     def call_module(self, target: str, args: tuple, kwargs: dict) -> Any:
         module: Any = self.fetch_attr(target)
-        if any(isinstance(arg, Moments) for arg in kwargs.values()):  # the rules take what is noisy by position
+        if any(isinstance(arg, Moments) for arg in kwargs.values()):  # the rules take noisy arguments by position
             args, kwargs = (*args, *kwargs.values()), {}
         noisy = any(isinstance(arg, Moments) for arg in args)
         if isinstance(module, VariationalLayer):

@@ -16,13 +16,13 @@ from svdcompress.uncertainty._gather import Batches, head
 
 
 def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batches]:
-    """Two sets made of the test set's first batches, up to about `limit` inputs: "shuffled", each input's own numbers in an
-    order of its own, and "uniform", uniform noise over the range of each batch. A set that is as the test data were (an input
-    of a single number has no order) is left out.
+    """Two sets made from the test set's first batches, up to about `limit` inputs: "shuffled", with each input's own numbers
+    in random order, and "uniform", with uniform noise over the range of each batch. A set that is the same as the test data
+    (an input of a single number has no order) is left out.
 
     A shuffled input has the same mean, variance and share of zeros as before, so only its structure gives it away. Token ids (a
-    (B, L) tensor of whole numbers, alone or as `input_ids`) change where `attention_mask` has a token, and not in a first or
-    last token that all inputs of a batch have in common, such as [CLS]; masks and other whole numbers stay.
+    (B, L) tensor of whole numbers, alone or as `input_ids`) change only where `attention_mask` has a token, and a first or
+    last token that all inputs of a batch have in common, such as [CLS], stays; so do masks and other whole numbers.
     """
 
     def shuffle(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -41,12 +41,12 @@ def outside(test: Batches, seed: int = 0, limit: int = 2000) -> dict[str, Batche
 
 
 def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 2000, *, trust_code: bool = False) -> Batches:
-    """Images (B, C, H, W) of another data set as a run's inputs, up to about `limit` of them: resized, made grey (by the luma
-    of ITU-R BT.601) or colour, and prepared by the run's transforms: CIFAR for a net of digits.
+    """Images (B, C, H, W) of another data set as a run's inputs, up to about `limit` of them: resized, converted to gray (by
+    the luma of ITU-R BT.601) or color, and prepared by the run's transforms; for example CIFAR for a network of digits.
 
-    preprocessing: of the run, as in `Data.preprocessing`; its `input_shape` says what the images have to become.
+    preprocessing: that of the run, as in `Data.preprocessing`; its `input_shape` is the shape that the images get.
     trust_code: whether its transforms may be Python functions, see `svdcompress.sources.preprocess`.
-    Raises DataError where the run or the other data have no images.
+    Raises DataError if the run or the other data have no images.
     """
     shape = preprocessing.get("input_shape") or ()
     if len(shape) != 3:
@@ -65,7 +65,7 @@ def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 
 
 
 def _changed(test: Batches, change: Any, seed: int, change_ids: Any = None) -> Batches:
-    """Batches whose floating-point tensors went through `change`, and whose token ids through `change_ids`."""
+    """Batches with floating-point tensors changed by `change`, and token ids by `change_ids`."""
 
     def batches() -> Iterable[tuple[Any, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -88,7 +88,7 @@ def are_ids(value: Any) -> bool:
 
 
 def free_tokens(ids: Tensor, mask: Any) -> Tensor:
-    """Which tokens (B, L) may change: no padding, and no first or last token that frames all inputs alike."""
+    """Which tokens (B, L) may change: not padding, nor a first or last token that all inputs have in common."""
     free = mask.to(ids.device) > 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids).bool()
     first = free.int().argmax(1, keepdim=True)
     last = ids.shape[1] - 1 - free.int().flip(1).argmax(1, keepdim=True)
@@ -101,8 +101,8 @@ def free_tokens(ids: Tensor, mask: Any) -> Tensor:
 
 def _shuffled_ids(ids: Tensor, free: Tensor, generator: torch.Generator) -> Tensor:
     keys = torch.rand(ids.shape, generator=generator).to(ids.device)
-    places = (~free).int().argsort(dim=1, stable=True)  # of the tokens that move, in order, then of the others
-    order = keys.masked_fill(~free, 2.0).argsort(dim=1, stable=True)  # the same, those that move in an order of their own
+    places = (~free).int().argsort(dim=1, stable=True)  # positions of the tokens that move, then of the others
+    order = keys.masked_fill(~free, 2.0).argsort(dim=1, stable=True)  # the same, with those that move in random order
     return ids.scatter(1, places, ids.gather(1, order))
 
 
@@ -114,7 +114,7 @@ def _uniform_ids(ids: Tensor, free: Tensor, generator: torch.Generator) -> Tenso
 
 
 def differ(test: Batches, others: Batches) -> bool:
-    """Whether anything of the first batch is not as it was."""
+    """Whether the first batches of two sets differ in their inputs."""
     before, after = [], []
     for inputs, kept in ((next(iter(test()), None), before), (next(iter(others()), None), after)):
         map_tensors(inputs[0] if inputs else (), kept.append)

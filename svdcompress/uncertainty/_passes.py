@@ -1,9 +1,9 @@
 """Many draws of a model in one pass: what depends on no noise is computed once, the rest for all draws together.
 
-Where each row of a batch goes through the model by itself, draws are rows of one batch (see `_chain`). Else the passes run
-under `torch.func.vmap` over the draws. Either way a value stays as it is until the first noise meets it; so the first
+If each row of a batch goes through the model by itself, draws are rows of one batch (see `_chain`). Otherwise the passes run
+under `torch.func.vmap` over the draws. Either way a value is not repeated until it meets the first noise, so the first
 stochastic layer computes its mean and variance once, and everything after it works on draws times inputs. A model that vmap
-cannot take (because it branches on values, say) is run draw by draw.
+cannot handle (because it branches on values, say) is run draw by draw.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from svdcompress.layers import Rows, Sampler, StochasticLayer, drawing
 
 Run = Callable[[Any], Any]
-"""A batch of inputs -> the model's output, a tensor or a tuple of tensors."""
+"""Maps a batch of inputs to the model's output, a tensor or a tuple of tensors."""
 
 
 class DrawRunner:
     """Draws of a model's output for slices of a batch.
 
-    run: the model. sampler: on whose noise it draws. antithetic: draws come in pairs of opposite noise. rowwise: the draws of
+    run: the model. sampler: the source of its noise. antithetic: draws come in pairs of opposite noise. rowwise: the draws of
     a slice may be rows of one batch (see `_chain`).
     """
 
@@ -38,11 +38,11 @@ class DrawRunner:
         self.weights = sampler.members or bool(sampler.shared)  # whether weights are drawn, to be kept over all slices
         self._ways = [self._as_rows] * rowwise + [self._together, self._one_by_one]
         self._proven = False
-        self._noises: list[Tensor] | None = None  # of the current weights, drawn together
+        self._noises: list[Tensor] | None = None  # noise of the current weights, drawn together
         self._kept: dict[int, dict] = {}  # the same, drawn one by one
 
     def resample(self) -> None:
-        """The next call draws other weights."""
+        """Make the next call draw new weights."""
         self._noises, self._kept = None, {}
         self.sampler.resample()
 
@@ -55,7 +55,7 @@ class DrawRunner:
                     output = self._ways[0](inputs, size, count)
                 self._proven = True
                 return output
-            except Exception:  # vmap has many ways to say no; a fault of the model itself shows again in the last way
+            except Exception:  # vmap fails in many ways; an error of the model itself shows again in the last way
                 if state is None or len(self._ways) == 1:
                     raise
                 del self._ways[0]
@@ -82,7 +82,7 @@ class DrawRunner:
         return self._over_draws(lambda noises: self._again(inputs, noises), count, self._noises)
 
     def _over_draws(self, function: Callable[[list[Tensor]], Any], count: int, noises: list[Tensor]) -> Any:
-        """The function of the noises that weights were drawn with, each (count, ...), under vmap."""
+        """Run `function` under vmap on the noises that weights were drawn with, (count, ...) each."""
         if not self.antithetic:
             return vmap(lambda _, given: function(given), randomness="different")(torch.empty(count), noises)
 
@@ -99,7 +99,7 @@ class DrawRunner:
         return tree_map(lambda tensor: tensor.flatten(0, 1), pairs)
 
     def _first(self, inputs: Any) -> tuple[Any, list[Tensor]]:
-        """Draw weights and run; what was drawn leaves vmap as a result, so that other slices can be given it."""
+        """Draw weights and run; the noise leaves vmap as a result, so that other slices can be run with it."""
         self.sampler.resample()
         output = self.run(inputs)
         leaves, self._form = tree_flatten(list(self.sampler.noises.values()))
@@ -133,14 +133,14 @@ class DrawRunner:
 
 
 _lock = threading.Lock()
-_flipped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # calls that have a module, found in train(), in eval()
+_flipped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # calls that hold a module in eval() that was in train()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in `eval()` and without gradients; afterwards each module is in the mode that it was in.
+    """Put the model in `eval()`, without gradients; afterwards each module is back in the mode that it was in.
 
-    Modules in `eval()` are not touched. Those in `train()` come back to it when the last of several threads is done.
+    Modules in `eval()` are not touched. Those in `train()` return to it when the last of several threads is done.
     """
     with _lock:
         modules = [module for module in model.modules() if module.training or module in _flipped]

@@ -1,4 +1,4 @@
-"""Pictures of a comparison: reliability, error by share answered, error under shift, what tells the inputs from elsewhere."""
+"""Plots of a comparison: reliability, error by share answered, figures under shift, and detection of inputs from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = {
     "sparse, samples": "#15803d",
 }
 OTHERS = ("#be185d", "#1d4ed8", "#a16207", "#0f172a")
-"""Of further contenders, in their order."""
+"""Colors of further contenders, in their order."""
 
 SCORES = {
     "softmax": "1 - confidence",
@@ -37,9 +37,9 @@ MEASURES = {
 
 
 def plot(result: dict[str, Any], folder: str | Path) -> list[Path]:
-    """Write the pictures of what `compare` returned into a folder as PNG, which is made; returns the files.
+    """Plot what `compare` returned as PNG files in a folder, which is created if needed; returns the files.
 
-    Raises OutputError for a place that cannot be written.
+    Raises OutputError if the folder or a file cannot be written.
     """
     folder = Path(folder)
     try:
@@ -60,7 +60,7 @@ def plot(result: dict[str, Any], folder: str | Path) -> list[Path]:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each contender: those that are always there keep theirs."""
+    """A color for each contender; those that are always there keep theirs."""
     others = (name for name in names if name not in COLOURS)
     return {**COLOURS, **{name: OTHERS[k % len(OTHERS)] for k, name in enumerate(others)}}
 
@@ -115,7 +115,7 @@ def _reliability(contenders: list[dict[str, Any]]) -> Any:
 
 
 def _answered(contenders: list[dict[str, Any]], task: str) -> Any:
-    """Error against the share of inputs answered; logarithmic where errors are shares, as what matters is near 0."""
+    """Error against the share of inputs answered; logarithmic for error rates, since what matters is near 0."""
     figure, (axis,) = _figure(1, 6.2, 3.8)
     percent = likelihood_for(task).probabilities
     palette = colours([contender["name"] for contender in contenders])

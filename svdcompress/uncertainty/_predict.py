@@ -1,4 +1,4 @@
-"""`mc_predict`: draws of a model's output, summed as they come."""
+"""`mc_predict`, which sums draws of a model's output as they are made, and predictions without noise."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from svdcompress.uncertainty._look import fitting, is_whole, look
 from svdcompress.uncertainty._moments import moments_predict
 from svdcompress.uncertainty._passes import DrawRunner, evaluating
 
-BUDGET = {"cpu": 2**21}  # numbers in a pass's widest activation: fewer cost more overhead than they spare the caches
+BUDGET = {"cpu": 2**21}  # most numbers in a pass's widest activation: with fewer, overhead outweighs the gain from caches
 OTHER_BUDGET = 2**25
 
 MOST_SAMPLES = 10_000_000
-"""Draws beyond which nothing more is known, their error being less than a thousandth of the spread."""
+"""Most draws allowed: their error is already below a thousandth of the spread, so more of them add nothing."""
 
 
 class NotFiniteError(ModelError):
@@ -48,38 +48,38 @@ def mc_predict(
     tau: float | Tensor | None = None,
     dim: int | None = None,
 ) -> Prediction:
-    """The predictive distribution of a converted model (or one with MC dropout) for a batch of inputs, with its parts.
+    """The predictive distribution of a converted model (or one with MC dropout) for a batch of inputs, and its decomposition.
 
-    The model runs in `eval()` (irrelevant weights at 0, running statistics of norms) and is left in the mode it was in.
+    The model runs in `eval()` (irrelevant weights are 0, norms use running statistics) and is left in the mode it was in.
     Sums are kept in float64; memory does not grow with the number of samples.
 
-    model: with variational or MC-dropout layers.
+    model: one with variational or MC-dropout layers.
     x: a tensor, a tuple of positional inputs or a dict of keyword inputs, with the batch as first dimension.
     samples: draws for each input, from 1 to 10 million.
     task: "classification" (logits), "binary" (one logit for each question), "regression" (values), or "gaussian" (means and
-        log variances: two tensors, or one with the means in the first half), or a `Likelihood`. None: what the model carries
-        (`set_likelihood`; a run's models do), or classification where it carries nothing.
+        log variances: two tensors, or one with the means in the first half), or a `Likelihood`. None: the likelihood that the
+        model carries (`set_likelihood`; a run's models have one), else classification.
     generator: source of the noise; the same state gives the same result. None: seeded by torch's default generator.
-    members: each draw is one set of weights for all inputs, of all layers. False: of those layers whose weight is used at
-        several positions of a row (convolutions, Linear on tokens, modules called twice, tied weights); the others have noise
-        for each row, which is the same for each row by itself. Two small passes without noise show which are which.
-    local: the local reparameterisation in all layers, training's estimator: noise for each position by itself. Where weights
-        are shared over positions, its sums over positions spread less than those of the posterior.
-    antithetic: draws in pairs of opposite noise. Half the random numbers and a steadier mean, but the draws of a pair are
-        not independent. Needs an even number of samples.
-    chunk: most inputs times draws in one pass; None: chosen by the width of the model. Where rows meet, as in a mean over the
-        batch, it is never cut, and at least its size is needed.
-    method: "sampling", or "moments" for one pass that propagates mean and variance, all units taken as independent and
-        normal: fast, and off where they are not (measured in docs/uncertainty.md). It reads `samples` for the draws of the
-        logits alone.
+    members: True draws one set of weights for all inputs, in all layers. False does so only in layers whose weight is used at
+        several positions of a row (convolutions, Linear on tokens, modules called twice, tied weights); the others draw noise
+        for each row, which gives each row by itself the same distribution. Two small passes without noise find out which
+        layers are which.
+    local: use local reparameterization, the training estimator, in all layers: independent noise at each position. Where
+        weights are shared over positions, sums over positions then vary less than under the posterior.
+    antithetic: draw in pairs of opposite noise: half the random numbers and a steadier mean, but the draws of a pair are not
+        independent. Needs an even number of samples.
+    chunk: the most inputs times draws in one pass; None: chosen from the width of the model. If rows affect each other, as in
+        a mean over the batch, the batch is never split, and `chunk` must be at least its size.
+    method: "sampling", or "moments" for one pass that propagates mean and variance, taking all units as independent and
+        normal: fast, but inaccurate where they are not (measured in docs/uncertainty.md). It uses `samples` only for draws of
+        the logits.
     full: covariance matrices (B, C, C) in place of variances (B, C).
-    tau: for regression, precision of the observations (1 / their noise variance), a number or one for each output; None: that
-        of the likelihood, or they have no noise.
+    tau: for regression, the precision of the observations (1 / their noise variance), a number or one for each output; None:
+        that of the likelihood; if it has none, observations are without noise.
     dim: the class dimension of the model's output, which is not the first; None: that of the likelihood, or 1.
 
-    Raises UsageError, ModelError (no layer that draws; an output that does not fit the task, or
-    that has other rows than the inputs) or DataError (an empty batch,
-    values that are not finite, a shape that the model does not take).
+    Raises UsageError, ModelError (no layer that draws; an output that does not fit the task, or whose number of rows is not
+    that of the inputs) or DataError (an empty batch, values that are not finite, a shape that the model does not accept).
     """
     samples = _check(samples, antithetic, chunk, method)
     if members and local:
@@ -129,7 +129,7 @@ def mc_predict(
 
 
 def _weights(layers: Iterable[StochasticLayer]) -> int:
-    """Numbers that one draw of the layers' weights takes."""
+    """How many numbers one draw of the layers' weights has."""
     return sum(layer.weight.numel() for layer in layers if isinstance(layer, VariationalLayer))
 
 
@@ -141,11 +141,13 @@ def mean_predict(
     temperature: float = 1.0,
     dim: int | None = None,
 ) -> Prediction:
-    """The prediction of a model's one output in `eval()`, dense or variational, without any noise: `samples` is 1.
+    """The prediction of a model, dense or variational, from one pass in `eval()` without any noise; its `samples` is 1.
 
-    temperature: what logits are divided by, above 0, beside the temperature of the likelihood; 1 for values, which have no
-    logits. The likelihood is that of the
-    mean model (`Likelihood.of_mean`), which calibration fits apart. Otherwise as `mc_predict`.
+    temperature: a number above 0 that logits are divided by, in addition to the temperature of the likelihood; 1 for values,
+    which have no logits.
+
+    The likelihood is that of the mean model (`Likelihood.of_mean`), which calibration fits separately. Otherwise as
+    `mc_predict`.
     """
     likelihood = resolve(unwrapped(model), task, dim).of_mean()
     if not 0 < temperature < float("inf"):
@@ -161,8 +163,8 @@ def mean_predict(
 def ensemble_predict(models: Sequence[nn.Module], x: Any, *, task: str | Likelihood, dim: int | None = None) -> Prediction:
     """The prediction of a deep ensemble (Lakshminarayanan et al. 2017): the average of its members, each without noise.
 
-    models: dense ones, or variational ones by their means; `samples` of the prediction is their number, and its epistemic part
-    their spread. x, task, dim: as in `mc_predict`.
+    models: dense models, or variational ones, of which the means are used. The prediction's `samples` is their number, and its
+    epistemic part their spread. x, task, dim: as in `mc_predict`.
     """
     if not models:
         raise UsageError("models: an ensemble has at least one member")
@@ -175,7 +177,7 @@ def ensemble_predict(models: Sequence[nn.Module], x: Any, *, task: str | Likelih
 
 
 def _add_mean(model: nn.Module, x: Any, likelihood: Likelihood, sums: Sums, size: int, temperature: float = 1.0) -> None:
-    """One draw more: a model's output without noise."""
+    """Add a model's output without noise to the sums, as one draw."""
     x = to_device(x, device_of(model))
     with evaluating(model), drawing(stochastic_layers(model), None):
         run = partial(_heads, model, likelihood)
@@ -232,7 +234,7 @@ def _layers_that_draw(model: nn.Module) -> list[StochasticLayer]:
 
 
 def _generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """A generator on the model's device: the given one, or another that it (or torch's default) seeds."""
+    """A generator on the model's device: the given one, or a new one seeded from it (or from torch's default)."""
     if generator is not None and generator.device.type == device.type:
         return generator
     source = torch.device("cpu") if generator is None else generator.device
@@ -242,10 +244,10 @@ def _generator(generator: torch.Generator | None, device: torch.device) -> torch
 
 @cache
 def _keep_freed_memory() -> None:
-    """Let glibc see a piece of memory go that is as large as those of a pass.
+    """Free one block as large as those of a pass, so that glibc keeps such blocks for reuse.
 
-    It hands freed memory back beyond twice the largest piece that it has seen, and taking it again, page by page, is a fifth
-    of the time of a small network's draws. This costs microseconds, once, and at most 16 MB that are kept.
+    glibc returns free memory to the system beyond twice the largest block that was freed, and getting it back, page by page,
+    takes a fifth of the time of a small network's draws. The call costs microseconds, once, and at most 16 MB that are kept.
     """
     torch.empty(BUDGET["cpu"])
 
@@ -260,8 +262,12 @@ def _plan(
     antithetic: bool,
     whole: Callable[[], bool],
 ) -> tuple[int, int]:
-    """Inputs and draws of one pass. The batch is cut before the draws, so that the noise-free part is computed once; where
-    so many weights are drawn, the other way round. whole: whether it must not be cut, asked where it would be."""
+    """How many inputs and draws go into one pass.
+
+    The batch is split before the draws are, so that the noise-free part is computed once; where weights are drawn, it is the
+    other way round. weights: numbers in one draw of them, or None. whole: tells whether the batch must not be split, and is
+    called only if it would be.
+    """
     budget = BUDGET.get(device.type, OTHER_BUDGET)
     rows = chunk or max(1, budget // widest)
     least = 2 if antithetic else 1
@@ -282,7 +288,7 @@ def _plan(
 
 
 def _order(size: int, samples: int, inputs: int, at_once: int, weights: bool) -> list[tuple[int, int]]:
-    """(first input, draws) of each pass; drawn weights are kept over all inputs before the next are drawn."""
+    """(first input, number of draws) of each pass; drawn weights are used for all inputs before the next ones are drawn."""
     starts = range(0, size, inputs)
     counts = [min(at_once, samples - done) for done in range(0, samples, at_once)]
     if weights:

@@ -39,7 +39,7 @@ def quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, list[Any]]:
-    """The reliability diagram: per bin of confidence how many, how sure on average, and how often right.
+    """The reliability diagram: the number of examples, mean confidence and accuracy in each bin of confidence.
 
     Returns `edges` (bins + 1), `count`, `confidence` and `accuracy` (None where a bin is empty).
     """
@@ -58,9 +58,9 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict
 
 
 def rejection(score: Tensor, loss: Tensor, steps: int = 20) -> dict[str, list[float]]:
-    """What is left when the least certain inputs are rejected: the mean loss of the others by rejected fraction.
+    """The mean loss of the inputs that are left when the least certain ones are rejected, by rejected fraction.
 
-    score: (N,) uncertainty, the highest go first. loss: (N,), 0 or 1 for a wrong label, a squared error for regression.
+    score: (N,) uncertainty; the highest are rejected first. loss: (N,), 0 or 1 (a wrong label), or squared errors.
     Returns `rejected` (fractions 0, 1/steps, ...) and `loss` (means over the inputs kept).
     """
     order = torch.argsort(score, stable=True)  # most certain first
@@ -71,15 +71,15 @@ def rejection(score: Tensor, loss: Tensor, steps: int = 20) -> dict[str, list[fl
 
 
 def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps: int = 100) -> dict[str, Any]:
-    """Risk and coverage (Geifman & El-Yaniv 2017): the mean loss of those inputs that are answered, by their share.
+    """Risk and coverage (Geifman & El-Yaniv 2017): the mean loss of the inputs that are answered, by the share answered.
 
-    Inputs are answered whose doubt is at most some threshold, so those of equal doubt together; between two thresholds the
-    curve is what answering some of the equals, drawn at random, gives on average.
+    Inputs are answered if their doubt is at most some threshold, so those of equal doubt are answered together. Between two
+    thresholds the curve is the expected loss if some of the inputs of equal doubt are answered at random.
 
-    score: (N,) doubt, the least are answered first. loss: (N,), a share of wrong labels, or squared errors. targets: mean
+    score: (N,) doubt; the lowest is answered first. loss: (N,), a share of wrong labels, or squared errors. targets: mean
         losses not to exceed, such as 0.01 for 99% accuracy.
     Returns `share` (1 / steps, ..., 1), `loss`, `area` (the mean loss over all shares), and `answered`: for each target the
-    largest share that keeps it, and the threshold on the score (None: no share does).
+    largest share that meets it, and the threshold on the score (None: no share does).
     Raises DataError without inputs.
     """
     if not len(score):
@@ -91,7 +91,7 @@ def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps:
     total = torch.cat([torch.zeros(1).double(), losses.cumsum(0)[last]])
 
     def risk(count: Tensor) -> Tensor:
-        """Of the so many least doubtful, (M,) of numbers between 1 and N."""
+        """Mean loss of the `count` least doubtful inputs; count: (M,), numbers between 1 and N."""
         right = torch.searchsorted(kept, count).clamp(1, len(kept) - 1)
         part = (count - kept[right - 1]) / (kept[right] - kept[right - 1])
         return (total[right - 1] + part * (total[right] - total[right - 1])) / count
@@ -112,13 +112,13 @@ def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps:
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """How well a score tells inputs from outside the training distribution (positive) from those inside, in [0, 1].
+    """How well a score separates inputs outside the training distribution (positive) from those inside, in [0, 1].
 
     inside, outside: (N,) and (M,) scores of uncertainty. Ties count half.
     """
     from torchmetrics.functional.classification import binary_auroc
 
-    # Ranks in place of the scores: torchmetrics squashes what lies outside [0, 1], and squashing makes ties.
+    # Ranks in place of the scores: torchmetrics applies a sigmoid to scores outside [0, 1], which makes ties.
     scores = torch.cat([inside.double().flatten(), outside.double().flatten()]).cpu()
     ranks = torch.unique(scores, return_inverse=True)[1].double()
     target = torch.cat([torch.zeros(inside.numel()), torch.ones(outside.numel())]).long()
@@ -143,21 +143,21 @@ def regression_quality(mean: Tensor, variance: Tensor, target: Tensor) -> dict[s
 def _calibration_error(p: Tensor, labels: Tensor) -> float:
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    # torchmetrics works in float32 and gives a confidence of exactly 1 a bin of its own: the last number below 1 has none.
+    # torchmetrics works in float32 and has a separate bin for a confidence of exactly 1: the last number below 1 avoids it.
     p = p.clamp(0, 1 - 2**-24).float()
     return float(multiclass_calibration_error(p, labels, num_classes=p.shape[1], n_bins=BINS, norm="l1"))
 
 
 def bin_of(confidence: Tensor) -> Tensor:
-    """The bin of the calibration error that each confidence falls in, as torchmetrics has them: (N,) of 0 to 14."""
+    """The bin of the calibration error that each confidence falls in, as in torchmetrics: (N,), 0 to 14."""
     edges = torch.linspace(0, 1, BINS + 1)
     where = torch.bucketize(confidence.clamp(0, 1 - 2**-24).float().cpu(), edges, right=True) - 1
     return where.clamp(0, BINS - 1).to(confidence.device)
 
 
 def as_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (N, C) in float64, of no and yes where only those of yes are given, and labels (N,); DataError as
-    `quality` has it."""
+    """Probabilities (N, C) in float64 (of no and yes, if only those of yes are given) and labels (N,). Raises DataError as
+    `quality` does."""
     p = probabilities.detach().double()
     if p.dim() == 2 and p.shape[1] == 1:
         p = p[:, 0]

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from svdcompress.errors import ModelError
 from svdcompress.layers import BernoulliDropout, GaussianDropout, Moments, VariationalLayer
 
-TINY = 1e-24  # of a variance: below it a number counts as certain
-NEVER = -1e9  # a padded place of a maximum pooling
+TINY = 1e-24  # a variance: below it a number counts as certain
+NEVER = -1e9  # the mean of a padded position in maximum pooling
 
 
 def unknown(what: str) -> ModelError:
@@ -25,21 +25,21 @@ def unknown(what: str) -> ModelError:
 
 
 def variational(layer: VariationalLayer, x: Moments | Tensor, *args: Any) -> Moments:
-    """The layer's own moments, of an input that is certain or has a variance."""
+    """The layer's own moments, for an input that is certain or has a variance."""
     mean, variance = x if isinstance(x, Moments) else (x, None)
     return layer.moments(mean, *args, variance=variance)
 
 
 def dropout(layer: BernoulliDropout | GaussianDropout, x: Moments | Tensor) -> Moments:
-    """Noise of mean 1 and variance a = p / (1 - p): Var = v + a (m^2 + v)."""
+    """Multiplicative noise of mean 1 and variance a = p / (1 - p): Var = v + a (m^2 + v)."""
     mean, variance = x if isinstance(x, Moments) else (x, torch.zeros_like(x))
     return Moments(mean, variance + layer.p / (1 - layer.p) * (mean.square() + variance))
 
 
 def _linear_map(layer: Any, x: Moments) -> Moments:
-    """A dense Linear or convolution: its weights squared carry the variance, its bias none."""
+    """A dense Linear or convolution: the squared weights propagate the variance, and the bias adds none."""
     mean = layer(x.mean)
-    weight = layer.weight  # read after the call, since a hook may make it (torch.nn.utils.weight_norm, prune)
+    weight = layer.weight  # read after the call, since a hook may compute it (torch.nn.utils.weight_norm, prune)
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     if hooked and not torch.allclose(_plain_map(layer, x.mean, weight, layer.bias), mean, rtol=1e-4, atol=1e-6):
         raise unknown(f"a {type(layer).__name__} whose hooks change what goes in or comes out")
@@ -47,7 +47,7 @@ def _linear_map(layer: Any, x: Moments) -> Moments:
 
 
 def _plain_map(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What the layer computes, with this weight and bias in place of its own, which stay as they are."""
+    """What the layer would compute with this weight and bias instead of its own, which are left unchanged."""
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
     if not layer.transposed:
@@ -89,7 +89,7 @@ def maximum(a: Moments, b: Moments) -> Moments:
 
 
 def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, fill: float) -> Tensor:
-    """The numbers of each pooling window, last: (batch, channels, *positions, numbers); without dilation."""
+    """The numbers of each pooling window in the last dimension: (batch, channels, *positions, numbers); without dilation."""
     dims = x.dim() - 2
     kernel, padding = _each(kernel, dims), _each(padding, dims)
     stride = _each(stride if stride is not None and stride != [] else kernel, dims)
@@ -126,7 +126,7 @@ def avg_pool(
     """A sum of independent numbers, each with the weight w: Var = sum w^2 v = w * pool(v)."""
     dims = x.mean.dim() - 2
     sizes = [_each(size, dims) for size in (kernel_size, kernel_size if stride in (None, []) else stride, padding)]
-    if dims == 1:  # torch counts the numbers of a window from two dimensions on
+    if dims == 1:  # divisor_override, which counts a window's numbers, needs two dimensions
         sizes = [(filler, *size) for filler, size in zip((1, 1, 0), sizes, strict=True)]
         x = Moments(x.mean.unsqueeze(2), x.variance.unsqueeze(2))
     function: Any = F.avg_pool3d if dims == 3 else F.avg_pool2d
@@ -166,7 +166,7 @@ def _each(value: Any, dims: int) -> tuple[Any, ...]:
 
 
 def _both(function: Callable) -> Callable:
-    """For reshaping: the same to mean and variance."""
+    """A rule for reshaping, which is applied to mean and variance alike."""
     return lambda x, *args, **kwargs: Moments(function(x.mean, *args, **kwargs), function(x.variance, *args, **kwargs))
 
 
@@ -212,7 +212,7 @@ MODULES: dict[type[nn.Module], Callable[[Any, Moments], Moments]] = {
     nn.modules.pooling._AdaptiveAvgPoolNd: lambda layer, x: adaptive_avg_pool(x, layer.output_size),
     nn.modules.pooling._AdaptiveMaxPoolNd: lambda layer, x: _adaptive_max(x, layer.output_size),
 }
-"""Rule of each class of module (or of a class that it is derived from)."""
+"""The rule for each class of module and its subclasses."""
 
 FUNCTIONS: dict[str, Callable] = {
     "relu": relu,
@@ -242,4 +242,4 @@ FUNCTIONS: dict[str, Callable] = {
     "adaptive_avg_pool2d": adaptive_avg_pool,
     "adaptive_avg_pool3d": adaptive_avg_pool,
 }
-"""Rule of each function and method, by name."""
+"""The rule for each function and method, by name."""

@@ -1,4 +1,4 @@
-"""Test data gone bad by degrees: corrupted images, columns with noise or missing, masked words, at five levels each."""
+"""Test data made worse by degrees: corrupted images, noisy or missing values, masked words, at five levels each."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ LEVELS: dict[str, tuple[float, ...]] = {
     "missing values": (0.1, 0.2, 0.3, 0.5, 0.7),
     "masked words": (0.1, 0.2, 0.3, 0.5, 0.7),
 }
-"""What the levels 1 to 5 are. blur: standard deviation in sides of the image. noise: in ranges of the data's numbers. contrast:
-what is left of it. rotation: degrees, to either side. occlusion: a square's side in sides of the image. noisy values: in
-standard deviations of the column. missing values, masked words: the chance of each to be lost."""
+"""What the levels 1 to 5 mean. blur: standard deviation as a fraction of the image's side. noise: standard deviation as a
+fraction of the data's range. contrast: the fraction that is left. rotation: degrees, to either side. occlusion: a rectangle's
+sides as fractions of the image's. noisy values: standard deviation in units of the column's. missing values, masked words: the
+probability that each is lost."""
 
 IMAGES = ("blur", "noise", "contrast", "rotation", "occlusion")
 
@@ -37,16 +38,17 @@ Corruption = Callable[[Tensor, float, torch.Generator], Tensor]
 def shifts(
     test: Batches, seed: int = 0, limit: int = 2000, image_shape: Sequence[int] | None = None
 ) -> dict[str, list[Batches]]:
-    """The first test batches, up to about `limit` inputs, corrupted: {kind: [as they are, level 1, ..., level 5]}.
+    """The first test batches, up to about `limit` inputs, corrupted: {kind: [uncorrupted, level 1, ..., level 5]}.
 
-    Images (B, C, H, W), or rows of numbers that are images of `image_shape` laid flat, are blurred, have noise, lose contrast,
-    are turned or hidden in part, in the manner of Hendrycks & Dietterich 2019 but on the model's own inputs, whatever their
-    normalisation. Other floating-point inputs (columns of tables, series) have noise on each number, or lose numbers, in whose
-    place the column's mean stands; columns that are constant stay. Token ids (alone, or as `input_ids`) lose words: to the
-    attention mask where there is one, else to a word drawn anew. What keeps its first batch as it was is left out.
+    Images (B, C, H, W), or rows of numbers that are flattened images of `image_shape`, are blurred, get noise, lose contrast,
+    are rotated or partly hidden, in the manner of Hendrycks & Dietterich 2019 but on the model's own inputs, whatever their
+    normalization. Other floating-point inputs (columns of tables, series) get noise on each number, or lose numbers, which the
+    column's mean replaces; constant columns do not change. Token ids (alone, or as `input_ids`) lose words, which are hidden
+    by the attention mask if there is one, else replaced by random ones. A kind that does not change the first batch is left
+    out.
 
-    See `LEVELS` for the levels. The same seed gives the same corruptions. Raises nothing of its own; {} for inputs of which
-    nothing is known.
+    See `LEVELS` for the levels. The same seed gives the same corruptions. Raises nothing of its own; {} for inputs of unknown
+    kind.
     """
     some = head(test, limit)
     seen = _numbers(some)
@@ -63,7 +65,7 @@ def shifts(
 
 
 def _numbers(batches: Batches) -> Tensor | None:
-    """The floating-point inputs of all batches, of which there is one tensor; None where there is none."""
+    """The first floating-point tensor of each batch's inputs, concatenated; None if one has none or their shapes differ."""
     parts: list[Tensor] = []
     for inputs, _ in batches():
         found: list[Tensor] = []
@@ -109,7 +111,7 @@ def _of_images(seen: Tensor, shape: tuple[int, int, int]) -> dict[str, Corruptio
 
 
 def blur(x: Tensor, level: float) -> Tensor:
-    """Images (B, C, H, W) convolved with a normal density of standard deviation `level` sides; edges are carried on."""
+    """Images (B, C, H, W) convolved with a normal density of standard deviation `level` sides; edge pixels are repeated."""
     for axis in (2, 3):
         sigma = max(level * x.shape[axis], 1e-3)
         reach = max(1, math.ceil(3 * sigma))
@@ -123,13 +125,13 @@ def blur(x: Tensor, level: float) -> Tensor:
 
 
 def contrast(x: Tensor, level: float) -> Tensor:
-    """Each image (B, C, H, W) drawn towards its own mean; `level` of its deviations are left."""
+    """Each image (B, C, H, W) pulled towards its own mean: deviations are multiplied by `level`."""
     mean = x.mean((1, 2, 3), keepdim=True)
     return mean + level * (x - mean)
 
 
 def rotation(x: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    """Images (B, C, H, W) turned about their middle by `level` degrees, to a side drawn for each; edges are carried on."""
+    """Images (B, C, H, W) rotated about their center by `level` degrees, each to a random side; edge pixels are repeated."""
     side = torch.randint(0, 2, (len(x),), generator=generator) * 2 - 1
     angle = torch.deg2rad(level * side.to(x))
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
@@ -140,7 +142,7 @@ def rotation(x: Tensor, level: float, generator: torch.Generator) -> Tensor:
 
 
 def occlusion(x: Tensor, level: float, generator: torch.Generator, value: float) -> Tensor:
-    """Images (B, C, H, W) with a rectangle of `level` of each side, at a place drawn for each, that holds `value`."""
+    """Images (B, C, H, W), each with a rectangle of `level` times its sides, at a random place, filled with `value`."""
     hidden = torch.ones(len(x), 1, *x.shape[2:], dtype=torch.bool, device=x.device)
     for axis in (2, 3):
         side = x.shape[axis]
@@ -166,12 +168,11 @@ def _of_columns(seen: Tensor) -> dict[str, Corruption]:
 
 
 def mask_words(inputs: Any, level: float, generator: torch.Generator) -> Any:
-    """Token ids of which each is lost with a chance of `level`, but for padding and the tokens that frame all texts alike.
+    """Inputs whose token ids are each lost with probability `level`, except padding and first or last tokens that all share.
 
-    A lost word is hidden by `attention_mask` where the inputs have one; otherwise another one, drawn from the batch's range,
-    stands in its place.
+    A lost word is hidden by `attention_mask` if the inputs have one; otherwise an id drawn from the batch's range replaces it.
     """
-    inputs = map_tensors(inputs, lambda tensor: tensor)  # a plain dict, of whatever kind of mapping
+    inputs = map_tensors(inputs, lambda tensor: tensor)  # turns any kind of mapping into a plain dict
     ids: Any = inputs.get("input_ids") if isinstance(inputs, dict) else inputs
     if not are_ids(ids):
         return inputs
@@ -204,7 +205,7 @@ def _changed(test: Batches, change: Any, seed: int, words: float = 0.0) -> Batch
 
 
 def _first_only(change: Any, generator: torch.Generator) -> Any:
-    """`change` for the first floating-point tensor of a batch, of which the statistics are."""
+    """Apply `change` only to the first floating-point tensor of a batch, from which the statistics were taken."""
     done: list[bool] = []
 
     def apply(tensor: Tensor) -> Tensor:

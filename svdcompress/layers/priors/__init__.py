@@ -1,4 +1,4 @@
-"""Priors of the weights, one file each: the KL of a posterior to it, log alpha, and where variances start."""
+"""Priors of the weights, one file each: the KL from prior to posterior, log alpha, and the initial log variance."""
 
 from svdcompress.layers.priors._apart import kl_apart
 from svdcompress.layers.priors._ard import ARD, kl_ard, kl_group_ard
@@ -7,7 +7,7 @@ from svdcompress.layers.priors._log_uniform import LogUniform, kl_log_uniform
 from svdcompress.layers.priors._rank_one import kl_rank_one
 
 PRIORS = (ARD.name, LogUniform.name)
-"""Names of the package's own."""
+"""Names of the package's own priors."""
 
 __all__ = [
     "ARD",

@@ -1,7 +1,7 @@
-"""The KL of weights that each have an ARD prior of their own, of many layers in one autograd function.
+"""The KL of weights that each have an ARD prior of their own, for many layers in one autograd function.
 
-It is what `_groups.py` computes for the share "weight" without a mask, with fewer calls of torch: in small networks those
-are most of the KL's time.
+It is what `_groups.py` computes for ARD with the share "weight" and no mask, with fewer torch calls, which take most of the
+KL's time in small networks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from svdcompress.layers._alpha import EPS
 from svdcompress.layers._once import once_differentiable
 
-_torch: Any = torch  # which does not declare its functions on lists of tensors
+_torch: Any = torch  # its stubs do not declare the functions on lists of tensors
 
 
 def kl_apart(weights: Sequence[Tensor], log_sigma2s: Sequence[Tensor]) -> Tensor:
-    """KL to the ARD prior in nats, summed over all weights; a scalar with gradients of all tensors.
+    """KL to the ARD prior in nats, summed over all weights; a scalar with gradients for all tensors.
 
     `0.5 sum [log(mu^2 + sigma2) - log_sigma2]`, eq. 9 of Kharitonov et al. 2018 (arXiv 1811.00596) at the best prior variance.
 
@@ -38,7 +38,7 @@ class _Apart(torch.autograd.Function):
         terms = _torch._foreach_log(moments)
         _torch._foreach_sub_(terms, log_sigma2s)
         ctx.count = count
-        ctx.save_for_backward(*weights, *moments, *log_sigma2s)  # the last ones: see once_differentiable
+        ctx.save_for_backward(*weights, *moments, *log_sigma2s)  # log_sigma2s: see once_differentiable
         return torch.stack([term.sum() for term in terms]).sum().mul_(0.5)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Automatic relevance determination: a normal prior whose variance is learned, for each weight or each group of them.
 
-Kharitonov et al. 2018 (arXiv 1811.00596). The prior's variance is at its optimum, which has a closed form, so that nothing but
-the posterior is left in the KL. `kl_ard` and `kl_group_ard` are the formulas as they stand; layers use `ARD.kl`.
+Kharitonov et al. 2018 (arXiv 1811.00596). The prior's variance is at its optimum, which has a closed form, so that the KL
+depends on the posterior alone. `kl_ard` and `kl_group_ard` are the plain formulas; layers use `ARD.kl`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from svdcompress.layers.priors._groups import GroupedPrior, Parts, counts
 
 
 class ARD(GroupedPrior):
-    """N(0, lambda^2) with a lambda of each weight or prior group, at its best: `0.5 sum [log(mu^2 + sigma2) - log sigma2]`."""
+    """N(0, lambda^2) with the best lambda for each weight or prior group: `0.5 sum [log(mu^2 + sigma2) - log sigma2]`."""
 
     name = "ard"
 
     @staticmethod
     def value(weight: Tensor, log_sigma2: Tensor, mask: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
-        """Normal priors, each group's variance at its optimum: `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`.
+        """The KL to normal priors, each group's variance at its optimum:
+        `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`.
 
         Returns the sum, and the prior's variances for each share.
         """
@@ -35,7 +36,7 @@ class ARD(GroupedPrior):
         for index, (dims, part) in enumerate(parts):
             if dims:
                 count: Any = counts(mask, weight, dims)
-                # Divided before it is summed: exp(80) of thousands of weights has no sum in float32, but a mean.
+                # Divided before summing: exp(80) over thousands of weights overflows float32 as a sum, but not as a mean.
                 number = count if mask is None else count.clamp_min(1)
                 each = moment.div_(number) if index + 1 == len(parts) else moment / number
                 shared = each.sum(dims, keepdim=True).add_(EPS)
@@ -59,7 +60,7 @@ class ARD(GroupedPrior):
         grad: Tensor,
         wanted: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None]:
-        # In place, and without broadcasting a number into addcmul, which is not vectorised: that was half of the KL's cost.
+        # In place, and without broadcasting a number into addcmul, which is not vectorized: that was half of the KL's cost.
         precision: Any = None  # the gradient over the prior's variance, summed over shares
         for (_, part), shared in zip(parts, moments, strict=True):
             term = (grad * part) / shared
@@ -80,7 +81,7 @@ def kl_ard(log_alpha: Tensor) -> Tensor:
 
 
 def kl_group_ard(weight: Tensor, log_sigma2: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """KL to N(0, lambda_g^2) with one lambda per group; a group is what lies along `dims`.
+    """KL to N(0, lambda_g^2) with one lambda per group; a group is the weights along `dims`.
 
     At the best lambda_g^2 = mean_g(mu^2 + sigma2) it is `0.5 sum_j [log mean_g(mu^2 + sigma2) - log_sigma2_j]`.
     """

@@ -1,11 +1,11 @@
-"""Priors that groups of weights can share: the KL of a whole layer for any share, with its gradient written out.
+"""Priors that groups of weights can share: the KL of a whole layer for any share, with a hand-written gradient.
 
-All shares of a layer are taken together, so that exp(log_sigma2) and mu^2 are computed once for them; the backward keeps at
-most one number for each weight.
+All shares of a layer are computed together, so that exp(log_sigma2) and mu^2 are computed once for all of them; the backward
+keeps at most one number for each weight.
 
-Weights are seen in the canonical view (groups, outputs, inputs, kernel); a share is the dimensions that its groups span, the
-share "weight" spans none. Weights outside the mask contribute nothing and have no gradient; the sizes, sums and means of
-groups are over what is inside it, and a group without any contributes 0.
+Weights are seen in the canonical view (groups, outputs, inputs, kernel); a share is given by the dimensions that its groups
+span; the share "weight" spans none. Weights outside the mask contribute nothing and have no gradient; the sizes, sums and
+means of groups cover the weights inside it, and a group with none contributes 0.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from svdcompress.layers.priors._base import Layout, Prior
 from svdcompress.renamed import renamed_arguments
 
 Parts = tuple[tuple[tuple[int, ...], float], ...]
-"""Dimensions that a group spans, and the part of its KL in the sum, for each share."""
+"""For each share, the dimensions that a group spans and the part of its KL in the sum."""
 
 
 class GroupedPrior(Prior):
-    """A prior whose variance any group of weights can share. A subclass writes out `value` and `gradients`.
+    """A prior whose variance any group of weights can share. A subclass implements `value` and `gradients`.
 
-    Both see weights in the canonical view, float32 at least, and `mask` as bool of the same shape, or None for all.
+    Both get weights in the canonical view (or flat, only those inside a sparse mask), float32 at least, and `mask` as bool
+    of the same shape, or None for all.
     """
 
     shares: ClassVar[tuple[str, ...]] = tuple(REDUCED)
@@ -68,17 +69,17 @@ class GroupedPrior(Prior):
         grad: Tensor,
         wanted: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None]:
-        """`grad` times the derivatives of the KL by the means and log variances; None for one that is not wanted."""
+        """`grad` times the derivatives of the KL with respect to means and log variances; None for those not wanted."""
         raise NotImplementedError
 
 
 def _function_of(prior: type[GroupedPrior]) -> Any:
-    """The autograd function of a prior: a class of its own for each, as torch.compile follows no class by an argument."""
+    """The autograd function of a prior: a separate class for each, as torch.compile cannot follow a class as argument."""
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, weight: Tensor, log_sigma2: Tensor, mask: Tensor | None, parts: Parts, layout: Layout) -> Tensor:
-            # The canonical view is taken in here: autograd could not add up gradients of a view in place.
+            # The canonical view is taken in here: autograd could not accumulate gradients of a view in place.
             few = _few(mask, parts)
             if few is None:
                 mean, spread, where = _canonical(weight, log_sigma2, mask, layout)
@@ -86,7 +87,7 @@ def _function_of(prior: type[GroupedPrior]) -> Any:
                 mean, spread = (tensor.reshape(-1).index_select(0, few) for tensor in (weight, log_sigma2))
                 where = None
             total, saved = prior.value(mean, spread, where, parts)
-            seen = (weight, log_sigma2, mask) if few is None else (mean, spread, None)  # few numbers are not looked up again
+            seen = (weight, log_sigma2, mask) if few is None else (mean, spread, None)  # what was gathered is kept
             ctx.save_for_backward(weight, log_sigma2, *seen, few, *saved)  # the first two: see once_differentiable
             ctx.parts, ctx.layout, ctx.shape = parts, layout, weight.shape
             return total
@@ -104,13 +105,13 @@ def _function_of(prior: type[GroupedPrior]) -> Any:
 
 
 FEW = 0.25
-"""Share of weights inside the mask up to which taking them out and computing on them alone is cheaper than computing on all."""
+"""Fraction of weights inside the mask up to which gathering them and computing on them alone is cheaper than on all."""
 
 
 def _few(mask: Tensor | None, parts: Parts) -> Tensor | None:
-    """Places of the weights inside the mask where these are few and each has a prior of its own; None to compute on all.
+    """Flat indices of the weights inside the mask if these are few and each has a prior of its own; None to compute on all.
 
-    On a CPU only, and not in a graph: how many they are has to be known.
+    Only on a CPU and not in a compiled graph, since their number has to be known.
     """
     if mask is None or mask.device.type != "cpu" or torch.compiler.is_compiling() or any(dims for dims, _ in parts):
         return None
@@ -124,14 +125,14 @@ def _canonical(weight: Tensor, log_sigma2: Tensor, mask: Tensor | None, layout: 
 
 
 def _restored(view: Tensor, shape: torch.Size, few: Tensor | None, layout: Layout) -> Tensor:
-    """What has the canonical shape in that of a weight. Detached: autograd adds in place to nothing that has a base."""
+    """A canonical view, or few gathered weights, in a weight's shape. Detached: autograd adds in place only to non-views."""
     if few is not None:
         return view.new_zeros(shape.numel()).index_copy_(0, few, view).view(shape).detach()
     return (view.transpose(1, 2) if layout[1] else view).reshape(shape).detach()
 
 
 def counts(mask: Tensor | None, like: Tensor, dims: tuple[int, ...]) -> Tensor | int:
-    """Weights of each group, inside the mask."""
+    """Number of weights of each group inside the mask."""
     if mask is not None:
         return mask.sum(dims, keepdim=True)
     count = 1

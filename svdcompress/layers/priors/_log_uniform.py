@@ -1,6 +1,6 @@
 """The log-uniform prior of variational dropout, in the approximation of Molchanov et al. 2017 (arXiv 1701.05369).
 
-`kl_log_uniform` is the formula as it stands; layers use `LogUniform.kl`.
+`kl_log_uniform` is the plain formula; layers use `LogUniform.kl`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class LogUniform(GroupedPrior):
 
     @staticmethod
     def value(weight: Tensor, log_sigma2: Tensor, mask: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
-        """The log-uniform prior: eq. 14 of arXiv 1701.05369 on the log alpha of each weight or group, times the group's size.
+        """The log-uniform KL: eq. 14 of arXiv 1701.05369 on the log alpha of each weight or group, times the group's size.
 
-        Returns the sum, and for each share log alpha, for groups the signal too.
+        Returns the sum and, for each share, log alpha (and, for groups, the signal).
         """
         square = weight.square()
         total, saved = weight.new_zeros(()), []
@@ -68,7 +68,7 @@ class LogUniform(GroupedPrior):
             by_variance = slope
             if dims:
                 slope = slope * counts(mask, weight, dims)
-                by_variance = slope * torch.exp(log_sigma2 - (log_alpha + signal.log()))  # the variance's share of each weight
+                by_variance = slope * torch.exp(log_sigma2 - (log_alpha + signal.log()))  # each weight's share of the variance
             by_signal = weight * (slope / signal).mul_(-2)
             of_weight = by_signal if of_weight is None else of_weight.add_(by_signal)
             of_log_sigma2 = by_variance if of_log_sigma2 is None else of_log_sigma2.add_(by_variance)
@@ -84,12 +84,12 @@ def kl_log_uniform(log_alpha: Tensor) -> Tensor:
 
 
 def _gate(log_alpha: Tensor) -> Tensor:
-    """sigmoid(-(K2 + K3 log alpha)), in a tensor of its own."""
+    """sigmoid(-(K2 + K3 log alpha)), as a new tensor."""
     return (log_alpha * -K3).sub_(K2).sigmoid_()
 
 
 def _slope(log_alpha: Tensor) -> Tensor:
-    """Derivative of the approximated KL by log alpha."""
+    """Derivative of the approximated KL with respect to log alpha."""
     gate = _gate(log_alpha)
     gate = torch.addcmul(gate, gate, gate, value=-1)
     return gate.mul_(-K1 * K3).sub_(log_alpha.neg().sigmoid_(), alpha=0.5)

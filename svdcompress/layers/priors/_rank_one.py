@@ -1,7 +1,7 @@
-"""The ARD KL of weights whose variances are of rank one, without a tensor of their log variances or of its gradient.
+"""The ARD KL of weights with variances of rank one, without a tensor of their log variances or its gradient.
 
-`0.5 sum [log(mu^2 + r c) - log r - log c]` over rows and columns: one pass over the means finds the value and all gradients. On
-a CPU it goes by blocks that stay in the cache, which measured three times faster than the whole of a large tensor at once.
+`0.5 sum [log(mu^2 + r c) - log r - log c]` over rows and columns: one pass over the means gives the value and all gradients.
+On a CPU it works in blocks that fit in the cache, which was measured to be three times faster than a large tensor at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from svdcompress.layers._once import once_differentiable
 from svdcompress.layers._share import canonical
 
 BLOCK = 2**18
-"""Numbers of a block on a CPU, which has three tensors of it in use at once."""
+"""Elements of a block on a CPU; three tensors of this size are in use at once."""
 
 
 def kl_rank_one(weight: Tensor, row: Tensor, column: Tensor, groups: int) -> Tensor:
-    """KL to the ARD prior in nats, each weight with a prior variance of its own; a scalar with gradients of all three.
+    """KL to the ARD prior in nats, each weight with a prior variance of its own; a scalar with gradients for all three.
 
     weight: of a Linear or a convolution that is not transposed, float32 or float64, contiguous.
     row, column: (groups, outputs per group, 1, 1) and (groups, 1, inputs per group, positions), whose sum is the log variance.
@@ -46,7 +46,7 @@ class _RankOne(torch.autograd.Function):
                 moment, term = room[: len(mean)], more[: len(mean)]
                 torch.mul(scale[first : first + step], across, out=moment).addcmul_(mean, mean).add_(EPS)
                 total = total + torch.log(moment, out=term).sum()
-                # mu / m, and 0.5 (r c / m - 1) = -0.5 (mu^2 + EPS) / m, which does not lose what is far below 1
+                # mu / m, and 0.5 (r c / m - 1) = -0.5 (mu^2 + EPS) / m, which keeps values far below 1 accurate
                 torch.mul(mean, moment.reciprocal_(), out=slope)
                 torch.mul(mean, slope, out=term).add_(moment, alpha=EPS)
                 torch.sum(term, 1, out=down[first : first + step])

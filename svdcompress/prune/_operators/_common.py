@@ -1,4 +1,4 @@
-"""What several handlers need: operators applied to shadows, and what holds where elements of several tensors meet."""
+"""What several handlers need: applying operators to shadows, and combining shadows where elements of several tensors meet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _on_cpu(argument: Any) -> Any:
 
 
 def opened(trace: Trace, shadow: Shadow) -> Tensor | None:
-    """Labels of a tensor that is taken as values; nothing of a parameter that is goes."""
+    """Labels of a tensor whose values are used; if it is a view of a parameter, the parameter is sealed."""
     if shadow.parameter is not None:
         trace.seal(shadow.parameter, "used as values")
         return None
@@ -35,7 +35,7 @@ def opened(trace: Trace, shadow: Shadow) -> Tensor | None:
 
 
 def as_labels(trace: Trace, shadow: Shadow) -> Tensor | None:
-    """Labels of a tensor whether it is computed or a view of a parameter, and None where it has none."""
+    """Labels of a tensor, either computed or a view of a parameter; None if it has none. Grouped parameters are sealed."""
     if shadow.parameter is not None and shadow.parameter.grouped:
         trace.seal(shadow.parameter, "used as values")
         return None
@@ -43,13 +43,13 @@ def as_labels(trace: Trace, shadow: Shadow) -> Tensor | None:
 
 
 def note_view(trace: Trace, labels: Tensor | None, out: Tensor) -> None:
-    """Remember a change of shape of units."""
+    """Record a change of shape of a tensor with units."""
     if varying(labels):
         trace.views.append(View(small(labels), tuple(out.shape), trace.stack[-1]))
 
 
 def note_pieces(trace: Trace, pieces: Tensor, width: int) -> None:
-    """Remember pieces of units that must stay of equal size, and that code may know this size."""
+    """Record pieces of units that must keep equal sizes, and this size, which code may hold as a number."""
     trace.splits.append(pieces)
     trace.views.append(View(pieces[:1], (1, width), trace.stack[-1]))
 
@@ -58,7 +58,7 @@ def note_pieces(trace: Trace, pieces: Tensor, width: int) -> None:
 
 
 def mixed_taint(name: str, pairs: list[tuple[Tensor, Shadow]], args: tuple, shape: torch.Size) -> Tensor:
-    """The input reaches an element where it reaches one operand, unless a product has a constant 0 there."""
+    """The input reaches an element if it reaches an operand there, unless a product has a constant 0 in that place."""
     if name == "mul" and len(pairs) == 2:
         (a, sa), (b, sb) = pairs
         dead_a, dead_b = _constant_zero(a, sa), _constant_zero(b, sb)
@@ -71,7 +71,7 @@ def mixed_taint(name: str, pairs: list[tuple[Tensor, Shadow]], args: tuple, shap
 
 
 def _constant_zero(tensor: Tensor, shadow: Shadow) -> Tensor:
-    """Where an activation is 0 whatever the input is (parameters that happen to be 0 are not meant: they may be trained)."""
+    """Where an activation is 0 whatever the input is (parameters that happen to be 0 don't count, as they may be trained)."""
     taint = small(shadow.taint)
     if shadow.parameter is not None or shadow.labels is None or bool(taint.all()):
         return torch.zeros_like(taint)
@@ -83,7 +83,7 @@ def _constant_zero(tensor: Tensor, shadow: Shadow) -> Tensor:
 
 
 def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tensor) -> Shadow:
-    """The shadow of elements in which those of several tensors meet (broadcast to `shape`)."""
+    """The shadow of a tensor whose elements combine those of several tensors (broadcast to `shape`)."""
     if len(shadows) == 1 and shadows[0].taint.shape == shape:
         one = shadows[0]
         return Shadow(one.labels, taint, one.parameter, one.places, derived=True)
@@ -107,7 +107,7 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
         else:
             wide = [d for d, size in enumerate(shadow.taint.shape) if size > 1]
             trace.fix(labels, wide, "meets values that belong to no unit")
-    if len(varying(labels)) > 1:  # once units of several places go together, fewer dimensions may tell them apart
+    if len(varying(labels)) > 1:  # tied units may vary along fewer dimensions
         labels = compact(trace.units.resolve(small(labels))).expand(shape)
     return Shadow(labels, taint)
 
@@ -126,7 +126,7 @@ def _align(shadow: Shadow, dims: int) -> Shadow:
 
 
 def _meet(trace: Trace, all_labels: list[Tensor], shape: torch.Size) -> Tensor | None:
-    """Tie the labels of operands that line up; one that is broadcast over other units is not along for the ride: it stays."""
+    """Tie the labels of operands that line up; the units of an operand that is broadcast over other units are pinned."""
     free = {d for labels in all_labels for d in varying(labels)}
     kept = []
     for labels in all_labels:
@@ -146,7 +146,7 @@ def _meet(trace: Trace, all_labels: list[Tensor], shape: torch.Size) -> Tensor |
 
 
 def attach(trace: Trace, parameter: Parameter, places: tuple[Tensor, ...], labels: Tensor | None, shape: torch.Size) -> None:
-    """Elements of a parameter meet units: the axis along which each index meets one unit follows these units."""
+    """Tie a parameter to the units that its elements meet, along an axis whose indices meet one unit each, or fix both."""
     if labels is None:
         return
     free = varying(labels)

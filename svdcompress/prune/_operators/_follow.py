@@ -1,4 +1,4 @@
-"""From an operator to what it does to units; whatever is not known here pins what enters it."""
+"""Follows an operator with the handler registered for it; an operator without one pins the units that enter it."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def _shared(trace: Trace, tensor: Tensor) -> bool:
 
 
 def base_name(func: Any) -> str:
-    """An operator's name without namespace, overload and the mark of being in place."""
+    """An operator's name without namespace, overload and the trailing `_` of in-place operators."""
     name = func._schema.name.split("::")[-1]
     return name[:-1] if func._schema.is_mutable and name.endswith("_") and not name.endswith("__") else name
 
 
 def count_macs(trace: Trace, entry: Operator, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-    """Put the multiply-accumulates of an operator down to the weight it applies, or to the units whose values it multiplies."""
+    """Attribute the multiply-accumulates of an operator to the weight it applies, or to the units that it multiplies."""
     shadows = [trace.of(args[i]) for i in entry.factors if i < len(args)]
     weights = [shadow.parameter for shadow in shadows if shadow.parameter is not None]
     formula = flop_registry.get(func._overloadpacket)
@@ -72,7 +72,7 @@ def count_macs(trace: Trace, entry: Operator, func: Any, args: tuple, kwargs: di
 
 
 def _multiplied(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """The units of a product of activations, (B, M, K) x (B, K, N), each with as much of it: heads, or channels it makes."""
+    """The units that share a product of activations equally, (B, M, K) x (B, K, N): heads, or the channels of the result."""
     for labels in (first, second):
         if labels is not None and labels.dim() == 3 and 0 in varying(labels):
             return labels[:, 0, 0]
@@ -82,7 +82,7 @@ def _multiplied(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def unknown(trace: Trace, func: Any, operands: list[Tensor], results: list[Tensor]) -> None:
-    """Pin what enters; what leaves is no unit, and depends on the input if anything that entered does or it is random."""
+    """Pin the operands; results belong to no unit, and depend on the input if an operand does or if the operator is random."""
     taint = torch.Tag.nondeterministic_seeded in func.tags
     for operand in operands:
         shadow = trace.of(operand)

@@ -1,4 +1,4 @@
-"""Operators that select, cut, join or pad: what they do to the place of each unit."""
+"""Operators that select, cut, join or pad: how they change the position of each unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from svdcompress.prune._trace import Pieces, Trace
 
 @operator("select", "unbind", "roll", "unfold")
 def pick(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """select, unbind, roll, unfold: a place given as a number, so the dimension keeps its length."""
+    """select, unbind, roll, unfold: positions are given as numbers, so the dimension keeps its length."""
     x = args[0]
     shadow = trace.of(x)
     dims = kwargs.get("dim", args[1] if len(args) > 1 else 0)
@@ -40,7 +40,7 @@ def _all(trace: Trace, shadow: Shadow, function: Callable[[Tensor], Any], out: A
 
 @operator("slice", "split", "split_with_sizes", "chunk", "narrow")
 def cut(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """slice, split, chunk: pieces of one size stay of one size; other cuts through units hold them in place."""
+    """slice, split, chunk: equal pieces keep equal sizes; other cuts fix units, unless a tuple of the module has the sizes."""
     x = args[0]
     shadow = trace.of(x)
     if name == "slice":
@@ -61,7 +61,7 @@ def cut(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
 
 
 def _note_lengths(trace: Trace, labels: Any, dim: int, lengths: list[int]) -> bool:
-    """Whether the lengths of pieces are those of a tuple that the module holds, which can follow them; remembers it."""
+    """Whether the module holds the lengths of the pieces as a tuple or list, which can be updated; if so, records it."""
     if varying(labels) != [dim] or not trace.stack[-1]:
         return False
     for attribute, value in vars(trace.model.get_submodule(trace.stack[-1])).items():
@@ -88,7 +88,7 @@ def join(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> Non
 
 @operator("constant_pad_nd")
 def pad(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
-    """Padding by a constant: along a dimension of units it adds units that hold it."""
+    """Padding by a constant: along the only dimension of units it adds units that hold it."""
     shadow = trace.of(args[0])
     labels = opened(trace, shadow)
     if labels is not None:
@@ -104,7 +104,7 @@ def pad(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None
 
 
 def _spread(taint: Tensor, shape: torch.Size) -> Tensor:
-    """Taint of a tensor of another size: wherever a dimension changes, any of its elements may count."""
+    """Taint of a tensor of another size: along a dimension that changes, one tainted element taints all."""
     core = small(taint)
     for d, size in enumerate(core.shape):
         if size > 1 and size != shape[d]:
@@ -114,7 +114,7 @@ def _spread(taint: Tensor, shape: torch.Size) -> Tensor:
 
 @operator("glu")
 def glu(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
-    """A half times the sigmoid of the other half: a split and a product."""
+    """One half times the sigmoid of the other half: a split and a product."""
     x = args[0]
     dim = (args[1] if len(args) > 1 else -1) % x.dim()
     half = x.shape[dim] // 2
@@ -131,7 +131,7 @@ def glu(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None
 
 @operator("index", "index_select", "gather")
 def lookup(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
-    """index, index_select, gather: places given by a tensor, so what is indexed keeps its length."""
+    """index, index_select, gather: positions are given by a tensor, so the indexed dimensions keep their length."""
     x = args[0]
     if name == "index":
         indices = args[1]

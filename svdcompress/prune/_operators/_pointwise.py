@@ -1,4 +1,4 @@
-"""Operators that act element by element: the units that meet in an element go together."""
+"""Operators that act element by element: the units that meet in an element are tied."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
     operands = tensors_in((args, kwargs))
     shape = tensors_in(out)[0].shape
     pairs = [(tensor, trace.of(tensor)) for tensor in operands]
-    # a copy leaves nothing of what was there before
+    # a copy overwrites what was there before
     taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
     shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
     for result in tensors_in(out):

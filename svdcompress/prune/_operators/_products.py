@@ -1,4 +1,4 @@
-"""Linear maps: where a weight turns units into other units, and where activations are multiplied with each other."""
+"""Linear maps by a weight, from units to other units, and products of activations with each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svdcompress.prune._trace import Trace, Use
 from svdcompress.prune._units import Parameter
 
 MAX_VALUES = 8_000_000
-"""Numbers kept of what constant channels hold at one consumer; beyond it they are taken for not constant."""
+"""Most values of constant channels that are kept for one consumer; if there are more, the channels count as not constant."""
 
 
 @operator("convolution", factors=(1,))
@@ -37,7 +37,7 @@ def convolution(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor)
     _feed(trace, shadow.labels, 1, ins)
     trace.units.produce(outs)
     per_group = channels // groups
-    if groups > 1 and per_group == 1:  # depthwise: a channel and its own outputs go together
+    if groups > 1 and per_group == 1:  # depthwise: a channel and its own outputs are tied
         trace.units.tie(ins[:, None].expand(groups, produced // groups), outs.reshape(groups, -1))
     biasable = not transposed and not any(padding)
     values = _values(x.movedim(1, 0).reshape(channels, x.shape[0], -1), rows)
@@ -64,14 +64,14 @@ def _mask(parameter: Parameter) -> Tensor:
 
 
 def _reached(mask: Tensor, inputs: Tensor) -> Tensor:
-    """Outputs that one of the reached inputs passes something to; inputs along the last dimension."""
+    """Outputs that depend on at least one reached input; inputs are along the last dimension."""
     if mask.stride() == (0,) * mask.dim():
         return inputs.any(-1).expand(mask.shape[:-1])
     return torch.from_numpy((mask.numpy() & inputs.numpy()).any(-1))
 
 
 def _random_rows(trace: Trace, parameter: Parameter) -> Tensor:
-    """Rows whose bias is noise already: their output is not a constant when sampled."""
+    """Rows whose bias is already noise: their output is not a constant when sampled."""
     for name in parameter.names:
         if name in trace.random:
             return trace.random[name].cpu()
@@ -79,8 +79,8 @@ def _random_rows(trace: Trace, parameter: Parameter) -> Tensor:
 
 
 def _drawn(trace: Trace, parameter: Parameter, reached: Tensor, values: Tensor) -> Tensor:
-    """Inputs that are constant, but not 0, where the weights that read them are drawn: so is what these give, which is then no
-    constant when sampled, though it is one for the mean."""
+    """Inputs that are constant but not 0, if the weights that read them are drawn: their outputs are not constant when
+    sampled, although they are for the mean."""
     if trace.converted.isdisjoint(parameter.names):
         return torch.zeros_like(reached)
     return ~reached & (values.nan_to_num() != 0).any(1)
@@ -102,12 +102,13 @@ def _feed(trace: Trace, labels: Tensor | None, dim: int, ins: Tensor) -> None:
 
 
 def _values(x: Tensor, reached: Tensor) -> Tensor:
-    """What the channels hold that the input does not reach: (channels, positions), NaN elsewhere or where it is not plain.
+    """Values of the channels that the input does not reach, (channels, positions); NaN for the others, and where values are
+    not constant over the batch.
 
-    x: (channels, batch, positions). Where the same value is in all positions, one position is kept.
+    x: (channels, batch, positions). If each channel has the same value in all positions, one position is kept.
     """
     if not x[0].numel():
-        raise Unfollowed  # an expert that no example was sent to: what it would be given cannot be told
+        raise Unfollowed  # an expert that no example was sent to: its inputs are unknown
     quiet = torch.nonzero(~reached).flatten()
     kept = x[quiet.to(x.device)].detach().double().cpu()
     if kept.numel() > MAX_VALUES:
@@ -215,7 +216,7 @@ def _by_weight(trace: Trace, x: Tensor, shadow: Shadow, own: Shadow) -> Shadow:
     at_k = _line(own.places[k], 1, size_k)
     at_n = _line(own.places[n], 2, size_n)
     ins, outs = at_k + parameter.axes[k], at_n + parameter.axes[n]
-    mask = None if own.derived else parameter.mask  # what is computed from a zero may be something else
+    mask = None if own.derived else parameter.mask  # a value computed from a zero may not be zero
     mask = torch.ones((), dtype=torch.bool).expand(parameter.tensor.shape) if mask is None else mask.cpu()
     whole = torch.equal(at_k, torch.arange(parameter.sizes[k])) and torch.equal(at_n, torch.arange(parameter.sizes[n]))
     mask = mask if whole else mask.index_select(n, at_n).index_select(k, at_k)
@@ -244,9 +245,9 @@ def _line(place: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _of_activations(trace: Trace, left: Shadow, right: Shadow, b: Tensor, shape: tuple[int, ...]) -> Shadow:
-    """Attention and the like: what is contracted goes with the batch entry (the head) that it belongs to, or stays."""
+    """Attention and the like: contracted units are tied to the batch entry (the head) that they belong to, or pinned."""
     taint = small(left.taint).any(2, keepdim=True) | small(right.taint).any(1, keepdim=True)
-    if left.simplex and not bool(right.taint.all()):  # rows that add up to 1, times equal values: these values
+    if left.simplex and not bool(right.taint.all()):  # rows that add up to 1, times equal values, give these values
         even = (b == b[:, :1]).all(1, keepdim=True).cpu() & ~small(right.taint).any(1, keepdim=True)
         taint = taint & ~even
     taint = compact(taint.expand(shape))
@@ -276,7 +277,7 @@ def _heads(trace: Trace, first: Tensor | None, second: Tensor | None, shape: tup
     if len(one) == 2:
         trace.units.tie(one[0], one[1])
     elif 0 in varying(first) or 0 in varying(second):
-        # The other side has a place for each head too and belongs to no unit: it would not follow.
+        # The other side has an index for each head too but belongs to no unit: it would not be cut with the heads.
         trace.units.pin(one[0], "multiplied with values that belong to no unit")
     lead = max(one, key=lambda t: t.numel())
     return lead.expand(shape)

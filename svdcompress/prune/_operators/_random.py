@@ -1,4 +1,4 @@
-"""Operators that draw, as dropout does in `train()`: places stay what they are, values depend on chance."""
+"""Operators that draw noise, as dropout does in `train()`: units keep their positions, values are random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drawn(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> No
 
 @operator("native_dropout")
 def dropped(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """Dropout in one operator: (values, mask). What is zero stays so."""
+    """Dropout in one operator: (values, mask). Zeros stay zero."""
     shadow = trace.of(args[0])
     trace.put(out[0], replace(shadow, taint=shadow.taint | (args[0] != 0).cpu(), simplex=False))
     trace.put(out[1], Shadow(None, flat(True, out[1].shape)))

@@ -1,4 +1,4 @@
-"""Operators that pool, reduce or normalise: what is mixed keeps its length."""
+"""Operators that pool, reduce or normalize: dimensions that they mix keep their length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spatial(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> Non
     *("linalg_vector_norm", "norm", "prod", "any", "all", "argmax", "argmin", "logsumexp", "median"),
 )
 def reduce(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """Sums, means, extremes and norms over dimensions, which then keep their length in units."""
+    """Sums, means, extremes and norms over dimensions, whose units are therefore fixed."""
     x = args[0]
     position = next((i for i, a in enumerate(_schema(name, args)) if a in ("dim", "dims")), None)
     dims = kwargs.get("dim", args[position] if position is not None and position < len(args) else None)
@@ -83,7 +83,7 @@ def _fit(reduced: Tensor | None, dims: list[int], part: Tensor) -> Any:
 
 @operator("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "sort")
 def along(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """Softmax, cumulative sums, sorting: same places, but each value depends on all along a dimension."""
+    """Softmax, cumulative sums, sorting: units keep their positions, but each value depends on all along a dimension."""
     x = args[0]
     shadow = trace.of(x)
     labels = opened(trace, shadow)
@@ -98,7 +98,7 @@ def along(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
 
 @operator("native_layer_norm", "native_group_norm", "_fused_rms_norm")
 def normalise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """LayerNorm, GroupNorm: statistics over units, which therefore stay."""
+    """LayerNorm, GroupNorm: statistics over units, which are therefore kept."""
     x = args[0]
     shadow = trace.of(x)
     labels = opened(trace, shadow)
@@ -124,7 +124,7 @@ def normalise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
 
 @operator("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "_native_batch_norm_legit")
 def batch_norm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """BatchNorm (and InstanceNorm, which torch computes by it): channel by channel along dimension 1."""
+    """BatchNorm (and InstanceNorm, which torch computes with it): channel by channel along dimension 1."""
     x = args[0]
     shadow = trace.of(x)
     labels = opened(trace, shadow)

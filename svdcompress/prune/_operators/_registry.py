@@ -1,11 +1,11 @@
-"""The one table of operators; the files beside this one fill it.
+"""The single table of operators, which the other files in this folder fill.
 
-To teach the tracer an operator, write a handler in one of these files (or in a new one that `__init__` imports) and put
-`@operator("its_name")` over it, the name without namespace, overload and the `_` of being in place. A handler says of each
-result, by `trace.put`, which unit each element belongs to and whether the input reaches it (what it does not reach is a
-constant); and of what entered, by `trace.fix`, `trace.pin` and `trace.seal`, what has to stay and why. It raises `Unfollowed`
-for a case that it does not know: what enters is then pinned, and what it has said by then (it can only hold more) stays said.
-Anything else it raises is a bug.
+To teach the tracer an operator, write a handler in one of these files (or in a new one that `__init__` imports) and decorate
+it with `@operator("its_name")`: the name without namespace, overload and the trailing `_` of in-place operators. For each
+result, the handler states with `trace.put` which unit each element belongs to and whether the input reaches it (if not, it is
+a constant). For each operand, it states with `trace.fix`, `trace.pin` and `trace.seal` what must be kept and why. It raises
+`Unfollowed` for a case that it does not know: the operands are then pinned, and what it has stated so far remains valid (it
+can only keep more). Anything else that it raises is a bug.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from svdcompress.prune._trace import Trace
 
 Handler = Callable[[Trace, str, tuple, dict, Any], None]
-"""From a trace, an operator's name, its arguments and what it returned."""
+"""Takes a trace, an operator's name, its arguments (positional, keyword) and its result."""
 
 
 class Unfollowed(Exception):
@@ -29,21 +29,21 @@ class Unfollowed(Exception):
 
 @dataclass(frozen=True)
 class Operator:
-    """What is known of an operator. factors: where the factors of a product are among its arguments, () if it is none."""
+    """What is known about an operator. factors: positions of a product's factors among its arguments, () for others."""
 
     handler: Handler
     factors: tuple[int, ...] = ()
 
 
 OPERATORS: dict[str, Operator] = {}
-"""By name."""
+"""Operators by name."""
 
 TAGGED: dict[torch.Tag, Operator] = {}
-"""For operators that are not in the table by name, by a tag that torch gives them."""
+"""Operators by a tag that torch gives them, for those that are not in the table by name."""
 
 
 def operator(*names: str, factors: tuple[int, ...] = (), tag: torch.Tag | None = None) -> Callable[[Handler], Handler]:
-    """Enter a handler under these names, and for all others with this tag."""
+    """Register a handler under these names, and for all other operators with this tag."""
 
     def enter(handler: Handler) -> Handler:
         known = Operator(handler, factors)
@@ -59,7 +59,7 @@ def operator(*names: str, factors: tuple[int, ...] = (), tag: torch.Tag | None =
 
 
 def known(func: Any, name: str) -> Operator | None:
-    """What is known of an operator, None for nothing."""
+    """What is known about an operator, or None."""
     return OPERATORS.get(name) or next((entry for tag, entry in TAGGED.items() if tag in func.tags), None)
 
 
@@ -67,9 +67,9 @@ def known(func: Any, name: str) -> Operator | None:
 
 
 class HandlerBug(BaseException):
-    """A handler raised something else than `Unfollowed`, where bugs are to be seen.
+    """A handler raised something other than `Unfollowed`, within `bugs_raised`.
 
-    Not an Exception: a model's forward pass, and `prune` around it, may catch these and go on.
+    Not an Exception: a model's forward pass, and `prune` around it, may catch those and go on.
     """
 
 
@@ -78,7 +78,7 @@ _raising = False
 
 @contextmanager
 def bugs_raised() -> Iterator[None]:
-    """Within it a handler's own bug is raised; otherwise what enters the operator stays, with a note in the report."""
+    """Raise bugs of handlers within this context; otherwise they pin the operands, with a note in the report."""
     global _raising
     before, _raising = _raising, True
     try:
@@ -88,7 +88,7 @@ def bugs_raised() -> Iterator[None]:
 
 
 def note_bug(trace: Trace, name: str, handler: Handler, error: Exception) -> None:
-    """A handler failed: for the tests an error, for users a note and units that stay.
+    """Deal with a handler that failed: raise an error in tests; leave a note for users, whose units are kept.
 
     Raises HandlerBug within `bugs_raised`.
     """

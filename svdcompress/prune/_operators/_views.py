@@ -1,4 +1,4 @@
-"""Operators that move whole tensors about, or make new ones of their shape."""
+"""Operators that rearrange whole tensors, or make new ones of their shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def same(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> Non
 
 @operator("view", "_unsafe_view", "_reshape_alias", "reshape", "_reshape_copy", "flatten", "unflatten")
 def reshape(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
-    """Views: where units come to vary along a new dimension, code may hold its length as a number."""
+    """Views: the new lengths are noted if the tensor has units, as code may hold them as numbers."""
     before = trace.of(args[0])
     shadow = before.move(lambda tensor: tensor.reshape(out.shape))
     note_view(trace, shadow.labels, out)
@@ -30,7 +30,7 @@ def reshape(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> 
 
 
 def _rows(before: Shadow, after: Shadow) -> Shadow:
-    """Rows that add up to 1 still do where the last dimension is what it was."""
+    """The shadow `after`, whose rows still add up to 1 if the last dimension has not changed."""
     return replace(after, simplex=before.simplex and before.taint.shape[-1:] == after.taint.shape[-1:])
 
 
@@ -48,7 +48,7 @@ def _rows(before: Shadow, after: Shadow) -> Shadow:
     "swapaxes",
 )
 def move(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
-    """Permutations and the like, done to the shadow too."""
+    """Permutations and the like, applied to the shadow too."""
     trace.put(out, trace.of(args[0]).move(bound(name, args, kwargs)))
 
 
@@ -72,7 +72,7 @@ def expand(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> N
     "new_empty",
 )
 def like(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> None:
-    """A new tensor of another's shape: its places follow those of the other, its values don't depend on it."""
+    """A new tensor of another's shape: it has the units of the other, but its values don't depend on it."""
     shadow = trace.of(args[0])
     labels = None if shadow.parameter is not None or out.shape != args[0].shape else shadow.labels
     trace.put(out, Shadow(labels, flat(name.startswith("rand"), out.shape)))
