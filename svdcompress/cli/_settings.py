@@ -207,9 +207,8 @@ def _check_set(pairs: list[str], options: dict[str, Any]) -> None:
     asked = _fields(options)
     for pair in pairs:
         field, value = pair.partition("=")[0].strip(), parse_yaml(pair.partition("=")[2])
-        given = {field: value}
-        if isinstance(value, dict) and "." not in field:  # a whole section: fields that it does not name count as null
-            given = {name: None for name in asked if f"{name}.".startswith(f"{field}.")} | _fields(given)
+        section = isinstance(value, dict) and "." not in field  # fields that it does not name stay as they are
+        given = _fields({field: value}) if section else {field: value}
         for name, value in {NAMES.get(name, name): value for name, value in given.items()}.items():
             if name in asked and str(asked[name]) != str(value) and asked[name] != value:
                 raise UsageError(f"{_option(name, asked[name])} and --set {pair} contradict each other")

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.errors import CheckpointError
+from svdcompress.errors import CheckpointError, OutputError
 from svdcompress.files import parse_json, write_atomically, write_text
 from svdcompress.sources import load_weights, save_weights
 
@@ -34,9 +34,12 @@ def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module],
             return load_weights(fresh(), file).eval()
         except CheckpointError:
             pass
+    try:  # ahead of the training
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{place}: cannot be made ({error.strerror}): trained baselines are kept there") from error
     started = time.monotonic()
     model = make().cpu().eval()
-    place.mkdir(exist_ok=True)
     write_atomically(file, lambda path: save_weights(model, path))
     seconds = round(time.monotonic() - started, 1)
     write_text(place / INDEX, json.dumps({**_index(place), name: {"made_of": made_of, "seconds": seconds}}, indent=1) + "\n")

@@ -151,7 +151,9 @@ def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, t
         hint = "; a regression? --loss mse. A yes-or-no question? --loss binary" + hint.replace("; ", ". Else ")
     check_labels(data, outputs, hint)
     vocabulary = main.dim() > 2 and outputs == getattr(getattr(model, "config", None), "vocab_size", None)
-    if classes and outputs > classes and not vocabulary:  # not every token has to occur
+    if classes == 1:
+        data.warnings.append("every label is of the same class: nothing can be learned from that, and no error be measured")
+    elif classes and outputs > classes and not vocabulary:  # not every token has to occur
         data.warnings.append(f"the data has {classes:,} classes, the model {outputs:,} outputs{hint.replace('; ', ': ')}")
 
 

@@ -103,6 +103,8 @@ def sparsify(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: {type(model).__name__} is no torch.nn.Module")
+    if resume and out is None:
+        raise UsageError("resume: which run is to go on? Name its folder, as out=")
     folder = Path(out) if out is not None else Path(mkdtemp(prefix="svdcompress-")) / "run"
     own_loss = loss if callable(loss) else None
     with given(model=model, data=data, loss=own_loss) as names:

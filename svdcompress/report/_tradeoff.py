@@ -82,7 +82,7 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
     if ratio is None or before is None or after is None:
         return None
     changes = (results.get("changes") or {}).get("error") or (results.get("changes") or {}).get("rmse")
-    upper = None if not changes else before + changes["high"]
+    upper = None if not changes or changes.get("high") is None else before + changes["high"]
     return Point(float(ratio), float(after), upper, str(results.get("name") or "")), float(before)
 
 

@@ -40,7 +40,6 @@ def test_a_latency_command_goes_with_a_latency(search):
     [
         (["--max-drop", "0.5"], "search.max_drop=2"),
         (["--max-drop", "0.5"], "search={max_drop: 2, levels: 3}"),
-        (["--max-drop", "0.5"], "search={levels: 3}"),
         (["--goal", "macs=2x"], "search.goal=macs=3x"),
         (["--dense-epochs", "3"], "dense.epochs=4"),
         (["--threshold", "1.0"], "convert.threshold=2"),
@@ -62,6 +61,13 @@ def test_an_option_and_set_may_say_the_same():
     set_ = ["search={max_drop: .5}", "data.validation=0.1", "data.args.limit=3", "relevance.candidates=[1, 2]"]
     found = replace(made, set_=[*made.set_, *set_]).resolved(search__max_drop=0.5, relevance__candidates=[])
     assert (found.search.max_drop, found.data.validation, found.relevance.candidates) == (0.5, 0.1, [1, 2])
+
+
+def test_a_section_that_does_not_name_a_field_leaves_that_of_the_option():
+    made = Settings("digits", data="digits", validation="0.1", set_=["search={levels: 3}", "data={limit: 200}"])
+    found = made.resolved(search__max_drop=0.5)
+    assert (found.search.levels, found.search.max_drop) == (3, 0.5)
+    assert (found.data.name, found.data.validation, found.data.limit) == ("digits", 0.1, 200)
 
 
 def test_what_goes_together_is_not_refused():

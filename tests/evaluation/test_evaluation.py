@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from svdcompress.errors import DependencyError, ModelError, UsageError
+from svdcompress.errors import DependencyError, ModelError, OutputError, UsageError
 from svdcompress.evaluation import Wanted, _evaluate, ensemble_members, evaluate_run, last_layer_laplace, magnitude_pruned
 from svdcompress.evaluation import _members as members_module
+from svdcompress.evaluation._cache import kept
 from svdcompress.evaluation._magnitude import left_after, recovery, smallest
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import open_run
@@ -253,3 +254,9 @@ def test_magnitude_pruning_comes_unasked_where_it_takes_a_minute(opened, monkeyp
     notes = evaluate_run(opened, Wanted(laplace=False))["notes"]
     assert [one.name for one in asked["more"]] == ["magnitude, as many weights"] * made
     assert any("magnitude pruning, whose training takes about" in line for line in notes) != made
+
+
+def test_a_place_for_baselines_that_cannot_be_made_is_an_error_ahead_of_their_training(tmp_path):
+    (tmp_path / "baselines").write_text("a file")
+    with pytest.raises(OutputError, match="baselines: cannot be made"):
+        kept(tmp_path, "member", {}, lambda: nn.Linear(2, 2), lambda: pytest.fail("it was trained"))

@@ -145,3 +145,9 @@ def test_weights_to_start_from_are_trained_first_and_what_they_lack_is_told(tmp_
     assert [row["stage"] for row in results["history"]].count("dense") == 2
     with pytest.raises(CheckpointError, match="--untrained"):
         run(load_recipe(None, fields={**fields, **quick}), tmp_path / "other")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_labels_of_one_class_are_told_of(here, held):
+    said = tried(nn.Linear(4, 3), torch.zeros(8, dtype=torch.long), held=held, outputs=1).warnings
+    assert said == ["every label is of the same class: nothing can be learned from that, and no error be measured"]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import svdcompress as svdc
-from svdcompress.errors import ModelError
+from svdcompress.errors import ModelError, UsageError
 from svdcompress.evaluation import Wanted, evaluate_run
 from svdcompress.pipeline._convert import final_beta
 from svdcompress.pipeline._dense import check_model
@@ -117,3 +117,8 @@ def test_a_run_of_objects_is_evaluated_with_members_and_a_loss_of_its_own(tmp_pa
     told = []
     evaluate_run(run, Wanted(samples=3, laplace=False), say=told.append)
     assert any("left out: magnitude pruning" in line for line in told), told
+
+
+def test_what_goes_on_has_to_be_named():
+    with pytest.raises(UsageError, match="Name its folder, as out="):
+        svdc.sparsify(small(), rows(), settings=QUICK, resume=True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from svdcompress import report
 from svdcompress.cli._app import app
 from svdcompress.errors import ExportError
 from svdcompress.export import export_onnx, read_metadata
-from svdcompress.pipeline import open_run, run, verify_run
+from svdcompress.pipeline import _small_files, open_run, run, verify_run
 from svdcompress.pipeline._allowed import Allowed, budget
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._four_bits import FourBits
@@ -99,6 +100,33 @@ def test_a_monte_carlo_file_in_two_bytes_draws_alike(small_run):
     x, more = np.random.default_rng(0).random((5, 1, 8, 8)).astype(np.float32), {"samples": np.array(9), "seed": np.array(4)}
     both = [answers(folder / name, x, **more) for name in ("model_mc.onnx", "model_mc_compact.onnx")]
     assert all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_a_file_of_draws_that_does_not_run_is_named(small_run, tmp_path, monkeypatch):
+    """It stays in float32, and is told by its own name; its compact form is written."""
+    folder, said = shutil.copytree(small_run[0], tmp_path / "copy"), []
+    (folder / "model_mc_compact.onnx").unlink()
+
+    def refuses(*given, **more):
+        raise ExportError("no")
+
+    monkeypatch.setattr(_small_files, "run", refuses)
+    opened = open_run(folder)
+    results = SimpleNamespace(monte_carlo_file=None)
+    units = SimpleNamespace(inputs=lambda inputs: inputs)
+    files = _small_files.SmallFiles.__new__(_small_files.SmallFiles)
+    vars(files).update(
+        recipe=opened.recipe,
+        out=folder,
+        results=results,
+        units=units,
+        data=opened.data,
+        warn=said.append,
+        parity={"model_mc.onnx": 0.0},
+    )
+    files.monte_carlo()
+    assert said == ["model_mc.onnx stays in float32: no"]
+    assert results.monte_carlo_file["dtype"] == "float32" and (folder / "model_mc_compact.onnx").is_file()
 
 
 def test_verify_sees_each_of_them(small_run, tmp_path):

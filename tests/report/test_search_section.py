@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from svdcompress.report._tradeoff import search, trials_table
+from svdcompress.report._tradeoff import run_point, search, trials_table
 
 MIXTURE = {"chosen": "half-even", "usual": "global", "examples": 9, "candidates": []}
 
@@ -118,3 +118,13 @@ def test_the_terminal_tells_the_bound_that_decided(results):
         "2.3",
     ]
     assert "decided which kept the budget" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("high", [None, 0.5])
+def test_a_run_whose_interval_has_no_upper_end_is_drawn_without_it(high):
+    """As of a single test example, of which no spread can be known."""
+    sides = {side: {"metrics": {"rmse": rmse}} for side, rmse in (("dense", 1.0), ("sparse", 1.25))}
+    found = run_point({**sides, "compression": {"macs": 2.0}, "changes": {"rmse": {"low": None, "high": high}}}, "macs")
+    assert found is not None
+    point, dense = found
+    assert (point.ratio, point.error, point.upper, dense) == (2.0, 1.25, None if high is None else 1.5, 1.0)
