@@ -13,7 +13,7 @@ data = [{"pixel_values": x, "labels": int(y)} for x, y in zip(images, digits.tar
 size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, **size))
 
-# Converts the model as the Trainer is made, ahead of its optimizer, and adds the KL to the loss that the model returns.
+# Converts the model when the Trainer is created, before its optimizer, and adds the KL to the loss that the model returns.
 callback = SparsifyCallback(schedule=svdc.LinearWarmup(start=5, stop=15), exclude=["vit.embeddings.*"])
 Trainer(
     model,

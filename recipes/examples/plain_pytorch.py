@@ -1,4 +1,4 @@
-"""Sparsify within your own training loop: plain PyTorch on scikit-learn's digits. Run it: python plain_pytorch.py"""
+"""Sparsify in your own training loop: plain PyTorch on scikit-learn's digits. Run it: python plain_pytorch.py"""
 
 import torch
 from sklearn.datasets import load_digits
@@ -12,7 +12,7 @@ data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tenso
 train, test = random_split(data, [1500, 297], torch.Generator().manual_seed(0))
 model = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
 
-svdc.convert(model)  # your trained model; this one starts from nothing
+svdc.convert(model)  # your trained model; the one here is untrained
 schedule = svdc.LinearWarmup(start=5, stop=20)
 elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=len(train), schedule=schedule)
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
