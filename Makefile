@@ -32,7 +32,7 @@ help:
 	@echo "make dist       wheel and sdist into dist/"
 	@echo "make clean      remove .venv and what builds and tests leave behind (not runs/)"
 
-# Stamps: installed again only when the declared or the pinned versions changed.
+# Stamps: packages are installed again only if the declared or the pinned versions have changed.
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "svdcompress needs Python 3.10 or newer; say which with make PYTHON=...")'
@@ -49,13 +49,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-# A run never writes over another: the next free folder is taken.
+# A run never overwrites another: it takes the next free folder.
 demo: $(VENV)/.installed
 	@out=runs/digits; n=2; while [ -e "$$out" ]; do out=runs/digits-$$n; n=$$((n + 1)); done; \
 	echo "svdc sparsify recipes/digits.yaml --out $$out $(ARGS)"; \
 	$(BIN)/svdc sparsify recipes/digits.yaml --out "$$out" $(ARGS)
 
-# One thread for each worker, as the tests' tensors are small; an idle worker takes tests over from one that has more to do.
+# One thread for each worker, as the tests' tensors are small; an idle worker takes over tests from a busier one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.installed-dev
@@ -88,7 +88,7 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 
-# With the Python that is there: such a machine has a torch of its own. ARGS="--cifar FOLDER --resnet FOLDER" for the long rows.
+# Uses the machine's own Python, which has a torch for the GPU. ARGS="--cifar FOLDER --resnet FOLDER" for the long rows.
 gpu:
 	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) benchmarks/gpu.py $(ARGS)
 

@@ -1,10 +1,10 @@
-"""A training step and a hundred samples beside those of another checkout of this package, in turns, as ratios.
+"""Compares the time of a training step and of 100 samples with another checkout of this package, as ratios.
 
     git worktree add /tmp/other COMMIT
     python benchmarks/before.py /tmp/other --rounds 7 --out benchmarks/results/before.json
 
-Each round starts one process for each checkout, in alternating order; times are the processor's, of one thread, so that other
-work on the machine moves them little. Told are the median of the rounds' ratios (this checkout over the other; below 1 it is
+Each round starts one process for each checkout, in alternating order. Times are CPU times of one thread, so that other work
+on the machine hardly affects them. Reported are the median of the rounds' ratios (this checkout over the other; below 1 it is
 faster), the smallest and the largest.
 """
 
@@ -48,7 +48,7 @@ print(json.dumps(found))
 
 
 def measured(checkout: Path) -> dict[str, float]:
-    """Seconds of the processor by what was done, with the package of a checkout."""
+    """CPU seconds by the name of the work, with the package of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", WORK], env=environment, cwd=checkout, capture_output=True, text=True, check=True
@@ -57,7 +57,7 @@ def measured(checkout: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Rounds in turns, and their ratios."""
+    """Run the rounds, print the ratios and store them if --out is given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,17 +1,17 @@
-"""Fewer bits by the posterior, beside the same number of bits without it, on runs that exist.
+"""Weights in fewer bits, chosen with the posterior and without it, at the same number of bits, on existing runs.
 
     python benchmarks/bits.py FOLDER_OF_RUNS [FOLDER_OF_RUNS ...] [--only digits mnist-lenet300 ...]
 
-Runs are folders NAME-SEED. For each and each size (bits a weight, on average over the weights that stay) the weights are
-rounded, with steps of one size for each output channel: the same bits for all layers, the last step at the channel's largest
-weight ("same bits"); bits that differ by layer, as the posterior's variance or only the size of the weights has them ("bits by
-..."); the same bits for all, and the size of the steps where the squared errors are smallest, all alike ("steps by errors") or
-over the posterior's variance ("steps by the posterior"), as `svdc pack` and `--precision int4` have it. Last the bits that the
-posterior suggests (`suggested_bits`), steps by the posterior.
+Runs are folders NAME-SEED. For each run and each size (bits per weight, averaged over the kept weights), the weights are
+rounded with one step size for each output channel, in several ways: the same bits for all layers, with the last step at the
+channel's largest weight ("same bits"); bits that differ by layer, according to the posterior's variance or only to the size
+of the weights ("bits by ..."); and the same bits for all layers, with the step size that minimizes the squared errors, either
+all weighted alike ("steps by errors") or over the posterior's variance ("steps by the posterior"), as `svdc pack` and
+`--precision int4` do. The last row has the bits that the posterior suggests (`suggested_bits`), with steps by the posterior.
 
-Figures are of the test data, by PyTorch, with rounding simulated; sizes are of the weights alone. Change: the error of a way
-less that of the one it is held against at the same size, in points, over all seeds, paired, 95%. Test data choose nothing.
-Results: benchmarks/results/bits.json and bits.md.
+Figures are measured on the test data in PyTorch, with simulated rounding; sizes count the weights alone. Change: the error of
+a way minus that of the way it is compared with at the same size, in points, over all seeds, with its paired 95% interval.
+Nothing is chosen on test data. Results: benchmarks/results/bits.json and bits.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIZES = (2.5, 3.0, 4.0, 5.0)
 
 
 def by_size(model: Any, average: float) -> dict[str, int]:
-    """Bits that make the sum of squared rounding errors the smallest: what a tool without a posterior can do."""
+    """Bits for each layer that minimize the sum of squared rounding errors: what a tool without a posterior can do."""
     costs, sizes = {}, {}
     for name, layer in variational_layers(model):
         kept = layer.relevant()
@@ -50,7 +50,7 @@ def by_size(model: Any, average: float) -> dict[str, int]:
 
 
 def same(model: Any, average: float) -> dict[str, int]:
-    """The same bits for all layers; for a size between two, the lower, and the next more for layers in order of depth."""
+    """The same bits for all layers; for a size between two integers, the lower, plus one bit for layers in order of depth."""
     costs, sizes = {}, {}
     for depth, (name, layer) in enumerate(variational_layers(model)):
         sizes[name] = int(layer.relevant().sum())
@@ -65,18 +65,18 @@ WAYS: dict[str, tuple[Any, str, str | None]] = {
     "steps by errors": (same, "errors", "same bits"),
     "steps by the posterior": (same, "posterior", "steps by errors"),
 }
-"""How bits are given, how the size of a step is chosen, and what the way is held against."""
+"""For each way: how bits are chosen, how step sizes are chosen, and the way that it is compared with."""
 
 
 def answers(model: Any, opened: Any) -> tuple[Tensor, float]:
-    """Which test examples the mean answers wrongly (N,), and the NLL."""
+    """Which test examples the mean gets wrong (N,), and the NLL."""
     parts = [(mean_predict(model, x).mean, y) for x, y in opened.data.test.batches(500)]
     p, y = torch.cat([p for p, _ in parts]), torch.cat([y for _, y in parts])
     return p.argmax(1) != y, float(torch.nn.functional.nll_loss(p.double().clamp_min(1e-38).log(), y))
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """One for each size and way, and one for float32; `wrong` is not for the file."""
+    """One row for each size and way, and one for float32; `wrong` is not stored in the file."""
     opened = open_run(folder)
     model = opened.model
     wrong, nll = answers(model, opened)
@@ -112,7 +112,7 @@ def group(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each recipe."""
+    """Markdown: a section for each recipe."""
     lines = ["# Bits of the weights", "", "Written by `benchmarks/bits.py`, which says what the ways are.", ""]
     for recipe, one in results["recipes"].items():
         lines += [f"## {recipe}, seeds {', '.join(one['seeds'])}", ""]
@@ -128,7 +128,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All finished runs of the folders, by recipe."""
+    """Measure all finished runs in the folders, by recipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--only", nargs="+", help="names of recipes, without the seed")

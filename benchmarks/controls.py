@@ -1,14 +1,14 @@
-"""Controls of the MNIST figures, at the budget of the recipe: the dense network trained as long, and magnitude pruning.
+"""Controls for the MNIST figures, with the budget of the recipe: the dense network trained as long, and magnitude pruning.
 
     python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES ...    # the runs whose dense weights the controls start from
     python benchmarks/controls.py [--recipe mnist-lenet300 ...] [--seeds 0 1 2] [--runs FOLDER] [--cifar FOLDER_OF_CIFAR10]
 
-Each control starts from the run's own dense weights and has its training digits, its augmentation, its optimizer and as many
-epochs as its fine-tuning and recovery together. Magnitude pruning is gradual and global (Zhu & Gupta 2018: the sparsity
-rises as 1 - (1 - t)^3 over the first half of the epochs) and ends with as many non-zero weights as the run. Each control is
-trained with two learning-rate plans, one fall and the two of the recipe; the better one on validation data is reported, both
-are stored. What was trained is kept beside the runs and not trained again; results go to benchmarks/results/controls.json
-and controls.md.
+Each control starts from the run's own dense weights and uses its training digits, its augmentation, its optimizer and as many
+epochs as its fine-tuning and recovery together. Magnitude pruning is gradual and global (Zhu & Gupta 2018: the sparsity rises
+as 1 - (1 - t)^3 over the first half of the epochs) and ends with as many non-zero weights as the run. Each control is trained
+with two learning-rate plans, one fall and the recipe's two; the one that is better on validation data is reported, and both
+are stored. Trained networks are kept with the runs and not trained again; results go to benchmarks/results/controls.json and
+controls.md.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from svdcompress.uncertainty import auroc, images_like, mean_predict, outside, p
 
 BATCH = 500
 OUTSIDE = 2000
-"""Pictures of other data that are looked at."""
+"""The most images of other data that are used."""
 
 PRUNE_EVERY = 100
-"""Steps between two looks at the magnitudes."""
+"""Training steps between two updates of the pruning."""
 
 PLANS = ("one fall", "two falls")
 KINDS = {"dense": "dense, trained as long", "magnitude": "gradual magnitude pruning, as many non-zero weights"}
 
 
-# Training, by torch alone
+# Training, in plain PyTorch
 
 
 def train(
@@ -58,8 +58,9 @@ def train(
 ) -> None:
     """Train in place through stages of (settings, epochs).
 
-    prune: told the epoch, fractions allowed, every so many steps, -1 after the others and infinity at the end; it says whether
-    the model has other parameters now, which get a new optimizer. penalty: what is added to the loss, by the epoch.
+    prune: called after each step, every `PRUNE_EVERY` steps with the epoch (a fraction), otherwise with -1, and with infinity
+    at the end; it returns whether the model has new parameters, which get a new optimizer. penalty: what is added to the
+    loss, by the epoch.
     """
     torch.manual_seed(seed)
     first, step = 0, 0
@@ -86,9 +87,9 @@ def train(
 
 
 class Magnitude:
-    """Global masks over all weight matrices: the smallest go, at a share that rises with the cube of the time.
+    """Global masks over all weight matrices that set the smallest weights to 0; the excess over `keep` falls as (1 - t)^3.
 
-    score: what the weights of a layer are compared by, of its own shape.
+    score: maps a layer's weights to the values by which they are compared, in the same shape.
     """
 
     def __init__(self, model: nn.Module, keep: int, end: float, score: Callable[[Tensor], Tensor] = torch.abs) -> None:
@@ -119,7 +120,7 @@ def stages_of(recipe: Any, plan: str) -> list[tuple[Any, int]]:
 
 
 def control(folder: Path, kind: str, plan: str, seed: int, out: Path) -> Path:
-    """Train the control of a run's folder, unless its weights lie there already; the file of its weights."""
+    """Train the control of a run's folder, unless its weights are there already; returns the file of its weights."""
     file = out / f"{folder.name}-{kind}-{plan.replace(' ', '-')}.pt"
     if not file.is_file():
         opened = open_run(folder)
@@ -139,7 +140,7 @@ def predicted(model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor]:
 
 
 def judged(model: nn.Module, opened: Any, others: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
-    """Figures of a network, and which test digits it gets wrong. AUROC: of 1 - confidence."""
+    """Figures of a network, and which test digits it gets wrong. The AUROC is that of 1 - confidence."""
     data = opened.data
     found: dict[str, Any] = {"weights": sum(int(p.count_nonzero()) for p in model.parameters() if p.dim() > 1)}
     for split in ("validation", "test"):
@@ -156,12 +157,12 @@ def judged(model: nn.Module, opened: Any, others: dict[str, Any]) -> tuple[dict[
 
 
 def compared(folder: Path, seed: int, out: Path, kinds: list[str], cifar: str | None) -> dict[str, Any]:
-    """All controls of a run beside its dense start and its sparse network; changes are those of the sparse network."""
+    """A run's sparse network, its dense start and all controls; a change is the error of the sparse network minus theirs."""
     opened = open_run(folder)
     others = {}
     if cifar is not None:
         pictures = open_data(DataSection(name="cifar10", root=cifar), "classification", strict=False).test
-        if len(pictures) > OUTSIDE:  # from all over, as they may be sorted by class; those of `svdc evaluate`
+        if len(pictures) > OUTSIDE:  # evenly spaced, as they may be sorted by class; as in `svdc evaluate`
             pictures = pictures.subset(torch.linspace(0, len(pictures) - 1, OUTSIDE).long())
         others["cifar10"] = images_like(lambda: pictures.batches(BATCH), opened.data.preprocessing, OUTSIDE)
     found = {}
@@ -181,7 +182,7 @@ def compared(folder: Path, seed: int, out: Path, kinds: list[str], cifar: str | 
 
 
 def change(before: Tensor, after: Tensor) -> list[float]:
-    """Error of the sparse network less that of another, with its paired 95% interval: [change, low, high] in points."""
+    """Error of the network `after` minus that of `before`, with its paired 95% interval: [change, low, high] in points."""
     low, high = paired_shares(before, after)
     return [100 * float(after.double().mean() - before.double().mean()), 100 * low, 100 * high]
 
@@ -190,7 +191,7 @@ def change(before: Tensor, after: Tensor) -> list[float]:
 
 
 def chosen(runs: list[dict[str, Any]], kind: str) -> str | None:
-    """The plan of a kind with the least validation error (then NLL) over the seeds."""
+    """The plan of a kind with the lowest validation error (then NLL), averaged over the seeds; None if there is none."""
     names = [f"{kind}, {plan}" for plan in PLANS if all(f"{kind}, {plan}" in run["nets"] for run in runs)]
     rank: Callable[[str], tuple[float, ...]] = lambda name: tuple(  # noqa: E731
         mean(run["nets"][name][key] for run in runs) for key in ("validation_error", "validation_nll")

@@ -1,14 +1,14 @@
-"""What tells, before any training, which of several cuts of a network with batch normalisation will recover best.
+"""What predicts, before any training, which of several cuts of a network with batch normalization will recover best.
 
     python benchmarks/cut_choice.py --cifar FOLDER --resnet FOLDER [--factor 4] [--images 10000] [--epochs 1] [--cache FILE]
 
-The public ResNet-20 loses three quarters of its multiply-accumulates at once (or others, by --factor) in each of eight ways
-that a search of `svdc sparsify` knows: units ranked by information (of converted, untrained weights: magnitude) or by outputs,
-more or less evenly over the layers. Of each small network is told the NLL on 2,000 training images as it was cut, the same with
-normalisation statistics of 1,000 training images taken anew, and the accuracy after it was trained on by SGD at 0.05,
-distilled, with crops and flips (the loop of benchmarks/recovery.py), on the half of the test images that chooses. Statistics
-and NLLs are computed here, without the package's. One seed. What is known is not made again; results go to
-benchmarks/results/cut_choice.json and cut_choice.md, a way at a time.
+The public ResNet-20 is cut at once to a quarter of its multiply-accumulates (or by another --factor), in each of the eight
+ways that a search of `svdc sparsify` knows: units ranked by information (of converted, untrained weights: magnitude) or by
+outputs, and removed more or less evenly over the layers. Reported for each small network are the NLL on 2,000 training images
+right after the cut; the same with normalization statistics recomputed on 1,000 training images; and the accuracy after
+further training by SGD at 0.05, distilled, with crops and flips (the loop of benchmarks/recovery.py), on the half of the test
+images that is used for choices. Statistics and NLLs are computed here, without the package's code. One seed. Stored results
+are not computed again; results go to benchmarks/results/cut_choice.json and cut_choice.md, one way at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EACH = 4
 
 @torch.no_grad()
 def nll(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Mean, in nats."""
+    """The mean NLL, in nats."""
     model.eval()
     parts = (F.cross_entropy(model(images(a)), b, reduction="sum") for a, b in zip(x.split(BATCH), y.split(BATCH), strict=True))
     return float(sum(parts)) / len(y)
@@ -43,7 +43,7 @@ def nll(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 @torch.no_grad()
 def renewed(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy whose normalisation has the statistics of these images."""
+    """A copy whose normalization statistics are those of these images."""
     model = copy.deepcopy(model)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -56,7 +56,7 @@ def renewed(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 def cuts(model: nn.Module, x: Tensor, factor: float) -> dict[str, nn.Module]:
-    """Small dense networks by name of the way."""
+    """Small dense networks by the name of the way in which they were cut."""
     example = images(x[:2])
     converted = svdc.convert(copy.deepcopy(model)).eval()
     batches = [images(part) for part in x[: PROJECTIONS * EACH].split(EACH)]
@@ -70,7 +70,7 @@ def cuts(model: nn.Module, x: Tensor, factor: float) -> dict[str, nn.Module]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each factor."""
+    """Markdown: a section for each factor."""
     lines = [
         "# Which cut will recover best, seen before any training",
         "",
@@ -108,7 +108,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The ways that are not known, one by one."""
+    """Measure the ways without stored results, one by one."""
     parser = options_of(__doc__, 10_000)
     parser.add_argument("--factor", type=float, default=4.0)
     parser.add_argument("--epochs", type=int, default=1)
@@ -121,7 +121,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     for name, small in cuts(teacher, train[0], options.factor).items():
         results = read(RESULTS)
-        if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
+        if results.get(title, {}).get("setting") != setting:  # stored with other images, epochs or machine
             results[title] = {"setting": setting, "ways": {}}
         if name in results[title]["ways"]:
             continue

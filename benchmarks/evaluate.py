@@ -1,12 +1,13 @@
-"""The table of `svdc evaluate` for runs of recipes: error and calibration, and how well each net tells other data from its own.
+"""The table of `svdc evaluate` for runs of recipes: error, calibration, and how well each net detects data from elsewhere.
 
     python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10] [--members N] [--shift]
 
-Each RUN is the folder of a finished run (those of benchmarks/mnist.py). Its controls are trained once and kept there: a network
-pruned by magnitude, and with --members a deep ensemble. Results are kept by the run's name, so runs may be added later, or
-evaluated again by a newer version: benchmarks/results/evaluate.json and evaluate.md. With --cifar, its pictures (grey, of the
-size of the run) are data from elsewhere too; with --shift, so are corrupted test data. benchmarks/mnist.py takes its figures of
-samples from here, benchmarks/readme.py the table of README.md.
+Each RUN is the folder of a finished run (such as those of benchmarks/mnist.py). Its controls are trained once and kept there:
+a network pruned by magnitude and, with --members, a deep ensemble. Results are stored by the run's name in
+benchmarks/results/evaluate.json and evaluate.md, so that runs can be added later, or evaluated again with a newer version.
+With --cifar, its images (grayscale, at the run's size) are used as data from elsewhere, too; with --shift, the nets are also
+evaluated on corrupted test data. benchmarks/mnist.py takes its figures for samples from here, and benchmarks/readme.py takes
+the table of README.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ METRICS = {"error": ("error %", ".2f"), "nll": ("NLL", ".4f"), "brier": ("Brier"
 
 
 def evaluate(run: Path, cifar: str | None, more: list[str]) -> dict[str, Any]:
-    """What `svdc evaluate --json` says of a run; exits with its message if it fails. more: further options."""
+    """The figures of `svdc evaluate --json` for a run; exits with its message if it fails. more: further options."""
     outside = ["--outside", f"cifar10:{cifar}"] if cifar else []
     command = [sys.executable, "-m", "svdcompress", "evaluate", str(run), *outside, *more, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -84,7 +85,7 @@ def _sign(row: dict[str, Any], key: str) -> str:
 
 
 def _answered(result: dict[str, Any]) -> list[str]:
-    """Shares of the inputs answered at an accuracy of what is answered."""
+    """The shares of the inputs that are answered, for each accuracy wanted of the answers."""
     rows = [row for row in result["contenders"] if row.get("answered")]
     if not rows:
         return []

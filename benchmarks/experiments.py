@@ -1,9 +1,10 @@
-"""The lectures' experiments at the size of their recipes: figures as a table, pictures as small PNGs.
+"""Runs the lectures' experiments at the size of their recipes: figures as tables, pictures as small PNGs.
 
     python benchmarks/experiments.py --data FOLDER_OF_THE_IDX_FILES [--only leak --only ...] [--runs FOLDER]
 
-One after another, smallest first, each through `svdc sparsify` with one thread; one that is finished is not repeated. After
-each, benchmarks/results/experiments.json and experiments.md are written again, and its picture goes to results/experiments/.
+They run one after another, smallest first, each through `svdc sparsify` with one thread; a finished one is not repeated.
+After each, benchmarks/results/experiments.json and experiments.md are written again, and its pictures go to
+results/experiments/.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from svdcompress.experiments._rotated_digit import surest_mistake
 HERE = Path(__file__).resolve().parent
 NAMES = ("bayes-linear", "leak", "flow", "vae", "rotated-digit", "co2")
 DIGITS = ("vae", "rotated-digit")
-"""Those that need MNIST."""
+"""The experiments that need MNIST."""
 
 
 def run(name: str, data: str | None, runs: Path) -> dict[str, Any] | None:
@@ -34,7 +35,7 @@ def run(name: str, data: str | None, runs: Path) -> dict[str, Any] | None:
         if name in DIGITS and data is None:
             print(f"{name}: needs --data", file=sys.stderr)
             return None
-        shutil.rmtree(out, ignore_errors=True)  # what an interrupted run left: an experiment starts anew
+        shutil.rmtree(out, ignore_errors=True)  # left by an interrupted run: an experiment starts over
         command = [
             sys.executable,
             "-m",
@@ -180,7 +181,7 @@ def _scores(nets: dict[str, Any]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """Versions and machine that a run was made with."""
+    """The machine and versions that a run was made with."""
     import torch
 
     name = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor())
@@ -193,8 +194,8 @@ def _cpuinfo() -> list[str]:
 
 
 def write(reports: dict[str, dict[str, Any]], results: Path, runs: Path) -> None:
-    """experiments.json and experiments.md, and the pictures beside them."""
-    for sizes in reports.get("leak", {}).get("onset", {}).values():  # hundreds of numbers, that the picture shows
+    """Write experiments.json and experiments.md, and copy the pictures next to them."""
+    for sizes in reports.get("leak", {}).get("onset", {}).values():  # hundreds of numbers that the picture shows
         for size in sizes.values():
             size.pop("track", None)
     (results / "experiments").mkdir(parents=True, exist_ok=True)
@@ -206,7 +207,7 @@ def write(reports: dict[str, dict[str, Any]], results: Path, runs: Path) -> None
     ]
     for name, report in reports.items():
         made = report["machine"]
-        seconds = report["seconds"]  # of each stage; one number in reports of before
+        seconds = report["seconds"]  # of each stage; a single number in older reports
         seconds = sum(seconds.values()) if isinstance(seconds, dict) else seconds
         settings = ", ".join(f"{key} {value}" for key, value in report["settings"].items())
         text += [

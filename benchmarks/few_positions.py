@@ -2,9 +2,10 @@
 
     python benchmarks/few_positions.py
 
-Forward and backward pass over 128 images, as many channels out as in, one thread; medians of nine rounds, in turns, with the
-least and the greatest ratio of a round. `arranged_convolutions` of svdcompress/layers takes the faster way where it says so, on
-CPUs with AMX alone. The result goes to benchmarks/results/few_positions.json and few_positions.md.
+Forward and backward pass over 128 images, with as many output channels as input channels, on one thread; medians of nine
+rounds in which the ways take turns, with the smallest and the largest ratio of a round. `arranged_convolutions` of
+svdcompress/layers lays images side by side only for the shapes listed as taken, and only on CPUs with AMX. Results go to
+benchmarks/results/few_positions.json and few_positions.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ IMAGES, ROUNDS, SEED = 128, 9, 0
 
 
 def measured(channels: int, edge: int) -> dict[str, Any]:
-    """Seconds of each way, by round."""
+    """Seconds of each way, by round, and whether the package lays images side by side for this shape."""
     generator = torch.Generator().manual_seed(SEED)
     x = torch.randn(IMAGES, channels, edge, edge, generator=generator)
     weight = torch.randn(channels, channels, 3, 3, generator=generator) / (9 * channels) ** 0.5
@@ -46,7 +47,7 @@ def measured(channels: int, edge: int) -> dict[str, Any]:
 
 
 def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The results as Markdown."""
     lines = [
         "# Convolutions over few positions in bfloat16 on a CPU",
         "",
@@ -72,7 +73,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """All shapes."""
+    """Measure all shapes."""
     torch.set_num_threads(1)
     made = {"machine": machine(), "torch": torch.__version__, "amx": AMX}
     rows = []

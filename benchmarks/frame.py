@@ -1,10 +1,11 @@
-"""Milliseconds of one example through an ONNX file, on one core in onnxruntime (median), as `--latency-command` asks for them.
-The thread's own time counts, so that programs beside it on a busy core add nothing.
+"""Prints the median milliseconds of one example in onnxruntime on one core, for an ONNX file, as `--latency-command` expects.
+
+The thread's own CPU time is measured, so that other programs on a busy core add nothing.
 
     svdc sparsify ... --goal latency=15ms --latency-command "python benchmarks/frame.py"
 
-`--goal latency=...` alone is about the geometric mean of batches of 1 and 128: where examples come one by one, as frames
-of audio do, this is the time that counts.
+`--goal latency=...` alone uses the geometric mean of batches of 1 and 128: where examples arrive one by one, such as frames
+of audio, this is the time that counts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CALLS, WARM = 30, 3
 
 
 def milliseconds(file: str | Path) -> float:
-    """The median time of a call with one example of random numbers (or zeros, for inputs that are whole numbers)."""
+    """The median time of a call with one example of random numbers (zeros for integer inputs)."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()

@@ -1,17 +1,17 @@
-"""Everything that waits for a GPU, most valuable first, in slices of under ten minutes that go on where the last one ended.
+"""Runs all work that needs a GPU, most valuable first, in slices of under ten minutes that resume where the last one ended.
 
     python benchmarks/gpu.py [--minutes 9] [--out FOLDER] [--cifar FOLDER --resnet FOLDER] [--rxnfp FOLDER --yields FOLDER]
                              [--crepe FOLDER --speech FILE] [--dncnn FOLDER] [--only STEP ...] [--epochs 24]
                              (or: make gpu)
 
-Each step writes its result as it ends, below --out (benchmarks/results otherwise): the tests marked `cuda` (beside them what
-is timed next is compiled, which takes no GPU), the rows of benchmarks/speed.py that need a GPU, ResNet-56 cut at once with
---epochs of recovery and then its peers (side by side, as one of them alone leaves the GPU idle), the same of VGG-16, which is
-trained for 40 epochs before, then the long rows of benchmarks/real.py and real_nets.py (the folders are their options),
-resumed in each slice.
---only: steps whose names begin so.
-A step that was done is not repeated; one that fails is told with its last lines, the next begins, and another slice tries it
-after all others. The machine's own Python needs what is in NEEDED, and torch-pruning for its peers.
+The steps are: the tests marked `cuda` (meanwhile the models that are timed next are compiled, which needs no GPU); the rows
+of benchmarks/speed.py that need a GPU; ResNet-56 cut at once with --epochs of recovery, and then its peers (side by side, as
+a single one leaves the GPU idle); the same for VGG-16, which is trained for 40 epochs first; and then the long rows of
+benchmarks/real.py and real_nets.py (the folders are their options), which are resumed in each slice. Each step stores its
+result as soon as it ends, under --out or in benchmarks/results. --only: the steps whose names start with one of these.
+
+A finished step is not repeated. If a step fails, the next one starts, and a later slice tries it again after all others. The
+machine's own Python needs the packages in NEEDED, and torch-pruning for the peers.
 """
 
 from __future__ import annotations
@@ -43,27 +43,30 @@ SPEED = (
 """The rows of the speed benchmark that need a GPU."""
 
 CLOSING = 60.0
-"""Seconds before the end of a slice at which a long row is to stop by itself: one of its stages hears that late."""
+"""Seconds before the end of a slice at which a long row should stop by itself, as some of its stages react late."""
 
 
 COMPILED = (("ResNet-50", ["ours"]), ("ResNet-50", ["dense"]), ("VGG-16", ["ours", "dense"]))
-"""What is compiled beside the tests, in a process each, by the begin of the row; torch keeps it on the disk."""
+"""What is compiled during the tests, one process each: the start of a row's name, and contestants. torch caches it."""
 
 AT_ONCE = ("search.trials=1", "recover.batch_size=512", "recover.lr=0.1", "recover.norms=batch", "uncertainty.samples=0")
-"""Settings of the networks that are cut at once: large batches, as small ones leave most of a GPU idle."""
+"""Settings for the networks that are cut at once: large batches, as small ones leave most of a GPU idle."""
 
 OF_VGG = (
     *(setting for setting in AT_ONCE if not setting.startswith(("recover.batch", "recover.lr"))),
     *(f"dense.{setting}" for setting in ("epochs=40", "batch_size=256", "lr=0.1")),
     *(f"recover.{setting}" for setting in ("batch_size=256", "lr=0.05", "distill.weight=0.9", "distill.temperature=3")),
 )
-"""The same of VGG-16, which the run trains: 40 epochs for the dense network, and as many of recovery."""
+"""The same for VGG-16, which the run trains: 40 epochs for the dense network, and as many for recovery."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """name; commands that run side by side, told what is left where they have "{minutes}"; seconds that it should have at
-    least; commands beside them whose failure is none of the step's."""
+    """A step of the work.
+
+    commands: run side by side, with "{minutes}" replaced by the time left. least: the seconds that must be left to start it.
+    beside: commands that run at the same time and whose failure does not count.
+    """
 
     name: str
     commands: list[list[str]]
@@ -72,7 +75,7 @@ class Step:
 
 
 def steps(options: argparse.Namespace) -> list[Step]:
-    """All of them, in order; the long rows as far as their folders are named."""
+    """All steps, in order; those that need folders only if these are given."""
     from real import CASES
     from real_nets import NAMES
     from real_peers import NOT_DISTILLED, PEERS
@@ -102,7 +105,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         for goal, own in zip(("4x", "2.6x"), pair, strict=True):
             found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in peers], 120))
         found.append(Step("at once: VGG-16, macs5x", [vgg["macs5x"]], 120))
-        found.append(Step("at once: VGG-16, parameters25x", [vgg["parameters25x"]], 120))  # with the dense network of macs5x
+        found.append(Step("at once: VGG-16, parameters25x", [vgg["parameters25x"]], 120))  # uses the dense network of macs5x
         for goal, own in vgg.items():
             found.append(Step(f"at once: VGG-16, {goal}, peers", [[*own, peer] for peer in peers], 120))
     long: list[tuple[str, list[str]]] = []
@@ -120,12 +123,12 @@ def steps(options: argparse.Namespace) -> list[Step]:
 
 
 def _row(begin: str) -> str:
-    """A row of the speed benchmark by the begin of its name."""
+    """The row of the speed benchmark whose name starts with `begin`."""
     return next(name for name in SPEED if name.startswith(begin))
 
 
 def outcome(codes: list[int | None]) -> int | None:
-    """The exit code of a step from those of its commands; None where one was stopped or has ended its slice."""
+    """The exit code of a step from those of its commands; None if one was stopped or reached the end of its slice."""
     from slices import UNFINISHED
 
     if any(code is None or code == UNFINISHED for code in codes):
@@ -134,7 +137,7 @@ def outcome(codes: list[int | None]) -> int | None:
 
 
 def run(step: Step, seconds: float) -> int | None:
-    """Run the commands of a step side by side, for so long at most; its `outcome`."""
+    """Run the commands of a step side by side, for at most `seconds`; returns its `outcome`."""
     end = time.monotonic() + seconds
     told = [[part.replace("{minutes}", f"{(seconds - CLOSING) / 60:.2f}") for part in each] for each in step.commands]
     processes = [subprocess.Popen(each, cwd=ROOT, start_new_session=True) for each in [*told, *step.beside]]
@@ -145,30 +148,30 @@ def run(step: Step, seconds: float) -> int | None:
                 codes.append(process.wait(max(0.1, end - time.monotonic())))
             except subprocess.TimeoutExpired:
                 codes.append(None)
-    finally:  # a run stops in good order, with its state, after Ctrl-C too; so does what it started
+    finally:  # also after Ctrl-C, a run and what it started stop cleanly and keep their state
         for process in processes:
             end_group(process)
     return outcome(codes[: len(step.commands)])
 
 
 def in_turn(all_steps: list[Step], known: dict[str, Any]) -> list[Step]:
-    """Those that are not done: first those that were never tried or were stopped, in order, then those that failed."""
+    """The steps that are not done: first those that were never tried or were stopped, in order, then those that failed."""
     left = [step for step in all_steps if known.get(step.name, {}).get("rc") != 0]
     return sorted(left, key=lambda step: known.get(step.name, {}).get("rc") is not None)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask all that a process has started to end, and wait for it: what goes on holds its run's lock."""
+    """Ask all processes that a process has started to end, and wait for them: one that goes on holds its run's lock."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         while True:
-            process.poll()  # or it stays one of the group
+            process.poll()  # otherwise it stays in the group as a zombie
             os.killpg(process.pid, 0)
             time.sleep(0.1)
 
 
 def bring_along(out: Path) -> None:
-    """Copy the results to a folder elsewhere, which may be all that comes back from the machine."""
+    """Copy the results to a folder elsewhere, as it may be all that comes back from the machine."""
     if HERE / "results" not in out.resolve().parents:
         for file in (HERE / "results").glob("*.*"):
             if file.stem in ("speed", "real", "real_nets"):
@@ -176,7 +179,7 @@ def bring_along(out: Path) -> None:
 
 
 def main() -> None:
-    """One slice."""
+    """Run one slice."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="+", help="steps whose names begin so")

@@ -1,10 +1,10 @@
-"""How noisy gradients are: one draw of the weights for a whole batch (as bayesian-torch) over a draw for each pre-activation.
+"""How noisy gradients are with one draw of the weights per batch (as in bayesian-torch), over one draw per pre-activation.
 
     python benchmarks/gradient_noise.py [--draws 200]
 
-Both estimators have the same expectation. What is compared is the variance of the gradient of the NLL over draws of the noise,
-at the same weights, variances and batch, summed over all means, and over all log variances: at the variances that training
-starts with, and at larger ones. Results go to benchmarks/results/gradient_noise.json and gradient_noise.md.
+Both estimators have the same expectation. Compared is the variance of the gradient of the NLL over draws of the noise, for
+the same weights, variances and batch, summed over all means and over all log variances: at the variances that training starts
+with, and at larger ones. Results go to benchmarks/results/gradient_noise.json and gradient_noise.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMES = ("LeNet-300-100, batch 100", "LeNet-5, batch 64")
 LOG_SIGMA2 = (-10.0, -6.0)
 
 Gradients = tuple[Tensor, Tensor]
-"""Of all means, and of all log variances."""
+"""The gradients of all means, and of all log variances."""
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
@@ -34,7 +34,7 @@ def flat(tensors: list[Tensor]) -> Tensor:
 
 
 def local_reparameterisation(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Gradients]:
-    """Ours: the layers as they train."""
+    """Our estimator: gradients of the layers as they train."""
     layers = [layer for _, layer in variational_layers(model.train())]
 
     def draw() -> Gradients:
@@ -46,7 +46,7 @@ def local_reparameterisation(model: nn.Module, x: Tensor, y: Tensor) -> Callable
 
 
 def draw_of_weights(model: nn.Module, dense: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Gradients]:
-    """The reparameterisation of the weights themselves, `w = mu + sigma eps`, one for the batch; `dense` holds the draws."""
+    """Reparameterization of the weights, `w = mu + sigma eps`, with one draw per batch; `dense` holds the draws."""
     posterior = dict(variational_layers(model))
     pairs = [(layer, dense.get_submodule(name)) for name, layer in posterior.items()]
 
@@ -65,7 +65,7 @@ def draw_of_weights(model: nn.Module, dense: nn.Module, x: Tensor, y: Tensor) ->
 
 
 def variances(draw: Callable[[], Gradients], draws: int) -> tuple[float, float]:
-    """Variance over draws, summed over the means, and over the log variances."""
+    """The variance over draws, summed over the means and summed over the log variances."""
     square, sums = [0.0, 0.0], [torch.zeros(1), torch.zeros(1)]
     for _ in range(draws):
         for index, gradient in enumerate(draw()):
@@ -76,7 +76,7 @@ def variances(draw: Callable[[], Gradients], draws: int) -> tuple[float, float]:
 
 
 def measure(row: Row, log_sigma2: float, draws: int) -> dict[str, float]:
-    """Ratios of the variances: one draw of the weights over local reparameterisation."""
+    """Ratios of the variances: one draw of the weights, over local reparameterization."""
     torch.manual_seed(0)
     dense, x = row.make(), torch.randn(row.shape)
     y = torch.randint(10, (len(x),))

@@ -1,12 +1,12 @@
-"""How the step's time and memory grow with width, depth and batch, and mc_predict's time with samples; ours beside dense.
+"""How a step's time and memory grow with width, depth and batch, and mc_predict's time with samples; ours and dense.
 
     python benchmarks/growth.py [--only AXIS ...] [--rounds 5] [--again]
 
-One thread, turn by turn, medians of the thread's CPU time. Memory is counted, not sampled: the parameters, their gradients and
-Adam's state; what autograd keeps for the backward beside the parameters; and the most that was allocated at once during a step.
-The exponent of y ~ x^k is fitted in logarithms over the upper half of the points, where constant costs no longer count.
-Points are written to benchmarks/results/growth.json, growth.md and growth.png as they come, and not measured again without
---again.
+On one thread, ours and dense in turns; times are medians of the thread's CPU time. Memory is counted, not sampled: the
+parameters, their gradients and Adam's state; what autograd keeps for the backward pass besides the parameters; and the most
+that was allocated at once during a step. The exponent of y ~ x^k is fitted in logarithms over the upper half of the points,
+where constant costs no longer count. Points are written to benchmarks/results/growth.json, growth.md and growth.png as they
+come, and not measured again without --again.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def network(axis: str, size: int) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def megabytes(tensors: Any) -> float:
-    """Of the storages of tensors, each once."""
+    """The size of the storages of tensors in MB, each counted once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values()) / 1e6
 
 
 def memory(model: nn.Module, x: Tensor, y: Tensor, run: Callable[[], None]) -> dict[str, float]:
-    """Megabytes of state, kept for the backward, and the most at once beyond what is there between steps."""
+    """Megabytes of state, kept for the backward pass, and the most allocated at once beyond what exists between steps."""
     run()
-    model.zero_grad()  # what is freed during the measured step must not be older than it
+    model.zero_grad()  # so that the measured step frees nothing that is older than it
     parameters = list(model.parameters())
     own = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, x, y)}
     kept: list[Tensor] = []
@@ -126,7 +126,7 @@ def samples_point(samples: int, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def exponent(points: dict[str, Any], who: str, quantity: str) -> float | None:
-    """k of y ~ x^k by least squares in logarithms, over the upper half of the points (at least three where there are)."""
+    """k of y ~ x^k by least squares in logarithms, over the upper half of the points (at least three, if available)."""
     pairs = sorted((int(size), point[who].get(quantity)) for size, point in points.items())
     pairs = [(size, value) for size, value in pairs if value]
     pairs = pairs[-max(3, math.ceil(len(pairs) / 2)) :]
@@ -138,7 +138,7 @@ def exponent(points: dict[str, Any], who: str, quantity: str) -> float | None:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The tables for people."""
+    """The results as Markdown tables."""
     where = results["machine"]
     lines = [
         "# How cost grows",
@@ -158,7 +158,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any]) -> None:
-    """Time and memory over each axis, in logarithms."""
+    """Plot time and memory over each axis, in logarithms."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,14 +1,15 @@
-"""By what few validation examples judge a trial best: each estimate of the drop beside the drop on test data.
+"""How to judge a trial best from few validation examples: each estimate of the drop, compared with the drop on test data.
 
     python benchmarks/judges.py RUN [RUN ...] [--results FOLDER]
 
-RUN: folders of finished searches (`svdc sparsify digits --max-drop 0.5 --seed S --out RUN`), whose `trials/` are read. For each
-trial, points of error more than the dense model's: counted on the validation examples; by the rise of the NLL with the best
-temperature (svdcompress.search.PER_NAT), of validation examples, of training examples, and of both together; by the expected
-error of the validation examples' probabilities, mean 1 - max p; and counted on the test examples. Correlation and root mean
-square difference with the last over trials that lose less than 4 points there. The seeds should not be those of
-benchmarks/search.py, as the test data are read (the stored ones had `--set search.confidence=0.501`, by which counting alone
-leads a search). Written to benchmarks/results/judges.json and judges.md.
+RUN: folders of finished searches (`svdc sparsify digits --max-drop 0.5 --seed S --out RUN`), whose `trials/` are read. For
+each trial, the points of error above the dense model's are estimated in several ways: counted on the validation examples;
+from the rise of the NLL with the best temperature (svdcompress.search.PER_NAT), on validation examples, on training examples,
+and on both together; and from the expected error by the validation examples' probabilities, mean 1 - max p. Reported are each
+estimate's correlation with the points counted on the test examples, and the root mean square difference from them, over
+trials that lose less than 4 points there. The seeds should not be those of benchmarks/search.py, as the test data are read
+(the stored runs had `--set search.confidence=0.501`, with which counting alone guides a search). Written to
+benchmarks/results/judges.json and judges.md.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from svdcompress.sources import Data, make_model
 RESULTS = Path(__file__).resolve().parent / "results"
 JUDGES = ("counted", "validation NLL", "training NLL", "both", "expected error")
 NEAR = 4.0
-"""Points of test error beyond which no budget is in doubt."""
+"""Trials that lose more points of test error than this are not compared, as no budget is in doubt there."""
 
 
 def figures(model: nn.Module, data: Data) -> dict[str, float]:
-    """In points: by each judge, and "test"."""
+    """A model's points of error, as estimated by each judge, and counted on the test data ("test")."""
     likelihood = likelihood_for("classification")
     held, train, test = (draws_of(model, part, likelihood) for part in (data.validation, data.train, data.test))
     knob = fit_knob(likelihood, held)[0]
@@ -57,7 +58,7 @@ def _wrong(draws: Draws) -> float:
 
 
 def trials(run: Path) -> list[dict[str, float]]:
-    """Drops of each trial by each judge and on the test data, and its size."""
+    """The drop of each trial by each judge and on the test data, and how many times fewer non-zeros it has."""
     opened = open_run(run)
     search = opened.results["search"]
     dense = figures(opened.dense, opened.data)
@@ -73,7 +74,7 @@ def trials(run: Path) -> list[dict[str, float]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as Markdown."""
     lines = ["# What few validation examples say of a trial", "", "Written by `benchmarks/judges.py`, which says how."]
     every = [row for run in results["runs"].values() for row in run]
     near = [row for row in every if row["test"] < NEAR]

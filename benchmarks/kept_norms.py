@@ -1,14 +1,14 @@
-"""A network that a cut has hardly changed, trained on with the statistics of batches, and with its own.
+"""Training of a network that a cut has hardly changed, with the statistics of batches and with its own running ones.
 
     python benchmarks/kept_norms.py --cifar FOLDER --resnet FOLDER [--net resnet20] [--factor 1.1 1.3 2] [--images 10000]
                                     [--cache FILE]
 
-The public ResNet-20 (or ResNet-56), cut at once and reconstructed (as benchmarks/reconstruction.py does), then one epoch of
---images training images by SGD, distilled, with crops and flips (the loop of benchmarks/recovery.py): batch normalisation
-computes with the statistics of each batch, as torch trains, or keeps its running ones. Each with the best of the learning rates
-0.001, 0.003 and 0.01 on the half of the test images that chooses, told on the other half. Beside it: the losses of a batch of
-128 before the training in both ways, and what `norms: auto` would decide by them. One seed. What is known is not made again;
-results go to benchmarks/results/kept_norms.json and kept_norms.md.
+The public ResNet-20 (or ResNet-56) is cut at once and reconstructed (as in benchmarks/reconstruction.py), then trained for
+one epoch of --images training images by SGD, distilled, with crops and flips (the loop of benchmarks/recovery.py). Batch
+normalization either uses the statistics of each batch, as torch trains, or keeps its running ones. Each is trained with the
+learning rate among 0.001, 0.003 and 0.01 that is best on the half of the test images used for choices, and reported on the
+other half. Also given are the losses of a batch of 128 before training in both ways, and what `norms: auto` would choose from
+them. One seed. Stored results are not computed again; results go to benchmarks/results/kept_norms.json and kept_norms.md.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RATES, BATCH = (0.001, 0.003, 0.01), 128
 
 @torch.no_grad()
 def loss(model: nn.Module, teacher: nn.Module, train: Split, own: bool) -> float:
-    """Of a batch, as in training; all but normalisation as in eval(). own: with the statistics of the batch."""
+    """The training loss of a batch, all but normalization in eval(). own: normalize with the statistics of the batch."""
     model = copy.deepcopy(model).eval()
     for module in norms(model):
         module.train(own)
     x = moved(images(train[0][:BATCH]), torch.Generator().manual_seed(SEED))
     output, answer = model(x), (teacher.eval()(x) / TEMPERATURE).softmax(1)
-    # As the package has it, a divergence: 0 where the student answers as the teacher does.
+    # A divergence, as in the package: 0 where the student answers as the teacher does.
     soft = F.kl_div((output / TEMPERATURE).log_softmax(1), answer, reduction="batchmean") * TEMPERATURE**2
     return float((1 - DISTILLED) * F.cross_entropy(output, train[1][:BATCH]) + DISTILLED * soft)
 
@@ -67,7 +67,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The cuts that are not known, one by one."""
+    """Measure the cuts without stored results, one by one."""
     parser = options_of(__doc__, 10_000)
     parser.add_argument("--net", choices=["resnet20", "resnet56"], default="resnet20")
     parser.add_argument("--factor", type=float, nargs="+", default=[1.1, 1.3, 2.0])
@@ -81,7 +81,7 @@ def main() -> None:
     for factor in options.factor:
         results, title = read(RESULTS), f"{options.net} {factor:g}x"
         found: dict[str, Any] = {"net": options.net, "factor": factor, **setting}
-        if found.items() <= results.get(title, {}).items():  # else it is of other images or another machine
+        if found.items() <= results.get(title, {}).items():  # otherwise stored with other images or machine
             continue
         small, _ = cut(factor)
         found |= {**sized(small, images(train[0][:1])), "cut": accuracy(wrong(small, reported))}
@@ -91,7 +91,7 @@ def main() -> None:
         for name in ("batch", "keep"):
             how: dict[str, Any] = {"among": RATES, "keeps_norms": name == "keep"}
             found[name], missed[name] = trained(small, teacher, (train, chosen, reported), 1, **how)
-        found["less"] = change(missed["keep"], missed["batch"])  # errors more with batches: accuracy less
+        found["less"] = change(missed["keep"], missed["batch"])  # errors that batches add: the accuracy that `keep` gains
         results[title] = found
         write(RESULTS, results)
         RESULTS.with_suffix(".md").write_text(table(results), encoding="utf-8")

@@ -1,13 +1,15 @@
-"""What is left of a search's epochs: does the best trial recover on with it, or are trials all that a search makes?
+"""Should the epochs left in a search go into further recovery of its best trial, or into more trials?
 
     python benchmarks/last_recovery.py [--row default-parameters10x ...] [--seeds 0 1 2 3 4 5 6 7]
 
-The digits' recipe with a goal, in both ways, from the same dense start and with at most three times the epochs of one run: as
-many trials as fit, or what `search.trials` leaves to itself. Where no trial has to go for the recovery, it has more epochs.
-Once with the recipe's own long recovery, and once with the epochs that a model without a recipe has (20 and 5).
-Each run takes a trial by its validation data (so few are judged by the NLL, of training examples too), and the test data are
-read for that one alone. Results are written after each pair of runs to benchmarks/results/last_recovery.json and
-last_recovery.md; what is there is not made again.
+The digits' recipe is run with a goal in both ways, from the same dense start and with at most three times the epochs of one
+run: with as many trials as fit ("trials alone"), or with the default of `search.trials`, where the best trial recovers
+further ("recovers on"). If the recovery costs no trial, the second way has more epochs. Each comparison is made with the
+recipe's own long recovery, and with the epochs of a model without a recipe (20 and 5).
+
+Each run chooses a trial by its validation data (which are few, so that they are judged by the NLL, together with training
+examples), and the test data are read for that one alone. Results are written after each pair of runs to
+benchmarks/results/last_recovery.json and last_recovery.md; stored pairs are not run again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ ROWS: dict[str, tuple[str, list[str]]] = {
     "recipe-parameters10x": ("parameters=10x", []),
     "recipe-nonzero50x": ("nonzero=50x", []),
 }
-"""Row: the goal, and what else is set."""
+"""For each row: the goal, and further settings."""
 
 WAYS = ("trials alone", "recovers on")
 
@@ -43,11 +45,11 @@ SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false"
 
 
 def made(row: str, seed: int) -> dict[str, Any]:
-    """Both ways."""
+    """The figures of both ways."""
     goal, more = ROWS[row]
     settings = [*SETTINGS, *more, f"seed={seed}", f"search.goal='{goal}'"]
     _, fewer = levels_and_trials(load_recipe("digits", settings))
-    _, trials = levels_and_trials(load_recipe("digits", [*settings, "search.max_drop=100"]))  # leaves no recovery for the best
+    _, trials = levels_and_trials(load_recipe("digits", [*settings, "search.max_drop=100"]))  # a budget reserves no recovery
     found: dict[str, Any] = {}
     for way, own in zip(WAYS, ([f"search.trials={trials}"], []), strict=True):
         with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +74,7 @@ def made(row: str, seed: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: means over seeds, and the mean of the paired differences with its interval (t)."""
+    """Markdown: means over seeds, and the mean of the paired differences with its t interval."""
     head = ["row", "seeds", "epochs of one run", *(f"{way}: test error %, NLL (epochs)" for way in WAYS)]
     head += ["error: change (95%)", "NLL: change (95%)", "of the models taken, recovered on"]
     lines = ["# What is left of a search's epochs", "", "Written by `benchmarks/last_recovery.py`, which says how.", ""]
@@ -96,7 +98,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """What is not there yet."""
+    """Run the rows and seeds without stored results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))

@@ -1,13 +1,14 @@
-"""A network cut at once and reconstructed, trained on with and without its layers held against the dense network's.
+"""Training of a network that was cut at once and reconstructed, with and without the dense network's layers as targets.
 
     python benchmarks/layerwise.py --cifar FOLDER --resnet FOLDER [--net resnet20] [--factor 4 2] [--images 10000]
                                    [--epochs 1 3] [--layers 10 30 100] [--cache FILE]
 
-The public ResNet-20 (or ResNet-56), cut as benchmarks/reconstruction.py does, then so many epochs of --images training images
-by SGD at 0.02, distilled, with crops and flips (the loop of benchmarks/recovery.py): without, and with each of the weights
---layers of `recover.distill.layers`, which fall as (1 - t)^2. Accuracy on the half of the test images that chooses for each
-weight; the best of them is told on the other half, beside the network without, and the difference, paired, 95%. One seed. What
-is known is not made again; results go to benchmarks/results/layerwise.json and layerwise.md, a network at a time.
+The public ResNet-20 (or ResNet-56) is cut as in benchmarks/reconstruction.py, then trained for --epochs epochs of --images
+training images by SGD at 0.02, distilled, with crops and flips (the loop of benchmarks/recovery.py): without layers, and with
+each of the weights --layers for `recover.distill.layers`, which fall as (1 - t)^2. Each weight is judged by its accuracy on
+the half of the test images used for choices; the best is reported on the other half, with the network trained without layers
+and the paired difference with its 95% interval. One seed. Stored results are not computed again; results go to
+benchmarks/results/layerwise.json and layerwise.md, one network at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The cuts that are not known, one by one."""
+    """Measure the cuts without stored results, one by one."""
     parser = options_of(__doc__, 10_000)
     parser.add_argument("--net", choices=["resnet20", "resnet56"], default="resnet20")
     parser.add_argument("--factor", type=float, nargs="+", default=[4.0, 2.0])
@@ -64,7 +65,7 @@ def main() -> None:
         for epochs in options.epochs:
             results, title = read(RESULTS), f"{options.net} {factor:g}x {epochs}"
             found: dict[str, Any] = {"net": options.net, "factor": factor, "epochs": epochs, **setting}
-            if found.items() <= results.get(title, {}).items():  # else it is of other images or another machine
+            if found.items() <= results.get(title, {}).items():  # otherwise stored with other images or machine
                 continue
             small = cut(factor)[0] if small is None else small
             found |= {**sized(small, images(train[0][:1])), "cut": accuracy(wrong(small, reported)), "chosen": {}}
@@ -76,7 +77,7 @@ def main() -> None:
                 made[weight] = one, missed, time.monotonic() - begun
             best = max(options.layers, key=lambda weight: found["chosen"][f"{weight:g}"])
             found |= {"weight": best, "without": made[0.0][0], "with": made[best][0]}
-            found["ahead"] = change(made[best][1], made[0.0][1])  # errors more without: accuracy more with
+            found["ahead"] = change(made[best][1], made[0.0][1])  # errors added without layers: the accuracy gained with them
             found["seconds"] = [made[0.0][2], made[best][2]]
             results[title] = found
             write(RESULTS, results)

@@ -1,13 +1,13 @@
-"""Does a mixture that is chosen untrained (`search.mixture: auto`) lose less once it is fine-tuned?
+"""Does a mixture that is chosen before training (`search.mixture: auto`) lose less after fine-tuning?
 
     python benchmarks/mixtures.py [--seeds 0 1 2] [--goals parameters=8x ...] [--part ways]
 
-The digits recipe; all that has to go goes in one cut (`search.cuts=1`). Ways: on a path of three levels, for each goal and
-for a size half of that, the first trial of a search is made in every way to its size (docs/search.md): one cooled posterior,
-then masks, pruning and recovery for each way, with the same noise and order of examples. So `auto` is the row that the choice
-takes, `off` the usual one, and both are paired.
-Searches: whole ones of two trials on paths of six or three levels, with `auto` and with `off`. Results are written after each
-goal and seed to benchmarks/results/mixtures.json and mixtures.md, where others stay; what is there is not made again.
+The digits recipe is used with a single cut (`search.cuts=1`). Ways: on a path of three levels, for each goal and for half its
+size, the first trial of a search is made to its size in every way (docs/search.md): one cooled posterior, then masks, pruning
+and recovery for each way, with the same noise and order of examples. So `auto` is the row of the chosen way, `off` that of
+the usual one, and both are paired. Searches: whole searches of two trials on paths of six or three levels, with `auto` and
+with `off`. Results are written after each goal and seed to benchmarks/results/mixtures.json and mixtures.md, where others are
+kept; stored results are not made again.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 GOALS = ("parameters=8x", "macs=0.15", "nonzero=60x", "bytes=8x")
 FURTHER = (1, 2)
-"""Sizes: of the goal, and as many times smaller."""
+"""The sizes that are tried: the goal's, and as many times smaller."""
 
 SEARCHES = {
     "nonzero=60x": ("nonzero=60x", 6),
     "nonzero=120x": ("nonzero=120x", 6),
     "nonzero=60x, three levels": ("nonzero=60x", 3),
 }
-"""Whole searches: the goal, and the levels of the path."""
+"""For each whole search: the goal, and the number of levels of the path."""
 
 SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false", "search.cuts=1")
 
 
 class Done(Exception):
-    """Ends the run once all ways were made."""
+    """Ends the run after all ways were made."""
 
 
 class Every(Search):
-    """The first trial of a search, in every way."""
+    """Makes the first trial of a search in every way."""
 
     rows: list[dict[str, Any]]
 
@@ -107,7 +107,7 @@ class Every(Search):
         return {"pressure": pressure, "asked": self._dense_size / target, "chosen": chosen, "ways": rows}
 
     def _judged(self, small: Any, first: Any) -> dict[str, Any]:
-        """Figures of a way, and how they differ from those of the usual one (95%, paired)."""
+        """Figures of a way, and the paired 95% intervals of their differences from the usual way's."""
         data, likelihood = self.opened.data, likelihood_for("classification")
         found: dict[str, Any] = {}
         for name in ("train", "validation", "test"):
@@ -123,7 +123,7 @@ class Every(Search):
 
 
 def searched(goal: str, levels: int, seed: int) -> dict[str, Any]:
-    """Two whole searches, with and without the choice, and how their models differ on the test data (95%, paired)."""
+    """Two whole searches, with and without the choice, and the paired 95% interval of the difference on the test data."""
     found: dict[str, Any] = {}
     wrong = {}
     for setting in ("auto", "off"):
@@ -147,12 +147,12 @@ def searched(goal: str, levels: int, seed: int) -> dict[str, Any]:
 
 
 def about() -> dict[str, Any]:
-    """What figures depend on."""
+    """The machine, versions and threads that the figures depend on."""
     return {"machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: the sum of the ways, the searches, then each way."""
+    """Markdown: a summary of the ways, the searches, then each way."""
     ways_of = results.get("ways", {})
     rows = [
         (goal, seed, trial)
@@ -259,13 +259,13 @@ def _chosen(trial: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe(goal: str, seed: int, *more: str) -> Recipe:
-    """The digits, searched for a goal."""
+    """The digits recipe with a search for a goal."""
     asked = [*SETTINGS, f"search.goal='{goal}'", f"seed={seed}", *more]
     return load_recipe(HERE.parent / "recipes" / "digits.yaml", asked)
 
 
 def main() -> None:
-    """Goals by seeds."""
+    """Make the parts that are asked for, for all goals and seeds without stored results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--goals", nargs="+", choices=GOALS, default=list(GOALS))

@@ -1,11 +1,11 @@
-"""The MNIST figures: each recipe over several seeds through the command line, as a table beside the published ones.
+"""The MNIST figures: each recipe with several seeds through the command line, in a table with the published figures.
 
     python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES [--recipe mnist-lenet300 ...] [--seeds 0 1 2] [--finished]
 
-A run that is finished is not repeated, one that was stopped goes on; results are written after each run to
-benchmarks/results/mnist.json and mnist.md, where rows of other seeds and recipes stay. With --finished nothing is run: the
-folders that are finished are read. Test data are looked at once, at the end of each run, by the run itself.
-benchmarks/controls.py has what the same budget gives without us.
+A finished run is not repeated, and a stopped one is resumed. Results are written after each run to
+benchmarks/results/mnist.json and mnist.md, where rows of other seeds and recipes are kept. With --finished nothing is run:
+the folders of finished runs are read. Test data are used once, at the end of each run, by the run itself.
+benchmarks/controls.py shows what the same budget gives without this package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from svdcompress.uncertainty import wilson
 
 HERE = Path(__file__).resolve().parent
 STILL = "-still"
-"""Ends the name of a recipe whose digits are not moved, as the published ones' were not."""
+"""The end of the name of a recipe whose digits are not moved, as in the published results."""
 
 RECIPES = (
     "digits",
@@ -69,8 +69,10 @@ COLUMNS = (
 def run(
     recipe: str, seed: int, data: str | None, runs: Path, name: str | None = None, options: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """The report of one run, from its folder (of a name) if it is there already; None if it failed, or without data if it is
-    not there. options: of the command."""
+    """The report of one run, from its folder if it is there already; None if it failed, or if `data` is needed but None.
+
+    name: of the folder. options: of the command.
+    """
     out = runs / (name or f"{recipe}-{seed}")
     if not (out / "report.json").is_file():
         if data is None:
@@ -99,12 +101,12 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def write(file: Path, content: Any) -> None:
-    """As JSON."""
+    """Write a JSON file."""
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def add_row(file: Path, rows: Iterable[str], row: str, seed: int, found: Any, table: Callable[[dict[str, Any]], str]) -> None:
-    """Add a row's result of a seed to a JSON file, its rows in order, and write the table of all beside it."""
+    """Add a row's result for a seed to a JSON file, with the rows in order, and write a table of all results next to it."""
     results = read(file)  # others may have been made meanwhile
     results.setdefault(row, {})[str(seed)] = found
     results = {name: results[name] for name in rows if name in results}
@@ -113,7 +115,7 @@ def add_row(file: Path, rows: Iterable[str], row: str, seed: int, found: Any, ta
 
 
 def made_on(results: dict[str, Any]) -> list[str]:
-    """Lines at the end of such a table: the machine and versions of its first result."""
+    """The last lines of such a table: the machine and versions of its first result."""
     for one in [each for seeds in results.values() for each in seeds.values()][:1]:
         cpu, torch = one["machine"].get("cpu"), one["versions"]["torch"]
         return ["", f"{cpu}, torch {torch}, {one['threads']} thread, beside other work."]
@@ -121,7 +123,7 @@ def made_on(results: dict[str, Any]) -> list[str]:
 
 
 def setting(report: dict[str, Any]) -> dict[str, Any]:
-    """How a run's figures were got, of the recipe that it ran by: start, epochs, augmentation, dtype of the variances."""
+    """How a run's figures were obtained, by its recipe: start, epochs, augmentation, dtype of the variances."""
     recipe = yaml.safe_load(report["recipe"])
     stages = {name: recipe.get(name) or {} for name in ("dense", "train", "recover")}
     asked = (recipe.get("convert") or {}).get("variance_dtype", "auto")
@@ -136,11 +138,14 @@ def setting(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(report: dict[str, Any], evaluation: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the table needs of one run's report; all of the test data. evaluation: of evaluate.json, newer than the report."""
+    """What the table needs from one run's report; metrics are on test data unless named otherwise.
+
+    evaluation: the run's part of evaluate.json, whose figures for samples are newer than the report's.
+    """
     dense, sparse, layers, tests = report["dense"], report["sparse"], report["layers"], report["examples"]["test"]
     sampled = next((row for name, row in (report.get("uncertainty") or {}).items() if name.endswith("samples")), {})
     newer = {row["name"]: row["metrics"] for row in (evaluation or {}).get("contenders", ())}
-    if abs(newer.get("sparse, mean", {}).get("error", -1.0) - sparse["metrics"]["error"]) < 1e-6:  # else of an earlier run
+    if abs(newer.get("sparse, mean", {}).get("error", -1.0) - sparse["metrics"]["error"]) < 1e-6:  # otherwise of an earlier run
         sampled = newer.get("sparse, samples", sampled)
     return {
         "seed": report["seed"],
@@ -171,13 +176,13 @@ def figures(report: dict[str, Any], evaluation: dict[str, Any] | None = None) ->
 
 
 def _units(layers: list[dict[str, Any]]) -> list[int]:
-    """Units of each layer but the last, as they are left; before them, for linear layers, the inputs that any weight reads."""
+    """Units left in each layer but the last; before them, for linear layers, the number of inputs that any weight reads."""
     first = [layers[0]["inputs"]] if len(layers[0]["shape_after"]) == 2 else []
     return first + [layer["shape_after"][0] for layer in layers[:-1]]
 
 
 def cpu() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -186,7 +191,7 @@ def cpu() -> str:
 
 
 def average(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over seeds of what is compared."""
+    """Means over seeds of the figures that are compared."""
     names = ("nonzero", "parameters", "bytes", "macs", "latency")
     ratios = {name: [row["compression"].get(name) for row in rows] for name in names}
     plain = {name: mean(values) for name, values in ratios.items() if all(isinstance(v, int | float) for v in values)}
@@ -196,13 +201,13 @@ def average(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def errors(controls: dict[str, Any], recipe: str, kind: str) -> list[float]:
-    """Test errors of a recipe's control over the seeds, [] where it has none. controls: what controls.json holds."""
+    """Test errors of a recipe's control over the seeds, [] if it has none. controls: the contents of controls.json."""
     runs, name = controls.get("recipes", {}).get(recipe, {}), controls.get("chosen", {}).get(recipe, {}).get(kind)
     return [runs[seed]["nets"][name]["test_error"] for seed in sorted(runs, key=int) if name in runs[seed]["nets"]]
 
 
 def table(found: dict[str, list[dict[str, Any]]], controls: dict[str, Any]) -> str:
-    """Markdown: a table of means, a table of how they were got, and a table of runs. controls: what controls.json holds."""
+    """Markdown: tables of means, of how they were obtained, and of runs. controls: the contents of controls.json."""
     lines = [
         "# MNIST, and scikit-learn's digits",
         "",
@@ -241,7 +246,7 @@ def table(found: dict[str, list[dict[str, Any]]], controls: dict[str, Any]) -> s
 
 
 def span(values: list[float]) -> str:
-    """The mean, and from where to where."""
+    """The mean, with the smallest and the largest value."""
     if not values:
         return ""
     return f"{mean(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
@@ -252,7 +257,7 @@ def _versions(row: dict[str, Any]) -> str:
 
 
 def published(recipe: str) -> str:
-    """The published figure of a recipe's kind in one cell."""
+    """The published result for a recipe of this kind, as one cell."""
     row = PUBLISHED.get(recipe)
     if row is None:
         return ""
@@ -288,7 +293,7 @@ def _row(recipe: str, row: dict[str, Any]) -> str:
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """What the command line asks for; its folders are there."""
+    """Parse the command line; the folders that it names are created."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder of MNIST's four IDX files")
     parser.add_argument("--recipe", action="append", choices=RECIPES, help="may be given several times; all by default")
@@ -305,7 +310,7 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def store(found: dict[str, list[dict[str, Any]]], results: Path) -> None:
-    """mnist.json and mnist.md, with what controls.json knows."""
+    """Write mnist.json and mnist.md, the latter with the figures of controls.json."""
     ordered = {recipe: sorted(found[recipe], key=lambda row: row["seed"]) for recipe in RECIPES if found.get(recipe)}
     means = {name: average(rows) for name, rows in ordered.items()}
     write(results / "mnist.json", {"published": PUBLISHED, "means": means, "runs": ordered})

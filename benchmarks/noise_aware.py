@@ -3,17 +3,18 @@
     python benchmarks/noise_aware.py --runs FOLDER [--recipe mnist-lenet300 ...] [--seeds 0 1 2]
     python benchmarks/noise_aware.py --runs FOLDER --real resnet20-macs4x --resnet-runs FOLDER
 
-Beside each run of benchmarks/mnist.py: gradual magnitude pruning from the run's own dense start, with as many non-zero weights,
-as many epochs and the same digits (benchmarks/controls.py, the plan of one fall), trained here unless its weights lie there.
-With --real: the network of a run of benchmarks/real.py, and those of torch-pruning that it left (called in the checkout where
-real.py ran). Both get the same treatment by the same code:
+Each run of benchmarks/mnist.py is compared with gradual magnitude pruning from the run's own dense start, with as many
+non-zero weights, as many epochs and the same digits (benchmarks/controls.py, the plan of one fall), trained here unless its
+weights exist. With --real, the network of a run of benchmarks/real.py is compared with those of the peers that real.py left
+next to it (run this in the checkout in which real.py ran). Both networks get the same treatment by the same code:
 
-- weights of b bits: steps of one size for each output channel, chosen where the squared errors are smallest; activations float;
-- int8: onnxruntime's quantiser in QDQ form, all layers, ranges from the same 320 training examples.
+- weights of b bits: one step size for each output channel, which minimizes the squared errors; activations in float;
+- int8: onnxruntime's quantizer in QDQ form, all layers, ranges from the same 320 training examples.
 
-Ours also with steps chosen by the posterior, which the other does not have. Lost: the error in few bits less that in float32,
-in points of the test data; ours less: the difference of what both lose, paired by test example, mean over the seeds, with its
-95% interval (normal). Below 0 ours loses less. Test data choose nothing. Results: benchmarks/results/noise_aware.json and .md.
+Ours is also measured with steps chosen by the posterior, which the other network does not have. Lost: the error in few bits
+minus that in float32, in points of the test data; ours less: the difference between what both lose, paired by test example,
+averaged over the seeds, with its 95% interval (normal). Below 0 ours loses less. Nothing is chosen on test data. Results:
+benchmarks/results/noise_aware.json and .md.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ OURS = "ours"
 
 @torch.no_grad()
 def wrong(model: nn.Module, opened: OpenRun) -> Tensor:
-    """Which test examples it answers wrongly, 0. or 1. (N,)."""
+    """Which test examples the model gets wrong, as 0. or 1. (N,)."""
     model.eval()
     return torch.cat([(model(x).argmax(1) != y).double() for x, y in opened.data.test.batches(500)])
 
 
 def in_bits(model: nn.Module, bits: int) -> nn.Module:
-    """A copy whose weights of two dimensions and more are rounded."""
+    """A copy whose weights with two or more dimensions are rounded."""
     found = copy.deepcopy(model)
     with torch.no_grad():
         for weight in found.parameters():
@@ -64,7 +65,7 @@ def in_bits(model: nn.Module, bits: int) -> nn.Module:
 
 
 def in_integers(model: nn.Module, opened: OpenRun) -> Tensor:
-    """`wrong` of the int8 file, all of whose layers are integers."""
+    """`wrong` for the int8 file, in which all layers are integers."""
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
     with TemporaryDirectory(prefix="noise-aware") as folder:
         path, dst = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
@@ -76,7 +77,7 @@ def in_integers(model: nn.Module, opened: OpenRun) -> Tensor:
 
 
 def measured(model: nn.Module, opened: OpenRun, variational: nn.Module | None = None) -> dict[str, Tensor]:
-    """`wrong` of each form of a network."""
+    """`wrong` for each form of a network."""
     found = {"float32": wrong(model, opened), "int8": in_integers(model, opened)}
     for bits in BITS:
         found[f"{bits} bits"] = wrong(in_bits(model, bits), opened)
@@ -145,7 +146,7 @@ def compared(seeds: dict[str, dict[str, dict[str, Tensor]]], other: str) -> dict
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each group."""
+    """Markdown: a section for each group."""
     lines = ["# Few bits after noise, and without", "", "Written by `benchmarks/noise_aware.py`, which says how.", ""]
     for group, one in results["groups"].items():
         other = one["other"]
@@ -169,7 +170,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Groups in order; results after each pair."""
+    """Measure the groups in order; results are written after each pair."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs of benchmarks/mnist.py")
     parser.add_argument("--recipe", nargs="*", default=["mnist-lenet300"])

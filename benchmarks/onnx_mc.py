@@ -1,11 +1,11 @@
-"""What the Monte-Carlo file costs: 100 samples of a compressed LeNet-300-100 in onnxruntime, beside what it replaces, and of a
-compressed LeNet-5, whose convolutions have their weights drawn.
+"""The cost of the Monte-Carlo file: 100 samples of a compressed LeNet-300-100 in onnxruntime, compared with what it replaces.
 
     python benchmarks/onnx_mc.py [--rounds 15]
 
-All of it on one thread and in one process, turn by turn in each round; medians over the rounds, of wall-clock and of the
-process's own CPU time (which other work on the machine disturbs less). Weights are random: the cost does not depend on them.
-Memory is the peak of a process that has onnxruntime alone (Linux). Results go to benchmarks/results/onnx_mc.json and .md.
+A compressed LeNet-5, whose convolutions have their weights drawn, is measured too. All runs on one thread and in one process,
+in turn in each round; figures are medians over the rounds, of wall-clock time and of the process's own CPU time (which other
+work on the machine disturbs less). Weights are random: the cost does not depend on them. Memory is the peak of a process that
+loads onnxruntime alone (Linux). Results go to benchmarks/results/onnx_mc.json and .md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ print(status["VmHWM"].split()[0])  # getrusage would count the parent that this 
 
 
 def variational(widths: tuple[int, ...]) -> nn.Module:
-    """A fully connected network with all of its weights relevant."""
+    """A fully connected network, all of whose weights are relevant."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -63,7 +63,7 @@ def variational(widths: tuple[int, ...]) -> nn.Module:
 
 
 def lenet(first: int, second: int, hidden: int, share: float) -> nn.Module:
-    """A LeNet-5 of these widths, a share of its weights relevant."""
+    """A LeNet-5 of these widths, with a share of its weights relevant."""
     convolutions = [nn.Conv2d(1, first, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)]
     head = [nn.Flatten(), nn.Linear(16 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10)]
     return _held(nn.Sequential(*convolutions, *head), share)
@@ -89,7 +89,7 @@ def passes(model: nn.Module, x: Tensor) -> Callable[[], Any]:
 
 
 def runs_of_one(path: Path, x: Tensor) -> Callable[[], Any]:
-    """SAMPLES separate runs of one draw each in onnxruntime, whose caller would average them."""
+    """SAMPLES separate runs of one draw each in onnxruntime; averaging them is left to the caller."""
     one = in_onnxruntime(path, x, 1)
 
     def run() -> None:
@@ -110,7 +110,7 @@ def in_onnxruntime(path: Path, x: Tensor, samples: int | None) -> Callable[[], A
 
 
 def medians(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each work, wall-clock and CPU, turn by turn."""
+    """Median milliseconds of each function, wall-clock and CPU; all take turns in each round."""
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for index in range(rounds + 1):
         for name, work in works.items():
@@ -125,7 +125,7 @@ def medians(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[
 
 
 def peak(path: Path, batch: int, samples: int) -> float:
-    """Peak memory in MB of a process that runs the file; the least of three."""
+    """Peak memory in MB of a process that runs the file; the lowest of three measurements."""
     command = [sys.executable, "-c", MEMORY, str(path), str(batch), str(samples), str(DENSE[0])]
     return min(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)) / 1024
 

@@ -1,10 +1,11 @@
-"""The Monte-Carlo loop as torch exports it (`scan`, `while_loop`) against that of `export_onnx`: one network, the same noise.
+"""The Monte-Carlo loop as torch exports it (`scan`, `while_loop`), compared with that of `export_onnx` on one network.
 
     python benchmarks/onnx_scan.py
 
-A multilayer perceptron 784-300-100-10 with noise of its layers' outputs, 100 draws, the noise an input; onnxruntime, one
-thread. "scan" is what a loop around a model gives; "scan, hoisted by hand" has the first layer's mean and variance, which need
-no noise, written out ahead of the loop, as no exporter does. Written to benchmarks/results/onnx_scan.json and onnx_scan.md.
+A multilayer perceptron 784-300-100-10 with noise on its layers' outputs, 100 draws, the noise an input and the same for all;
+onnxruntime, one thread. "scan" is what a loop around a model gives; in "scan, hoisted by hand" the first layer's mean and
+variance, which need no noise, are computed before the loop, which no exporter does. Written to
+benchmarks/results/onnx_scan.json and onnx_scan.md.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Loop(nn.Module):
         return mean, (x.square() @ self.variances[index].T).sqrt()
 
     def rest(self, mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:
-        """Probabilities of a draw from the first layer's moments on."""
+        """The probabilities of a draw, computed from the first layer's moments."""
         parts = noise.split(NUMBERS, 1)
         for index, part in enumerate(parts):
             if index:
@@ -61,12 +62,12 @@ class Loop(nn.Module):
 
 
 def empty(x: Tensor) -> Tensor:
-    """The sums at the start."""
+    """The sums before the first draw."""
     return torch.zeros(x.shape[0], SIZES[-1], dtype=torch.float64)
 
 
 class Scan(Loop):
-    """The whole model within the loop."""
+    """The whole model inside the loop."""
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         def draw(total: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +78,7 @@ class Scan(Loop):
 
 
 class Hoisted(Loop):
-    """What depends on no noise ahead of the loop."""
+    """What does not depend on the noise is computed before the loop."""
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         mean, std = self.moments(0, x)
@@ -90,7 +91,7 @@ class Hoisted(Loop):
 
 
 class While(Loop):
-    """The whole model within the loop, a row of the noise by its index."""
+    """The whole model inside the loop, which takes its row of the noise by index."""
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         def draw(index: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,7 @@ class While(Loop):
 
 
 def exported(kind: type[Loop], layers: Any, file: Path) -> str:
-    """Write the file; why it could not be, or ""."""
+    """Write the file; returns why this failed, or "" if it succeeded."""
     batch, draws = torch.export.Dim("batch"), torch.export.Dim("draws")
     examples = (torch.randn(3, SIZES[0]), torch.randn(4, 3, sum(NUMBERS)))
     try:
@@ -112,7 +113,7 @@ def exported(kind: type[Loop], layers: Any, file: Path) -> str:
             program = torch.export.export(module, examples, dynamic_shapes=({0: batch}, {0: draws, 1: batch}), strict=False)
             made: Any = torch.onnx.export(program, (), dynamo=True, opset_version=20, verbose=False)
             made.save(str(file), external_data=False)
-    except Exception as error:  # what fails is the result
+    except Exception as error:  # a failure is a result, too
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
     return ""
 
@@ -159,7 +160,7 @@ def main() -> None:
                         spent.append(time.process_time() - started)
                     row[f"difference_{batch}"] = float(np.abs(probabilities - (total / DRAWS).numpy()).max())
                     row[f"ms_{batch}"] = round(1000 * min(spent), 2)
-                except Exception as error:  # what fails is the result
+                except Exception as error:  # a failure is a result, too
                     row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
             print(row, flush=True)
     versions = {name: version(name) for name in ("torch", "onnxruntime", "onnxscript")}

@@ -1,22 +1,23 @@
-"""Other ways to a network of the same size, from the same dense start, in one run: what a reader compares us with.
+"""Other ways to a network of the same size, from the same dense start and in one run: what readers compare this package with.
 
     python -m venv peers && echo "$(.venv/bin/python -c 'import site; print(*site.getsitepackages())')" \\
         > peers/lib/python3.11/site-packages/ours.pth
     peers/bin/pip install --no-deps cplxmodule==2022.6
     peers/bin/python benchmarks/peers.py --data FOLDER_OF_THE_IDX_FILES [--recipe mnist-lenet300 ...] [--seeds 0 1 2]
 
-"ours" is `svdc sparsify` of the recipe (a run that lies in --runs is not repeated). Every other peer starts from that run's
-own dense weights and has its training examples, its augmentation (none in the recipes whose names end in -still), its
-optimizer and as many epochs as its fine-tuning and recovery together. What prunes weights ends with as many non-zero weights
-as the run; what removes units, with no more parameters than it (torch-pruning cannot drop inputs, as the -units recipes do).
+"ours" is `svdc sparsify` of the recipe (a run that exists in --runs is not repeated). Every other peer starts from that run's
+own dense weights and uses its training examples, its augmentation (none in the recipes whose names end in -still), its
+optimizer and as many epochs as its fine-tuning and recovery together. Peers that prune weights end with as many non-zero
+weights as the run; those that remove units end with no more parameters (torch-pruning cannot drop inputs, as the -units
+recipes do).
 
-Pruning by magnitude or by torch-pruning is gradual (Zhu & Gupta 2018, arXiv 1710.01878: the sparsity rises as
-1 - (1 - t)^3 over the first half of the epochs), with one fall of the learning rate over all epochs, the better of two plans
-for it (controls.md). cplxmodule's layers train with the recipe's own beta in its first stage; then as many weights as ours
-has stay, those of the least log alpha, and are trained as masked dense ones in its second stage.
+Pruning by magnitude or by torch-pruning is gradual (Zhu & Gupta 2018, arXiv 1710.01878: the sparsity rises as 1 - (1 - t)^3
+over the first half of the epochs), with one fall of the learning rate over all epochs, the better of two plans for it
+(controls.md). cplxmodule's layers train with the recipe's own beta in its first stage; then as many weights as ours has are
+kept, those with the lowest log alpha, and are trained as masked dense ones in its second stage.
 
-A package that is not installed is left out, and said to be. Results are written after each peer to
-benchmarks/results/peers.json and peers.md; what is there is not repeated without --again.
+A package that is not installed is left out, with a message. Results are written after each peer to
+benchmarks/results/peers.json and peers.md; stored results are not computed again without --again.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from svdcompress.pipeline import OpenRun, open_run
 from svdcompress.recipe import in_epochs
 
 TAYLOR_BATCHES = 10
-"""Batches whose gradients torch-pruning's Taylor scores are made of, before each step of pruning."""
+"""The number of batches whose gradients torch-pruning's Taylor scores use, before each pruning step."""
 
 
 @dataclass
 class Budget:
-    """What a network may have: non-zero weights of matrices and kernels; parameters, biases among them."""
+    """The size limits of a network: non-zero weights in matrices and kernels, and parameters including biases."""
 
     weights: int
     parameters: int
 
 
-# Peers: each takes a finished run, its dense model and the budget, and returns the network it makes of it
+# Peers: each takes a finished run, its dense model and the budget, and returns the network made from it
 
 
 def magnitude(opened: OpenRun, model: nn.Module, budget: Budget, score: Callable[[Tensor], Tensor] = torch.abs) -> nn.Module:
@@ -64,7 +65,7 @@ def magnitude(opened: OpenRun, model: nn.Module, budget: Budget, score: Callable
 
 
 def lamp(weight: Tensor) -> Tensor:
-    """The square of a weight over the sum of its layer's squares that are no smaller (Lee et al. 2021, arXiv 2010.07611)."""
+    """A weight's square over the sum of its layer's squares that are no smaller (Lee et al. 2021, arXiv 2010.07611)."""
     squares, order = weight.square().flatten().sort()
     scores = torch.empty_like(squares)
     scores[order] = squares / squares.flip(0).cumsum(0).flip(0).clamp_min(1e-38)
@@ -102,7 +103,7 @@ def cplxmodule(opened: OpenRun, model: nn.Module, budget: Budget, kind: str) -> 
 
 
 def torch_pruning(opened: OpenRun, model: nn.Module, budget: Budget, importance: str) -> nn.Module:
-    """torch-pruning's own pruner, globally, a little after each epoch of the first half."""
+    """torch-pruning's own pruner, global, with one small cut in each epoch of the first half."""
     import torch_pruning as tp
 
     data, ramp = opened.data.train, _ramp(opened)
@@ -149,7 +150,7 @@ PEERS: dict[str, tuple[str | None, Peer]] = {
     "torch-pruning, magnitude": ("torch-pruning", lambda *given: torch_pruning(*given, importance="magnitude")),
     "torch-pruning, Taylor": ("torch-pruning", lambda *given: torch_pruning(*given, importance="Taylor")),
 }
-"""By name: the package that it needs, and what it does."""
+"""For each name: the package that is needed, and the peer's function."""
 
 
 def _ramp(opened: OpenRun) -> float:
@@ -165,7 +166,7 @@ def _beta(opened: OpenRun) -> Callable[[float], float]:
 
 
 def _gradients(model: nn.Module, data: Any, seed: int) -> None:
-    """Of the loss summed over a few batches, as they come with this seed."""
+    """Accumulate the gradients of the loss over the first few batches, in the order that this seed gives."""
     model.zero_grad(set_to_none=True)
     for index, (x, y) in enumerate(data.batches(100, shuffle=seed)):
         if index == TAYLOR_BATCHES:
@@ -174,7 +175,7 @@ def _gradients(model: nn.Module, data: Any, seed: int) -> None:
 
 
 def _swap(model: nn.Module, name: str, make: Callable[[nn.Module], nn.Module]) -> None:
-    """Put another layer in the place of one, with its weight and bias."""
+    """Replace a layer by another one, which gets its weight and bias."""
     old = model.get_submodule(name)
     new = make(old)
     new.load_state_dict({key: value for key, value in old.state_dict().items() if key in ("weight", "bias")}, strict=False)
@@ -199,7 +200,7 @@ def _parameters(model: nn.Module) -> int:
 
 
 def compared(folder: Path, wanted: Iterable[str], known: dict[str, Any], store: Callable[[dict[str, Any]], None]) -> None:
-    """Train those of the wanted peers that are not known, and store after each; changes are those of our network."""
+    """Train the wanted peers without stored results, and store after each; a change is our network's error minus theirs."""
     opened = open_run(folder)
     report = opened.results
     budget = Budget(sum(layer["weights"] for layer in report["layers"]), report["sparse"]["parameters"])
@@ -273,7 +274,7 @@ def _row(name: str, found: list[tuple[int, dict[str, Any]]]) -> str:
 
 
 def available(wanted: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Those of the peers whose package is installed, and why the others are left out."""
+    """The wanted peers whose package is installed, and why the others are left out."""
     there, missing = [], {}
     for name in wanted:
         package = PEERS[name][0]

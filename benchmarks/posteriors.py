@@ -1,11 +1,11 @@
-"""Which posterior of a small network pays: all of them on runs that exist, on validation and test data.
+"""Which posterior of a small network pays off: all of them on existing runs, on validation and test data.
 
     python benchmarks/posteriors.py RUN [RUN ...] [--samples 50] [--again] [--leave-out by-layer refit laplace]
 
-Each row is a posterior with the temperature that was fitted together with it on the run's validation data. "held": NLL of
-these by five-fold cross-validation, what a choice would be made by; test: NLL, ECE (15 bins), error in per cent; "less": test
-NLL less that of the mean with its temperature, with its 95% interval over the test examples. Written to
-benchmarks/results/posteriors.json and posteriors.md after each row; a run that is there is not measured again without --again.
+Each row is a posterior with the temperature that was fitted together with it on the run's validation data. "held": the NLL of
+these data by five-fold cross-validation, by which a choice would be made; test: NLL, ECE (15 bins), error in percent; "less":
+the test NLL minus that of the mean with its temperature, with its 95% interval over the test examples. Written to
+benchmarks/results/posteriors.json and posteriors.md after each row; stored runs are not measured again without --again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from svdcompress.pipeline import open_run, versions
 from svdcompress.sources import Data
 from svdcompress.uncertainty import paired_means, quality
 
-c: Any = importlib.import_module("svdcompress.calibrate")  # the front has a function of the name
+c: Any = importlib.import_module("svdcompress.calibrate")  # the package also has a function of this name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PRIORS = tuple(float(step) for step in range(-2, 13))
 REFITS = (1.0, 0.1, 0.01)
 LARGE = 5000
-"""Training examples from which a refit has 5 epochs in place of 20, and curvatures are of so many."""
+"""From this many training examples on, a refit has 5 epochs instead of 20; curvatures use at most this many."""
 
 Row = tuple[str, Draws, Draws, float, float, dict[str, Any]]
 """Name, validation draws, test draws, log temperature, held NLL, what else was fitted."""
 
 
 def rows(folder: Path, samples: int, out: list[str]) -> Iterator[Row]:
-    """All contenders of a run, but for the groups that are left out."""
+    """All contenders of a run, except for the groups that are left out."""
     opened = open_run(folder)
     data, model = opened.data, opened.model
     likelihood = likelihood_for(data.task, data.dim)
@@ -62,7 +62,7 @@ def rows(folder: Path, samples: int, out: list[str]) -> Iterator[Row]:
 
 
 def tempered(name: str, model: nn.Module, data: Data, likelihood: Likelihood, samples: int) -> Iterator[Row]:
-    """As it is, and with its temperature."""
+    """A model as it is, and with its fitted temperature."""
     held, test = (c.draws_of(model, part, likelihood, samples) for part in (data.validation, data.test))
     plain = float(c.nll_rows(likelihood, held, 0.0).mean())
     yield name, held, test, 0.0, plain, {}
@@ -73,7 +73,7 @@ def tempered(name: str, model: nn.Module, data: Data, likelihood: Likelihood, sa
 def scaled(
     name: str, model: nn.Module, data: Data, likelihood: Likelihood, samples: int, by_layer: tuple[bool, ...] = (False, True)
 ) -> Iterator[Row]:
-    """With variances times a scale."""
+    """A model with its variances multiplied by fitted scales: one scale for all layers, or one for each."""
     for each in by_layer:
         with c.held(model):
             scales, fitted = c.fit_scale(model, data.validation, likelihood, samples, by_layer=each)
@@ -86,7 +86,7 @@ def scaled(
 
 
 def laplace(model: nn.Module, data: Data, likelihood: Likelihood, samples: int) -> Iterator[Row]:
-    """Laplace approximations, the joint ones by joint draws."""
+    """Laplace approximations, by joint draws of the weights."""
     kept = c.kept_of(model)
     most = min(LARGE, len(data.train))
     made: dict[str, Callable[[], Curvature]] = {
@@ -116,7 +116,7 @@ def laplace(model: nn.Module, data: Data, likelihood: Likelihood, samples: int) 
 
 
 def measured(folder: Path, samples: int, out: list[str], keep: Callable[[dict[str, Any]], None]) -> None:
-    """All rows of a run, JSON-able, kept as they come."""
+    """Measure all rows of a run; `keep` gets them, JSON-able, after each one."""
     found: dict[str, Any] = {}
     reference = None
     started = time.perf_counter()
@@ -136,7 +136,7 @@ def measured(folder: Path, samples: int, out: list[str], keep: Callable[[dict[st
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown of all runs."""
+    """The results of all runs as Markdown."""
     lines = ["# Posteriors of small networks", "", "Written by `benchmarks/posteriors.py`."]
     together: dict[str, list[dict[str, Any]]] = {}
     for run, found in results["runs"].items():

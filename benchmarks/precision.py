@@ -1,10 +1,10 @@
-"""Training with the variance path in bfloat16 beside float32: the MNIST recipes, from the same dense weights and seeds.
+"""Training with the variance path in bfloat16 and in float32: the MNIST recipes, from the same dense weights and seeds.
 
     python benchmarks/mnist.py --data FOLDER_OF_THE_IDX_FILES ...       # the runs whose dense weights both start from
     python benchmarks/precision.py --data FOLDER_OF_THE_IDX_FILES [--recipe mnist-lenet300 ...] [--seeds 0 1 2]
 
-Any machine will do: what bfloat16 is without the instructions for it, is slow, not different. Runs that are finished are not
-repeated; results are written after each to benchmarks/results/precision.json and precision.md.
+Any machine will do: without the instructions for it, bfloat16 is slow but not different. Finished runs are not repeated;
+results are written after each pair to benchmarks/results/precision.json and precision.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from svdcompress.layers import fast_bfloat16
 DTYPES = ("float32", "bfloat16")
 
 Pairs = dict[str, dict[str, list[dict[str, Any]]]]
-"""{recipe: {dtype: figures of each seed}}."""
+"""{recipe: {dtype: figures for each seed}}."""
 
 COLUMNS: dict[str, tuple[str, Any]] = {
     "error %": ("{:.2f}", lambda row: row["error"]),
@@ -35,7 +35,7 @@ COLUMNS: dict[str, tuple[str, Any]] = {
 
 
 def pair(recipe: str, seed: int, data: str, runs: Path) -> dict[str, dict[str, Any]] | None:
-    """Figures of a run in each precision, from the dense weights of the run of mnist.py; None where that or one is missing."""
+    """Figures of a run in each precision, from the dense weights of the run of mnist.py; None if one of these is missing."""
     first = runs / f"{recipe}-{seed}"
     if not (first / "report.json").is_file():
         return None
@@ -53,7 +53,7 @@ def pair(recipe: str, seed: int, data: str, runs: Path) -> dict[str, dict[str, A
 
 
 def table(found: Pairs, facts: dict[str, Any]) -> str:
-    """Markdown: each column as mean and each seed's, both dtypes of a recipe below each other."""
+    """Markdown: the mean and each seed's value of each column, with both dtypes of a recipe below each other."""
     lines = [
         "# The variance path in bfloat16 beside float32",
         "",

@@ -1,12 +1,12 @@
-"""Trained networks through the command: what a short fine-tuning takes away, by the shares of before and by today's defaults.
+"""What a short fine-tuning through the command does to trained networks, with former and with today's default prior groups.
 
     python benchmarks/pretrained.py --resnet FOLDER --cifar FOLDER [--only NAME ...] [--runs runs/benchmarks/pretrained]
 
-FOLDER of --resnet holds resnet20-12fca82f.th of akamaster/pytorch_resnet_cifar10, that of --cifar train.tar.gz and test.tar.gz.
-The network saw all of CIFAR-10's training images; it is fine-tuned on 6,000 of them for five epochs, chosen by one fixed half
-of the test images and reported on the other. The small BERT is trained here, for a minute (benchmarks/models/tokens.py), and
-fine-tuned with learning rates as for a large one. A run that is finished is not repeated, one that was stopped goes on; results
-are written after each to benchmarks/results/pretrained.json and pretrained.md.
+The folder of --resnet holds resnet20-12fca82f.th of akamaster/pytorch_resnet_cifar10, that of --cifar train.tar.gz and
+test.tar.gz. The network was trained on all of CIFAR-10's training images; it is fine-tuned on 6,000 of them for five epochs,
+with one fixed half of the test images for choices and the other for the reported figures. The small BERT is trained here, for
+a minute (benchmarks/models/tokens.py), and fine-tuned with learning rates as for a large one. A finished run is not repeated,
+and a stopped one is resumed; results are written after each to benchmarks/results/pretrained.json and pretrained.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def arguments(name: str, settings: list[str], options: argparse.Namespace) -> li
 
 
 def bert(runs: Path) -> Path:
-    """The weights of the trained BERT, from the file that an earlier call left."""
+    """The file of the trained BERT's weights, which the first call makes."""
     file = runs / "bert.safetensors"
     if not file.is_file():
         from svdcompress.sources import save_weights
@@ -85,7 +85,7 @@ def run(name: str, settings: list[str], options: argparse.Namespace) -> dict[str
 
 
 def figures(report: dict[str, Any]) -> dict[str, Any]:
-    """What the table needs of one run's report."""
+    """What the table needs from one run's report."""
     dense, sparse, layers = report["dense"], report["sparse"], report["layers"]
     trained = [row for row in report["history"] if row["stage"] == "train"]
     return {
@@ -139,7 +139,7 @@ def main() -> None:
             failed.append(name)
             continue
         found[name] = figures(report)
-        known = read(HERE / "results" / "pretrained.json").get("runs", {}) | found  # those of other calls stay
+        known = read(HERE / "results" / "pretrained.json").get("runs", {}) | found  # keeps the results of other calls
         found = {each: known[each] for each in CASES if each in known}
         facts = {"cpu": cpu(), "cores": os.cpu_count(), "versions": report["versions"]}
         text = json.dumps({"machine": facts, "runs": found}, indent=1) + "\n"

@@ -2,11 +2,11 @@
 
     python benchmarks/prune_cost.py [--only resnet-50 vit-b bert-base]
 
-Each network (default configuration of transformers, random weights, random masks with 40% dead rows) is pruned in a process of
-its own. `added` is the peak of the process's resident memory during `prune` less what was resident before it, when torch, the
-variational model and its masks were there already: the copies that pruning works on, the result, and what the passes need.
-Goals: ResNet-50 in 10 s, ViT-B and BERT-base in 20 s, on two cores; 2 GB. Results go to benchmarks/results/prune_cost.json and
-prune_cost.md.
+Each network (default configuration of transformers, random weights, random masks with 40% dead rows) is pruned in a process
+of its own. `added` is the peak of the process's resident memory during `prune` minus what was resident before it, when torch,
+the variational model and its masks were already loaded: the copies that pruning works on, the result, and what the passes
+need. Goals: ResNet-50 in 10 s, ViT-B and BERT-base in 20 s, on two cores; 2 GB. Results go to
+benchmarks/results/prune_cost.json and prune_cost.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NETWORKS = {
     "vit-b": ("ViTForImageClassification", "ViTConfig", 20),
     "bert-base": ("BertForSequenceClassification", "BertConfig", 20),
 }
-"""{name: (model, configuration, seconds that it may take)}."""
+"""{name: (model, configuration, goal in seconds)}."""
 
 
 def network(name: str) -> tuple[nn.Module, Any]:
@@ -56,7 +56,7 @@ def network(name: str) -> tuple[nn.Module, Any]:
 
 
 def random_masks(model: nn.Module) -> dict[str, Tensor]:
-    """A fifth of the weights gone, 40% of the rows, and a fifth of the columns."""
+    """Masks without a random fifth of the weights, 40% of the rows and a fifth of the columns."""
     masks = {}
     for name, layer in variational_layers(model):
         groups, outs, ins, positions = layer.canonical(layer.weight).shape
@@ -68,13 +68,13 @@ def random_masks(model: nn.Module) -> dict[str, Tensor]:
 
 
 def resident(key: str) -> int:
-    """Bytes of this process: "VmRSS" now, "VmHWM" at most since the mark was last set back (Linux)."""
+    """Resident bytes of this process: "VmRSS" now, "VmHWM" the peak since the mark was last reset (Linux)."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)]
     return int(line.split()[1]) * 1024
 
 
 def one(name: str) -> dict[str, Any]:
-    """Figures of one network, in this process."""
+    """The figures of one network, measured in this process."""
     torch.set_num_threads(2)
     torch.manual_seed(0)
     model, inputs = network(name)
@@ -83,8 +83,8 @@ def one(name: str) -> dict[str, Any]:
     with torch.no_grad():
         from svdcompress.batch import call
 
-        call(model, inputs)  # what torch itself sets up on the first pass is not pruning's
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to what is resident now
+        call(model, inputs)  # so that what torch sets up on the first pass is not counted
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark to what is resident now
     before, wall, cpu = resident("VmRSS"), time.perf_counter(), time.process_time()
     small = svdc.prune(model, inputs, masks=masks)
     wall, cpu, peak = time.perf_counter() - wall, time.process_time() - cpu, resident("VmHWM")

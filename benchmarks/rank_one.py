@@ -1,8 +1,8 @@
-"""What a training step of a wide Linear network costs by its posterior, over a dense step.
+"""The cost of a training step of a wide Linear network with each posterior, relative to a dense step.
 
     python benchmarks/rank_one.py [--rounds 15]
 
-Two layers of 2048 x 2048 and a head, one thread, turn by turn in each round as in speed.py: forward, backward with the KL,
+Two layers of 2048 x 2048 and a head, on one thread, in turns in each round as in speed.py: forward, backward with the KL, and
 fused Adam; and the same without the KL. Results go to benchmarks/results/rank_one.json and rank_one.md.
 """
 
@@ -46,7 +46,7 @@ def numbers(model: nn.Module) -> int:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Medians of times and of the ratios to the dense step of the same round."""
+    """Median times, and median ratios to the dense step of the same round."""
     torch.manual_seed(0)
     dense = ROW.make()
     sizes = {name: numbers(svdc.convert(copy.deepcopy(dense), **own)) / numbers(dense) for name, own in POSTERIORS.items()}

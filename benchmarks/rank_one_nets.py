@@ -1,10 +1,10 @@
-"""What a training step costs by posterior, over a dense step, for the networks of real.py and real_nets.py.
+"""The cost of a training step with each posterior, relative to a dense step, for the networks of real.py and real_nets.py.
 
     python benchmarks/rank_one_nets.py [--rounds 5] [--only bert ...]
 
-Shapes and batches of their recipes, random weights and inputs, one thread, in float32 and under bfloat16 autocast,
-turn by turn in each round: forward, backward with the KL, fused Adam. Needs transformers for the BERT. Results go to
-benchmarks/results/rank_one_nets.json and rank_one_nets.md, a network at a time.
+With the shapes and batches of their recipes, random weights and inputs, on one thread, in float32 and under bfloat16
+autocast, in turns in each round: forward, backward with the KL, and fused Adam. BERT needs transformers. Results go to
+benchmarks/results/rank_one_nets.json and rank_one_nets.md, one network at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WEIGHT, RANK_ONE = "a variance for each weight", "rank one"
 
 @dataclass(frozen=True)
 class Net:
-    """What is trained: how it is called, how it is made, and a batch of inputs."""
+    """A network to train: its title, a function that makes it, and one that makes a batch of inputs."""
 
     title: str
     make: Callable[[], nn.Module]
@@ -39,7 +39,7 @@ class Net:
 
 
 def tokens(batch: int) -> dict[str, Tensor]:
-    """As long as Suzuki reactions are."""
+    """A batch of random tokens as long as Suzuki reactions."""
     return {
         "input_ids": torch.randint(12, 500, (batch, reactions.SUZUKI_LENGTH)),
         "attention_mask": torch.ones(batch, reactions.SUZUKI_LENGTH, dtype=torch.int64),
@@ -72,7 +72,7 @@ def step(model: nn.Module, x: Any, kl: bool, fast: bool) -> Callable[[], None]:
 
 
 def measure(net: Net, rounds: int, fast: bool) -> dict[str, Any]:
-    """Medians of times and of the ratios to the dense step of the same round, and how many numbers are trained."""
+    """Median times, ratios to the dense step of the same round, and how many times more numbers are trained."""
     torch.manual_seed(0)
     dense, x = net.make(), net.inputs()
     models = {
@@ -101,7 +101,7 @@ def measure(net: Net, rounds: int, fast: bool) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as Markdown."""
     lines = [
         "# A training step of the real networks, by posterior",
         "",
@@ -126,7 +126,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The networks in order; those that are there are made anew."""
+    """Measure the networks in order; stored results are replaced."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=[*NETS], default=[*NETS])

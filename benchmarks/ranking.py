@@ -1,22 +1,22 @@
-"""Which score finds the units that a network can do without: error after one-shot removal, nothing trained afterwards.
+"""Which score finds the units that a network can do without: error after one-shot removal, without training afterwards.
 
     python benchmarks/ranking.py [--seeds 0 1 2] [--results FOLDER]
 
-Two small networks for scikit-learn's digits (models/digits.py) are trained, converted and fine-tuned at a small beta. Then so
-many of their living units go, or so many that this share of the parameters is left, chosen by
+Two small networks for scikit-learn's digits (models/digits.py) are trained, converted and fine-tuned at a small beta. Then a
+share of their living units is removed, or as many units as leave a given share of the parameters, chosen by
 
 - information: that of the weights which read a unit (`svdcompress.relevance.information`), write it, or both;
 - signal to noise: the sum of mu^2 / sigma^2 of the weights that read it, which is twice their diagonal optimal brain damage
-  where sigma^2 is the inverse of the curvature;
+  if sigma^2 is the inverse of the curvature;
 - log alpha of the unit's readers as one group;
 - torch-pruning's group magnitude and group Taylor (gradients over all training digits), with its defaults;
 - chance.
 
 These are ranked by torch-pruning's pruner over the whole network, through `svdcompress.interop.torch_pruning`; "ranked" is
-`svdcompress.selection.ranked` with the information alone, "ranked, with examples" with 512 training digits, as searches have
-it. By parameters, the small network is also trained on for a few epochs. Test digits are looked at
-after each removal; they choose nothing. Written to benchmarks/results/ranking.json and ranking.md; what is there is not
-measured again without --again.
+`svdcompress.selection.ranked` with the information alone, and "ranked, with examples" uses 512 training digits, as searches
+do. For shares of the parameters, the small network is also trained further for a few epochs. Test digits are evaluated after
+each removal; nothing is chosen by them. Written to benchmarks/results/ranking.json and ranking.md; stored results are not
+computed again without --again.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ LEFT = (0.5, 0.3, 0.15)
 BATCH = 100
 BETA = 0.05
 STEPS = 30
-"""Steps in which torch-pruning goes to its last size."""
+"""Steps in which torch-pruning reaches its smallest size."""
 
 UNIT_STEPS = 10
-"""Steps in which it takes a share of the units."""
+"""Steps in which torch-pruning removes a share of the units."""
 
 EXAMPLES = 512
-"""Training digits that units' sensitivities are made of."""
+"""Training digits from which the units' sensitivities are computed."""
 
 RECOVERY = 10
-"""Epochs of training afterwards, of the mean."""
+"""Epochs of further training of the means after removal by parameters."""
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, loss: Callable[[int, Tensor, Tensor], Tensor]) -> None:
-    """Adam at 1e-3, falling to 0 over the second half. loss: of (epoch, outputs, targets)."""
+    """Train with Adam at 1e-3, falling to 0 over the second half. loss: a function of (epoch, outputs, targets)."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     factor = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, 2 * (1 - epoch / epochs)))
     for epoch in range(epochs):
@@ -76,7 +76,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, loss: Callable[[i
 
 
 def trained(name: str, seed: int) -> nn.Module:
-    """A converted network, fine-tuned, with its irrelevant weights at 0."""
+    """A converted and fine-tuned network, with its irrelevant weights set to 0."""
     torch.manual_seed(seed)
     (x, y), _ = data()
     model = NETS[name]()
@@ -102,7 +102,7 @@ def snr(layer: VariationalLayer) -> Tensor:
 
 
 class GroupLogAlpha(tp.importance.Importance):
-    """Signal to noise of all that reads a channel as one group: the higher, the lower its log alpha."""
+    """Signal to noise of all weights that read a channel, as one group: the higher, the lower its log alpha."""
 
     def __call__(self, group: Any) -> Tensor | None:
         signal = RelevanceImportance("readers", weigh=lambda layer: layer.weight.square())(group)
@@ -124,11 +124,11 @@ SCORES: dict[str, Callable[[], Any]] = {
 
 
 METHODS = ("ranked", "ranked, with examples", "information, both", "torch-pruning, magnitude", "torch-pruning, Taylor")
-"""What is compared by parameters: ours in two ways, and three of the scores by torch-pruning's pruner."""
+"""The methods that are compared by parameters: ours in two ways, and three of the scores with torch-pruning's pruner."""
 
 
 def error(model: nn.Module, masks: Masks) -> float:
-    """Of the test digits, in per cent, with masks held."""
+    """The error on the test digits in percent, with these masks held."""
     held = {name: layer.mask for name, layer in variational_layers(model)}
     _, (x, y) = data()
     hold(model, masks)
@@ -139,7 +139,7 @@ def error(model: nn.Module, masks: Masks) -> float:
 
 
 def pruner(model: nn.Module, score: str, ratio: float, steps: int = 1) -> Any:
-    """torch-pruning's, over the whole network; gradients are there for it."""
+    """torch-pruning's pruner for the whole network, with the gradients that its scores may need."""
     (x, _), _ = data()
     gradients(model)
     head = [layer for _, layer in variational_layers(model)][-1]
@@ -148,27 +148,27 @@ def pruner(model: nn.Module, score: str, ratio: float, steps: int = 1) -> Any:
 
 
 def gradients(model: nn.Module) -> None:
-    """Of the loss over all training digits."""
+    """Compute the gradients of the loss over all training digits."""
     (x, y), _ = data()
     model.zero_grad(set_to_none=True)
     nn.functional.cross_entropy(model(x), y).backward()
 
 
 def by_units(model: nn.Module, score: str, living: float) -> dict[str, float]:
-    """Error by the share of living units that went. living: their share of all units."""
+    """Error by the share of living units that is removed. living: the share of units that are alive."""
     found = {}
     for share in REMOVED:
         work = copy.deepcopy(model)
-        steps = 1 if score == "chance" else UNIT_STEPS  # which would draw anew at each
+        steps = 1 if score == "chance" else UNIT_STEPS  # chance would draw again at each step
         one = pruner(work, score, 1 - living * (1 - share), steps)
-        for _ in range(steps):  # in one step, its pruner leaves a layer whole of which all would go
+        for _ in range(steps):  # in one step, its pruner leaves a layer whole if all of it would go
             hold(work, chosen(one))
         found[str(share)] = error(model, svdc.relevance(work))
     return found
 
 
 def by_parameters(model: nn.Module, method: str, seed: int) -> dict[str, list[float]]:
-    """[error, error after recovery] by the share of the parameters that is left at most, after dead units."""
+    """[error, error after recovery] by the share of parameters, without dead units, that is left at most."""
     (x, _), _ = data()
     total = svdc.prune(model, x[:2], verify=False).pruning.parameters_after
     ours = method.startswith("ranked")
@@ -188,7 +188,7 @@ def by_parameters(model: nn.Module, method: str, seed: int) -> dict[str, list[fl
 
 
 def recovered(model: nn.Module, masks: Masks, seed: int) -> float:
-    """Error after a few epochs of the small network's mean, with the masks held."""
+    """The error after training the small network's means for a few epochs, with the masks held."""
     (x, y), (x_test, y_test) = data()
     small = svdc.prune(model, x[:2], masks=masks, verify=False)
     held = {name: layer.relevant().float() for name, layer in variational_layers(small)}

@@ -1,9 +1,9 @@
-"""The figures of README.md and docs/benchmarks.md that come from stored results: written again between their marks.
+"""Rewrites the figures of README.md and docs/benchmarks.md between their marks, from the stored results.
 
     python benchmarks/readme.py [--check]
 
-Reads mnist.json, controls.json, evaluate.json and peers.json in benchmarks/results; --check writes nothing and fails if a page
-differs.
+Reads mnist.json, controls.json, evaluate.json and peers.json in benchmarks/results; --check writes nothing and fails if a
+page differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTROLS = {"dense": "control: dense, trained as long", "magnitude": "control: m
 
 
 def mnist(results: Path) -> list[str]:
-    """One row for each recipe: means over its seeds, the controls of the same budget, and the published figure."""
+    """One row for each recipe: means over its seeds, the controls with the same budget, and the published figure."""
     found, controls = read(results / "mnist.json").get("runs", {}), read(results / "controls.json")
     heads = ["recipe", "seeds", "error % (least to largest)", "dense start", "dense, trained as long"]
     heads += [
@@ -56,7 +56,7 @@ def _ratios(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def evaluation(results: Path) -> list[str]:
-    """One row for each run of seed 0 and net: scores, and AUROC by 1 - confidence and, for samples, mutual information."""
+    """One row for each net of the runs of seed 0: scores, and AUROC by 1 - confidence and, for samples, mutual information."""
     found, controls = read(results / "evaluate.json"), read(results / "controls.json")
     lines = ["| run | net | error % | NLL | ECE | uniform | CIFAR-10 |", "|---|---|---|---|---|---|---|"]
     for run in (name for name in EVALUATED if name in found):
@@ -83,7 +83,7 @@ def _contender(row: dict[str, Any], samples: int) -> list[str]:
 
 
 def headline(results: Path) -> list[str]:
-    """The first screen's numbers: non-zeros, the same number of weights by magnitude, and shapes; changes are paired."""
+    """The numbers at the top of the page: non-zeros, magnitude pruning to as many weights, and shapes; changes are paired."""
     runs, controls = read(results / "mnist.json").get("runs", {}), read(results / "controls.json")
     single, units = runs["mnist-lenet300"], runs["mnist-lenet300-units"]
     nets = [controls["recipes"]["mnist-lenet300"][str(row["seed"])]["nets"] for row in single]
@@ -110,13 +110,13 @@ def _changes(changes: list[list[float]]) -> str:
 
 
 def _paired(changes: list[list[float]]) -> tuple[str, str]:
-    """The mean, and each seed's interval."""
+    """The mean change, and each seed's interval."""
     intervals = "; ".join(f"{low:+.2f} to {high:+.2f}" for _, low, high in changes)
     return f"{mean(change for change, _, _ in changes):+.2f}", intervals
 
 
 def peers(results: Path) -> list[str]:
-    """LeNet-300-100 by others with as many weights, each paired with ours; what removes units is compared by parameters."""
+    """LeNet-300-100 by others with as many weights, each paired with ours; removal of units is compared by parameters."""
     runs = read(results / "peers.json")["recipes"]["mnist-lenet300"].values()
     same = ("cplxmodule, ARD", "cplxmodule, VD", "gradual magnitude, global", "gradual magnitude, LAMP")
     lines = ["| LeNet-300-100, as many weights | seeds | test error % | ours minus theirs, points (95% intervals by seed) |"]
@@ -147,7 +147,7 @@ def names(text: str) -> list[str]:
 
 
 def filled(text: str, results: Path) -> str:
-    """A page's text with the lines between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    """A page's text with the lines between `<!-- NAME -->` and `<!-- /NAME -->` made from the stored results."""
     for name in names(text):
         first, last = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
         before, _, rest = text.partition(first)

@@ -1,23 +1,23 @@
-"""Networks that others trained: `svdc sparsify --goal` beside what else the same epochs give, from the same weights.
+"""Networks that others trained: `svdc sparsify --goal` compared with other uses of the same epochs, from the same weights.
 
     python benchmarks/real.py --cifar FOLDER --resnet FOLDER [--only resnet20-macs2x ...] [--peer NAME ...] [--runs FOLDER]
                               [--epochs 7 10] [--minutes 9]
 
-FOLDER of --resnet holds the .th files of akamaster/pytorch_resnet_cifar10, that of --cifar train.tar.gz and test.tar.gz. The
-weights have seen all training images, so one fixed half of the test images chooses, and the other one is reported; all 10,000
-are reported apart. Ours is the command alone with the recipe of benchmarks/models/. Every peer starts from the same weights and
-has the training images, the augmentation, the precision, the optimizer and distillation of our recovery, and as many epochs as
-the way to our network (levels of the path, cooling, recovery; other trials of the search are not counted), in one fall of the
-learning rate:
+The folder of --resnet holds the .th files of akamaster/pytorch_resnet_cifar10, that of --cifar train.tar.gz and test.tar.gz.
+The weights were trained on all training images, so one fixed half of the test images is used for choices, and the other one
+is reported; figures on all 10,000 are reported separately. Ours is the command alone with the recipe of benchmarks/models/.
+Every peer starts from the same weights and uses the training images, the augmentation, the precision, the optimizer and the
+distillation of our recovery, and as many epochs as led to our network (levels of the path, cooling, recovery; other trials of
+the search are not counted), with one fall of the learning rate:
 
 - dense, trained as long
 - torch-pruning (magnitude; Taylor): gradual, globally, over the first half of the epochs, to no more MACs than ours
 - gradual magnitude pruning of single weights (Zhu & Gupta 2018) to as many non-zeros as ours has parameters (or non-zeros,
-  where they are the goal); MACs stay
+  where they are the goal); MACs stay the same
 
---epochs: of training and of recovery, where the recipe's are too many for the machine. A run that is finished is not repeated,
-one that was stopped goes on, and so does a peer at its last epoch; with --minutes a slice ends after so many. Peers of another
-setting are not kept beside ours; --label keeps what is stored and stores this one under a name of its own. Results are
+--epochs: of training and of recovery, where the recipe's are too many for the machine. A finished run is not repeated, and a
+stopped one is resumed, as is a peer from its last epoch; with --minutes a slice ends after that time. Peers made with other
+settings are not kept with ours; --label keeps what is stored, and stores this setting under a name of its own. Results are
 written after each network to benchmarks/results/real.json and real.md.
 """
 
@@ -53,12 +53,12 @@ HERE = Path(__file__).resolve().parent
 BATCH = 500
 
 BEFORE = {"batch": 128}
-"""What rows have that were stored before it was."""
+"""Settings of rows that were stored before these settings were."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network: its recipe in benchmarks/models, its file of weights, and the size that is asked for."""
+    """A network: its recipe in benchmarks/models, its file of weights, the goal, and what the result is compared with."""
 
     recipe: str
     weights: str | None  # None: trained by the run
@@ -78,12 +78,12 @@ CASES = {
 
 
 def row(name: str, label: str) -> str:
-    """Under which name a case is stored."""
+    """The name that a case is stored under."""
     return f"{name}-{label}" if label else name
 
 
 def trained_before(name: str, options: argparse.Namespace) -> Path | None:
-    """The dense network that the run of another case has trained in this setting; the goal has no part in it."""
+    """The dense network that another case's run has trained with the same settings, whatever its goal, or None."""
     asked = load_recipe(HERE / "models" / f"{CASES[name].recipe}.yaml", options.set)
     for other, case in CASES.items():
         run = options.runs / row(other, options.label)
@@ -96,12 +96,12 @@ def trained_before(name: str, options: argparse.Namespace) -> Path | None:
 
 
 def dense_training(recipe: Recipe) -> dict[str, Any]:
-    """How the run trained its dense network, or the run whose file it took, which was in the same setting."""
+    """How the dense network was trained, by this run or, with the same settings, by the run whose file it uses."""
     return trained_by(recipe.dense) | {"epochs": recipe.dense.epochs}
 
 
 def arguments(name: str, options: argparse.Namespace) -> list[str]:
-    """Of `svdc sparsify` for a case."""
+    """The arguments of `svdc sparsify` for a case."""
     case = CASES[name]
     found = [str(HERE / "models" / f"{case.recipe}.yaml"), "--goal", case.goal]
     if case.weights is not None:
@@ -132,7 +132,7 @@ Missed = dict[str, Tensor]
 
 
 def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Missed]:
-    """Size and errors, and which images are wrong: "reported", and "all" where both halves are test images."""
+    """Size and accuracy, and which images are wrong: "chosen", "reported", and "all" if both halves are test images."""
     chosen, reported = wrong(model, opened.data.validation), wrong(model, opened.data.test)
     parts = {"chosen": chosen, "reported": reported}
     if not str(opened.recipe.data.name).endswith(":whole"):  # both are test images then
@@ -149,25 +149,25 @@ def figures(model: nn.Module, opened: OpenRun) -> tuple[dict[str, Any], Missed]:
 
 
 def changes(before: Missed, after: Missed) -> dict[str, Any]:
-    """Of the reported half, and of all test images where half of them chose."""
+    """The change of the error on the reported half, and on all test images if half of them were used for choices."""
     found = {"change": change(before["reported"], after["reported"])}
     return found | ({"change_all": change(before["all"], after["all"])} if "all" in before else {})
 
 
 def trained_by(settings: Any) -> dict[str, Any]:
-    """What steps the weights in a section of a recipe."""
+    """The optimizer settings in a section of a recipe."""
     return {key: getattr(settings, key) for key in ("optimizer", "lr", "weight_decay")}
 
 
 def beside(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The networks of what is stored of a case, if it was made in the setting of now; {} otherwise."""
+    """The stored networks of a case if they were made with the current epochs and settings, {} otherwise."""
     same = earlier.get("epochs") == now["epochs"]
     same = same and all(earlier["setting"].get(key, BEFORE.get(key)) == value for key, value in now["setting"].items())
     return earlier["nets"] if same else {}
 
 
 def joined(stored: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
-    """What this process has found of a case, and the peers that others have judged beside the same network meanwhile."""
+    """This process's results for a case, and the peers that others have meanwhile compared with the same network."""
     others = beside(stored, found) if stored else {}
     if any(others.get("ours", {}).get(key) != found["nets"]["ours"][key] for key in ("macs", "accuracy")):
         return found
@@ -177,7 +177,7 @@ def joined(stored: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, An
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Within it no other process that asks for the same is."""
+    """A lock on a folder: only one process at a time is inside."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -187,7 +187,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[str, Any]) -> str | None:
-    """Another case whose dense network was trained as long from the same weights in the same setting, with another goal."""
+    """Another case whose dense network was trained as long, from the same weights with the same settings, or None."""
     alike = ("images", "augment", "recovery", "batch", "precision", "torch", "device")
     results, peer = read(HERE / "results" / "real.json"), next(peer for peer, pruner in PEERS.items() if pruner is nothing)
     for sister, case in CASES.items():
@@ -202,7 +202,7 @@ def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[st
 
 
 def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callable[[dict[str, Any]], None]) -> None:
-    """Our network's figures, then the peers that are not known; stored after each."""
+    """Measure our network, then the peers without stored results; store after each."""
     opened = open_run(options.runs / row(name, options.label), trust_code=True)
     results, device = opened.results, "cuda" if torch.cuda.is_available() else "cpu"
     known = read(HERE / "results" / "real.json").get(row(name, options.label), {})
@@ -216,7 +216,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     )
     trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets
-    if layers := opened.recovery.distill.layers:  # of our recovery alone: peers' layers are not known to be the teacher's
+    if layers := opened.recovery.distill.layers:  # ours alone: which of the teacher's layers those of peers match is unknown
         small["layers"] = layers
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
@@ -245,7 +245,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     same = {key: before.get("ours", {}).get(key) for key in ("macs", "accuracy")} == {
         key: small[key] for key in ("macs", "accuracy")
     }
-    for peer in (peer for peer in before if peer in PEERS):  # a difference from another network of ours is none from this
+    for peer in (peer for peer in before if peer in PEERS):  # differences from an earlier network of ours do not count
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if "change" not in key}
     store(known)
     for peer in peers_of(opened):
@@ -263,7 +263,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             seconds, epochs = nets_of_sister[peer]["seconds"], way.epochs
         if "change" in nets.get(peer, {}):
             continue
-        if done.is_file():  # judged anew: the interval is of its difference from our network, which is another now
+        if done.is_file():  # judged again, as our network, from which its difference is taken, has changed
             model = unpickled(done).to(device)
         elif peer in nets:
             print(f"{name}: {peer} stays without its interval, as {done} is not there")
@@ -274,11 +274,11 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
             try:
                 model, seconds = train(copy.deepcopy(opened.dense).to(device), opened, way, peer, file, slot)
-            except ModuleNotFoundError as error:  # another machine has it
+            except ModuleNotFoundError as error:  # another machine may have it
                 print(f"{name}: {peer} is left out: {error}")
                 continue
             epochs = way.epochs
-            torch.save(model, done)  # for benchmarks that ask more of it, too
+            torch.save(model, done)  # other benchmarks use it, too
             file.unlink(missing_ok=True)
         found, other = figures(model, opened)
         nets[peer] = {**found, **changes(other, missed), "seconds": seconds, "epochs": epochs}
@@ -286,7 +286,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
 
 
 def main() -> None:
-    """The cases in order, as far as the slice goes."""
+    """Run the cases in order, until the slice ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--resnet", type=Path, required=True)

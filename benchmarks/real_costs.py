@@ -1,12 +1,12 @@
-"""How long the rows of real.py and real_nets.py take on this machine: a few steps of each, times those that it needs.
+"""How long the rows of real.py and real_nets.py take on this machine, estimated from a few steps of each.
 
     python benchmarks/real_costs.py --cifar FOLDER --resnet FOLDER --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE
                                     --dncnn FOLDER [--only resnet56-macs4x ...] [--runs FOLDER]
 
-The folders are those of real.py and real_nets.py; cases whose folders are not named are left out, which is said. Hours are
-those of `svdc sparsify --dry-run` with the recipe as it is: for all trials at the full size of the network, which shrinks as a
-run goes on, so they are upper bounds. Peers take about one of our trainings each in addition. Results:
-benchmarks/results/real_costs.json and real_costs.md, which also say of which cases there are results.
+The folders are those of real.py and real_nets.py; cases whose folders are not given are left out, with a message. Hours are
+those of `svdc sparsify --dry-run` with the recipe as it is: they assume all trials and the full size of the network, which
+shrinks during a run, so they are upper bounds. Peers take about one of our trainings each in addition. Results:
+benchmarks/results/real_costs.json and real_costs.md, which also say for which cases there are results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDERS = ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech", "dncnn")
 
 
 def commands(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Arguments of `svdc sparsify` by case."""
+    """The arguments of `svdc sparsify` for each case."""
     found = real_nets.cases(options)
     if options.cifar and options.resnet:
         found |= {name: real.arguments(name, options) for name in real.CASES}
@@ -37,7 +37,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def estimated(arguments: list[str]) -> dict[str, Any]:
-    """What --dry-run says; {"problem": ...} where it fails."""
+    """What --dry-run says; {"problem": ...} if it fails."""
     command = [sys.executable, "-m", "svdcompress", "sparsify", *arguments, "--dry-run", "--json", "--trust-code"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
     if done.returncode:
@@ -47,7 +47,7 @@ def estimated(arguments: list[str]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as Markdown."""
     there = {name for file in ("real", "real_nets") for name in read(HERE / "results" / f"{file}.json")}
     lines = ["# What the real networks cost here", "", "Written by `benchmarks/real_costs.py`, which says how.", ""]
     lines += [
@@ -70,7 +70,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All cases, one after the other."""
+    """Estimate all cases, one after another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in FOLDERS:
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve())

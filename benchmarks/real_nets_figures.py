@@ -1,4 +1,4 @@
-"""What is measured of networks of yields (R2, doubt, coverage), pitch (agreement, time of a frame) and noise (PSNR)."""
+"""Measures networks for yields (R2, doubt, coverage), pitch (agreement, time of a frame) and noise (PSNR)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from svdcompress.pipeline import OpenRun
 from svdcompress.uncertainty import mc_predict, paired_means
 
 NINETY = 1.6449
-"""A normal variable is within so many deviations of its mean with probability 0.9."""
+"""A normal variable is within this many deviations of its mean with probability 0.9."""
 
 FRAMES = 2000
-"""Tones with exact pitch, made with a seed that no other data have."""
+"""The number of tones with exact pitch, made with a seed that no other data have."""
 
 
 def sizes(model: nn.Module, example: Any) -> dict[str, Any]:
-    """Parameters, those that are not 0, and multiply-accumulates of one example, as the package counts them."""
+    """Parameters, those that are not 0, and multiply-accumulates of one example, as counted by the package."""
     means = [p for name, p in model.named_parameters() if "log_" not in name]
     return {
         "parameters": sum(p.numel() for p in means),
@@ -38,7 +38,7 @@ def sizes(model: nn.Module, example: Any) -> dict[str, Any]:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Correlation of ranks, ties at their mean."""
+    """The rank correlation; ties get their mean rank."""
     from scipy.stats import spearmanr
 
     found: Any = spearmanr(a.numpy(), b.numpy())
@@ -46,7 +46,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 
 def drawn(model: nn.Module, examples: Any, task: str, samples: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Mean, variance over draws, variance that the network itself names (1 where it names none), targets; each (N,)."""
+    """Mean, variance over draws, variance that the network itself predicts (1 if it predicts none), targets; each (N,)."""
     generator, parts = torch.Generator().manual_seed(0), []
     for x, y in examples.batches(200, device=device):
         found = mc_predict(model, x, samples, task=task, generator=generator)
@@ -56,7 +56,7 @@ def drawn(model: nn.Module, examples: Any, task: str, samples: int, device: torc
 
 
 def noise(mean: Tensor, variance: Tensor, own: Tensor, target: Tensor) -> float:
-    """The factor of the own variance that, added to that of the draws, makes validation targets likeliest; by a fine grid."""
+    """The factor of the network's own variance that, added to the draws', makes targets most likely; from a fine grid."""
     square = (target - mean).square()
     grid = square.mean() / own.mean() * torch.logspace(-4, 1, 1001, dtype=torch.double)
     total = variance + grid[:, None] * own
@@ -64,13 +64,14 @@ def noise(mean: Tensor, variance: Tensor, own: Tensor, target: Tensor) -> float:
 
 
 def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, device: torch.device) -> dict[str, Any]:
-    """Whether the predicted deviation ranks the errors, and whether 90% intervals hold what they promise; of each too.
+    """Whether the predicted deviation ranks the errors and 90% intervals keep their promise; also each example's values.
 
-    The deviation is of draws and noise. Noise is a constant where the loss is the squared error, so that the draws alone rank,
-    and what the network names where it is the Gaussian likelihood; its size is fitted on validation data in either case.
+    The deviation combines draws and noise. The noise is constant if the loss is the squared error, so that the draws alone
+    rank, and predicted by the network if the loss is the Gaussian likelihood; its size is fitted on validation data in either
+    case.
     """
     test = opened.data.test
-    if count is not None and count < len(test):  # spread over all: the rows of Buchwald-Hartwig lie in order of their additives
+    if count is not None and count < len(test):  # evenly spaced, as the rows of Buchwald-Hartwig are sorted by additive
         test = test.subset(torch.linspace(0, len(test) - 1, count).long())
     task = opened.recipe.task
     factor = noise(*drawn(model, opened.data.validation, task, samples, device))
@@ -90,9 +91,10 @@ def doubts(model: nn.Module, opened: OpenRun, samples: int, count: int | None, d
 
 
 def beside(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, list[float]]:
-    """Ours less another's figure and its 95% interval, from what both have of each test example: [difference, low, high].
+    """Our figure minus another's with its 95% interval, from both's values for each test example: [difference, low, high].
 
-    R2, coverage and likelihood by the normal distribution, the correlation of ranks by 2,000 bootstrap samples.
+    The intervals of R2, coverage and likelihood use the normal distribution, that of the rank correlation 2,000 bootstrap
+    samples.
     """
     from scipy.stats import bootstrap
 
@@ -112,34 +114,34 @@ def beside(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, list[
 
 
 def inside(each: dict[str, Tensor]) -> Tensor:
-    """Which errors lie in their 90% interval."""
+    """Which errors are within their 90% interval."""
     return each["error"] <= NINETY * each["deviation"]
 
 
 def surprise(each: dict[str, Tensor]) -> Tensor:
-    """Negative log likelihood of each error under a normal distribution of the predicted deviation."""
+    """Negative log likelihood of each error under a normal distribution with the predicted deviation."""
     error, deviation = each["error"], each["deviation"]
     return deviation.log() + 0.5 * (error / deviation).square() + 0.5 * math.log(2 * math.pi)
 
 
 def ranked(*pairs: Any) -> float:
-    """The correlation of the first two less that of the last two."""
+    """The rank correlation of the first two minus that of the last two."""
     a, b, c, d = (torch.as_tensor(part) for part in pairs)
     return spearman(a, b) - spearman(c, d)
 
 
 @torch.no_grad()
 def values(model: nn.Module, examples: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(outputs, targets) of all examples, by the mean of the weights."""
+    """(outputs, targets) of all examples, with the means of the weights."""
     parts = [(main_output(call(model, x)).double().cpu(), y.cpu()) for x, y in examples.batches(200, device=device)]
     return torch.cat([output for output, _ in parts]), torch.cat([y for _, y in parts])
 
 
 def yield_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace, *, drawn: bool = False) -> dict[str, Any]:
-    """R2 by the mean, and the doubt by draws: of our weights, or (drawn is False) by MC dropout of a dense network."""
+    """R2 by the mean, and doubt by draws: of our weights, or (if `drawn` is False) by MC dropout of a dense network."""
     device = next(model.parameters()).device
     outputs, targets = values(model.eval(), opened.data.test, device)
-    means = outputs[:, : targets.shape[1]]  # log variances behind them
+    means = outputs[:, : targets.shape[1]]  # log variances follow them
     square, spread = (means.flatten() - targets.flatten().double()).square(), targets.double().var(correction=0)
     found: dict[str, Any] = {
         "r2": 1 - float(square.mean() / spread),
@@ -172,7 +174,7 @@ def pitch_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace
 
 
 def noise_figures(opened: OpenRun, model: nn.Module, options: argparse.Namespace, *, drawn: bool = False) -> dict[str, Any]:
-    """PSNR of whole images of BSD68 with the noise of 25, by the mean of the weights; of each image for paired intervals."""
+    """PSNR on whole images of BSD68 with noise of 25, by the means of the weights; also by image, for paired intervals."""
     device = next(model.parameters()).device
     found = denoise.psnr(model.eval(), options.dncnn / "data" / "Set68", device, options.count)
     example = next(iter(opened.data.test.batches(2, device=device)))[0]

@@ -1,4 +1,4 @@
-"""What a row of `real_nets.py` begins with: the dense network of another row, or the one that was trained on beside it."""
+"""What a row of `real_nets.py` starts from: another row's dense network, or the peer that is this network trained further."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from svdcompress.pipeline import open_run
 from svdcompress.recipe import Recipe
 
 TRAINED_ON = "-dense-trained-as-long"
-"""How the file of the peer ends that trained a run's dense network on."""
+"""The end of the file name of the peer that is a run's dense network, trained further."""
 
 
 def dense_weights(given: Path, name: str, data: list[str]) -> Path:
-    """The weights that a case begins with. given: a run, or the file of the dense network that was trained on beside it.
+    """The weights that a case starts from. given: a run, or the file of the peer that is its dense network, trained further.
 
-    data: NAME=VALUE of the case's data. Ends the program where they are others than the run's: what the network was trained
-    on may be among the test data.
+    data: NAME=VALUE of the case's data. Ends the program if they differ from the run's: what the network was trained on may
+    be among the test data.
     """
     run = _run_of(given)
     args = open_run(run, trust_code=True).recipe.data.args
@@ -33,9 +33,9 @@ def dense_weights(given: Path, name: str, data: list[str]) -> Path:
 
 
 def epochs_of_start(recipe: Recipe) -> tuple[int, str | None]:
-    """For how many epochs a run's dense network was trained, and by which other row where it was not by the run itself.
+    """How many epochs a run's dense network was trained for, and by which other row, if not by the run itself.
 
-    Ends the program where the data of that row are others.
+    Ends the program if that row has other data.
     """
     if recipe.weights.trained is False:
         return recipe.dense.epochs, None

@@ -1,4 +1,4 @@
-"""The table of real_nets.py: a part for each network, each net with its sizes and figures beside those of ours."""
+"""The table of real_nets.py: a section for each network, with each net's sizes and figures and how ours differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIFFERENCE = "{0[0]:+.3f} [{0[1]:+.3f}, {0[2]:+.3f}]"
 """A difference with its 95% interval."""
 
 SIZES = {"macs": "MACs", "parameters": "parameters", "nonzero": "non-zeros"}
-"""How many times fewer than the dense start has."""
+"""Sizes, given as how many times smaller than the dense start's."""
 
 COLUMNS = {
     "r2": ("R2", "{:.3f}"),
@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each network."""
+    """Markdown: a section for each network."""
     lines = [
         "# A BERT of reactions, CREPE and DnCNN",
         "",

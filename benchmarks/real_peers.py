@@ -1,4 +1,4 @@
-"""What else the epochs of a run give: the dense network, torch-pruning at as few MACs, single weights at our parameters."""
+"""Other uses of a run's epochs: dense training, torch-pruning to as few MACs, pruning of single weights to our size."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from svdcompress.sources import import_name
 from svdcompress.train import LrFactor, norms, resolved_precision, seed_everything
 
 PRUNE_EVERY = 25
-"""Steps between two steps of a pruner."""
+"""Training steps between two steps of a pruner."""
 
 TAYLOR_BATCHES = 4
-"""Batches whose gradients torch-pruning's Taylor scores are made of, before each step of pruning."""
+"""The number of batches whose gradients torch-pruning's Taylor scores use, before each pruning step."""
 
 STEPS_OF_HEADS = 36
-"""Steps of torch-pruning where it drops attention heads: of 48 a little more than one a step, as it fails (1.6.1, an
+"""Steps of torch-pruning if it drops attention heads: a little more than one of 48 heads in each step, as it fails (1.6.1, an
 UnboundLocalError) at a step too small for one."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """Epochs from the dense network to ours, the multiply-accumulates that it ended with, and what single weights may stay
-    beside: parameters, or those that are not 0 where a goal counts these."""
+    """The epochs from the dense network to ours, our multiply-accumulates, and how many single weights may be left: as many
+    as ours has parameters, or non-zeros if the goal counts these."""
 
     epochs: int
     macs: int
@@ -48,10 +48,11 @@ class Way:
 
 
 class Loss:
-    """The loss of a batch as the run's recovery has it: cross-entropy (of labels, or of the dense network's answers), squared
-    error, or the Gaussian likelihood of a mean and a log variance; mixed with the dense network's answers where it distils.
+    """The loss of a batch, as in the run's recovery.
 
-    distilled: whether it may."""
+    Cross-entropy (of labels, or of the dense network's answers), squared error, or the Gaussian likelihood of a mean and a
+    log variance; mixed with the dense network's answers if the run distills. distilled: whether it may be mixed with them.
+    """
 
     def __init__(self, opened: OpenRun, device: torch.device, distilled: bool = True) -> None:
         recipe = opened.recipe
@@ -88,7 +89,7 @@ Peer = Callable[[nn.Module, OpenRun, Way, Loss], Prune]
 
 
 def idle(epoch: float) -> bool:
-    """Prune nothing more."""
+    """Prune nothing."""
     return False
 
 
@@ -98,7 +99,7 @@ def nothing(*given: Any) -> Prune:
 
 
 def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool) -> Prune:
-    """torch-pruning's own pruner, globally, a little at a time: MACs fall as 1 - (1 - t)^3 in the first half of the epochs."""
+    """torch-pruning's own pruner, global and gradual: removed MACs rise as 1 - (1 - t)^3 in the first half of the epochs."""
     import torch_pruning as tp
 
     device = next(model.parameters()).device
@@ -135,7 +136,7 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
                 batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)
                 for x, y in islice(batches, TAYLOR_BATCHES):
                     loss(model, x, y).backward()
-            model.to("cpu")  # each of the scores that it looks at would wait for a GPU, and all that others ask of it
+            model.to("cpu")  # on a GPU the pruner would wait at each score that it reads, and for other work there
             pruner.step()
             model.to(device)
             layer: Any
@@ -150,13 +151,13 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
 
 
 def magnitude(model: nn.Module, opened: OpenRun, way: Way, loss: Loss) -> Prune:
-    """Gradual global pruning of single weights; biases and normalisation stay and are counted."""
+    """Gradual global pruning of single weights; biases and normalization are kept and count."""
     others = sum(p.numel() for p in model.parameters() if p.dim() < 2)
     return Magnitude(model, way.left - others, 0.5 * way.epochs)
 
 
 NOT_DISTILLED = "torch-pruning, Taylor, not distilled"
-"""As its own examples fine-tune: on the labels alone, where all other rows have the dense network's answers too."""
+"""Fine-tuned on labels alone, as in torch-pruning's examples; all other rows also learn from the dense network's answers."""
 
 PEERS: dict[str, Peer] = {
     "dense, trained as long": nothing,
@@ -168,7 +169,7 @@ PEERS: dict[str, Peer] = {
 
 
 def peers_of(opened: OpenRun) -> list[str]:
-    """The names of those that differ in this run: where nothing is distilled, or there are no labels, one is another's twin."""
+    """The names of this run's peers; `NOT_DISTILLED` is left out if it would equal another (no distillation, or no labels)."""
     distils = opened.recovery.distill.weight > 0 and not opened.recipe.data.unlabelled
     return [name for name in PEERS if name != NOT_DISTILLED or distils]
 
@@ -182,11 +183,13 @@ def optimizer_of(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
 
 
 def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, slot: Slice) -> tuple[nn.Module, float]:
-    """Train with the settings of the run's recovery and one fall of the learning rate; the model, which may be a new one, and
-    the seconds that its epochs took.
+    """Train with the settings of the run's recovery and one fall of the learning rate; returns the model and the seconds taken.
+
+    The model returned may be a new one.
 
     name: one of `PEERS`, or of another network, of which nothing is pruned.
-    file: what was reached, after each epoch from where the pruning has ended, for a later slice; it stays, with the model.
+    file: stores the state after each epoch (for torch-pruning, once its pruning has ended), for a later slice; it is kept at
+    the end.
     """
     recipe, data, device = opened.recipe, opened.data.train, next(model.parameters()).device
     settings, first, state = opened.recovery, 0, None
@@ -228,7 +231,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
             slot.check()
         print(f"  epoch {epoch + 1}/{way.epochs}, last loss {float(found.detach()):.3f}", flush=True)
         alike = peer is nothing or isinstance(prune, Magnitude)
-        if alike or epoch + 1 > 0.5 * way.epochs:  # before that torch-pruning's pruner would have to be kept too
+        if alike or epoch + 1 > 0.5 * way.epochs:  # before that, torch-pruning's pruner would have to be stored, too
             kept = {"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict(), "prune": prune if alike else idle}
             torch.save(kept | {"seconds": earlier + time.monotonic() - begun}, file)
     if isinstance(prune, Magnitude):
@@ -239,7 +242,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
 
 
 class _Moved(pickle.Unpickler):
-    """Finds the classes of benchmarks/models/ that were pickled in another folder: their modules are named by their paths."""
+    """Finds classes of benchmarks/models/ that were pickled in another folder: their modules are named after their paths."""
 
     def find_class(self, module: str, name: str) -> Any:
         if named := re.fullmatch(r"_svdc_(\w+)_[0-9a-f]+", module):
@@ -248,7 +251,7 @@ class _Moved(pickle.Unpickler):
 
 
 def unpickled(file: Path) -> Any:
-    """A peer that was trained before, or as far as a slice came with it, on the CPU; the files are our own."""
+    """A stored peer, fully or partly trained, loaded onto the CPU; the files are our own."""
     return torch.load(
         file, map_location="cpu", weights_only=False, pickle_module=SimpleNamespace(__name__="pickle", Unpickler=_Moved)
     )

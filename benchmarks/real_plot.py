@@ -1,9 +1,9 @@
-"""The README's figure: error against size of the public ResNet-20, ours and its peers, as light and dark PNG.
+"""The README's figure: error against size for the public ResNet-20, ours and its peers, as light and dark PNG.
 
     python benchmarks/real_plot.py [--out docs/images]
 
 Reads results/real.json (error on the reported half with its 95% interval, multiply-accumulates) and real_int8.json (bytes of
-each ONNX file, in float and integers); what is not there is not drawn.
+each ONNX file, in float and integers); missing results are not drawn.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ LOOKS = {
     "gradual magnitude, single weights": (GREEN, "v", "gradual magnitude, single weights"),
     "dense start": (QUIET, "D", "dense"),
 }
-"""Colour, marker and name of each row that is drawn."""
+"""Color, marker and name of each row that is drawn."""
 
 
 def against_macs(axis: Any, cases: dict[str, Any]) -> None:
-    """Error against multiply-accumulates; the networks of one way at its sizes in one colour."""
+    """Plot error against multiply-accumulates; the networks of one way at its sizes have one color."""
     for row, (colour, marker, name) in LOOKS.items():
         nets = [case["nets"][row] for case in cases.values() if row in case["nets"]]
         nets = nets[:1] if row == "dense start" else nets
-        if not nets or row.startswith("gradual"):  # whose multiply-accumulates stay
+        if not nets or row.startswith("gradual"):  # their multiply-accumulates do not change
             continue
         x, y = [net["macs"] / 1e6 for net in nets], [100 - net["accuracy"]["reported"] for net in nets]
         bounds = [(100 - high, 100 - low) for low, high in (net["interval"] for net in nets)]
@@ -46,7 +46,7 @@ def against_macs(axis: Any, cases: dict[str, Any]) -> None:
 
 
 def against_bytes(axis: Any, cases: dict[str, Any]) -> None:
-    """Error against the size of the file; an arrow leads from the float file to the integer one."""
+    """Plot error against file size; a dotted line joins the float file and the integer one."""
     for row, (colour, marker, _) in LOOKS.items():
         found = [case["nets"].get(row) or case["nets"].get(row.replace(", ", "-").replace(" ", "-")) for case in cases.values()]
         for net in [net for net in found if net][: 1 if row == "dense start" else None]:
@@ -62,7 +62,7 @@ def against_bytes(axis: Any, cases: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Draw it."""
+    """Draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "images")
     options = parser.parse_args()

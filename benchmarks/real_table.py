@@ -1,4 +1,4 @@
-"""benchmarks/results/real.md from real.json."""
+"""Makes benchmarks/results/real.md from real.json."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def optimizers(made: dict[str, Any]) -> str:
-    """What trained: our fine-tuning, and our recovery with all others."""
+    """The optimizers of our fine-tuning, and of our recovery and all other rows."""
     rest, first = made.get("recovery"), made.get("training", {"optimizer": "adam", "lr": made["lr"], "weight_decay": 0.0})
-    if rest is None:  # of rows from before it was stored: Adam throughout
+    if rest is None:  # in rows from before it was stored: Adam throughout
         return f"Adam at {made['lr']:g}"
     taught = f", distillation {first['distill']:g}" if "distill" in first else ""
     return f"fine-tuning by {_stepped(first)}{taught}; recovery, and all others, by {_stepped(rest)}"
 
 
 def distilled(nets: dict[str, Any]) -> str:
-    """Which rows learnt from the dense network's answers too."""
+    """Which rows also learned from the dense network's answers."""
     return "every row, unless its name says otherwise" if any("not distilled" in name for name in nets) else "every row"
 
 
@@ -30,7 +30,7 @@ def _moved(change: list[float]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each network."""
+    """Markdown: a section for each network."""
     lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
     lines.append(
         "Accuracy on test images that chose nothing (half of them where the weights are public), with Wilson's 95% interval;"
@@ -65,7 +65,7 @@ def table(results: dict[str, Any]) -> str:
             moved = _moved(net["change"]) if "change" in net else ""
             everywhere = f"{accuracy['all']:.2f}" if "all" in accuracy else ""
             everywhere += f"; {_moved(net['change_all'])}" if "change_all" in net else ""
-            others = net.get("epochs") or one["epochs"]  # of a network of ours that was made since
+            others = net.get("epochs") or one["epochs"]  # a network of ours that was added later has its own
             label += f" ({others} epochs)" if others != one["epochs"] else ""
             cells = [label, f"{base['macs'] / net['macs']:.2f}x", f"{base['parameters'] / net['parameters']:.2f}x"]
             cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})"]

@@ -1,17 +1,18 @@
-"""A network cut at once to a size, before and after a little training: what stays left as it is, or reconstructed.
+"""A network cut at once to a size, before and after a little training, with the kept weights as they are or reconstructed.
 
     python benchmarks/reconstruction.py --cifar FOLDER --resnet FOLDER [--net resnet20] [--factor 2 4] [--images 10000]
                                         [--epochs 0 1] [--cache FILE]
 
-The public ResNet-20 (or ResNet-56) loses half and three quarters of its multiply-accumulates at once, without any training
-before: by torch-pruning (magnitudes; Taylor scores of 512 training images), and by the units of a search's way "half-even" with
-ranks by outputs, as they are or with `svdcompress.reconstruct` on 1,024 training images without labels. Of each is told the
-accuracy as cut, with normalisation statistics taken anew on 1,024 training images, and after so many --epochs of --images
-training images by SGD, distilled, with crops and flips (the loop of benchmarks/recovery.py): of the learning rates 0.01, 0.02
-and 0.05 that of the best accuracy on the half of the test images that chooses, told on the other half. "gradually": of these
-epochs the first half is torch-pruning's, a little every 10 steps (by scores of 256 images each). "ahead": of what
-torch-pruning gives by Taylor scores at once, paired, 95%, both with their own best rate. One seed. What is known is not made
-again; results go to benchmarks/results/reconstruction.json and reconstruction.md, a network at a time.
+The public ResNet-20 (or ResNet-56) is cut at once to a half and to a quarter of its multiply-accumulates, without training
+before: by torch-pruning (magnitudes; Taylor scores of 512 training images), and by a search's way "half-even" with units
+ranked by outputs, with weights as they are or with `svdcompress.reconstruct` on 1,024 training images without labels.
+Reported for each is the accuracy as cut, with normalization statistics recomputed on 1,024 training images, and after
+--epochs epochs of --images training images by SGD, distilled, with crops and flips (the loop of benchmarks/recovery.py). Of
+the learning rates 0.01, 0.02 and 0.05, the one with the best accuracy on the half of the test images used for choices is
+taken; all accuracies are on the other half. "gradually": torch-pruning prunes in the first half of these epochs, a little
+every 10 steps (by scores of 256 images each). "ahead": of the result of torch-pruning at once by Taylor scores, paired, 95%,
+both with their own best rate. One seed. Stored results are not computed again; results go to
+benchmarks/results/reconstruction.json and reconstruction.md, one network at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from svdcompress.selection import Ranking, whole_units
 RESULTS = HERE / "results" / "reconstruction.json"
 FRESH, RATES = 1024, (0.01, 0.02, 0.05)
 ONCE, GRADUALLY = (400, 512), (100, 256)
-"""Of torch-pruning's pruner, and images for each of its scores: at once, and gradually."""
+"""Steps of torch-pruning's pruner, and images for each of its scores: at once, and gradually."""
 EVENNESS = 0.5
 TAYLOR_NAME = "torch-pruning, Taylor"
 GRADUAL = "torch-pruning, Taylor, gradually"
@@ -47,7 +48,7 @@ Made = Callable[[float], tuple[nn.Module, float]]
 
 
 def ours(model: nn.Module, x: Tensor, reconstructed: bool) -> Made:
-    """From a factor to the small dense network, and the seconds that it took."""
+    """Maps a factor to our small dense network and the seconds that it took."""
     converted = svdc.convert(copy.deepcopy(model)).eval()
     batches = [images(part) for part in x[: PROJECTIONS * EACH].split(EACH)]
     ranking = Ranking(converted, images(x[:2]), examples=batches)
@@ -59,15 +60,17 @@ def ours(model: nn.Module, x: Tensor, reconstructed: bool) -> Made:
             svdc.reconstruct(cut, images(x[:FRESH]), masks)
         pruned = svdc.prune(cut, images(x[:2]), masks=masks)
         small = svdc.to_dense(pruned)
-        object.__setattr__(small, "pruning", pruned.pruning)  # which of the outputs each layer has
+        object.__setattr__(small, "pruning", pruned.pruning)  # which of the outputs each layer has kept
         return small, time.monotonic() - begun
 
     return made
 
 
 def theirs(net: nn.Module, train: Split, taylor: bool, length: tuple[int, int]) -> Callable[[float], bool]:
-    """torch-pruning's pruner of a network: down to a share of its multiply-accumulates, in place; whether anything went.
-    length: its steps at most, and the images that each score is of."""
+    """torch-pruning's pruner for a network: cuts it in place to a share of its multiply-accumulates; returns whether it did.
+
+    length: its steps at most, and the images that each score uses.
+    """
     import torch_pruning as tp
 
     example = torch.zeros(1, 3, 32, 32)
@@ -100,7 +103,7 @@ def theirs(net: nn.Module, train: Split, taylor: bool, length: tuple[int, int]) 
 
 
 def at_once(model: nn.Module, train: Split, taylor: bool) -> Made:
-    """As `ours`, of torch-pruning."""
+    """The same as `ours`, by torch-pruning."""
 
     def made(factor: float) -> tuple[nn.Module, float]:
         begun, net = time.monotonic(), copy.deepcopy(model).eval()
@@ -111,7 +114,7 @@ def at_once(model: nn.Module, train: Split, taylor: bool) -> Made:
 
 
 def gradually(net: nn.Module, train: Split, factor: float) -> Callable[[float], bool]:
-    """By Taylor scores while a network trains: multiply-accumulates fall as 1 - (1 - t)^3 in the first half of the steps."""
+    """Taylor pruning during training: removed multiply-accumulates rise as 1 - (1 - t)^3 in the first half of the steps."""
     to, asked = theirs(net, train, True, GRADUALLY), 0
 
     def pruned(done: float) -> bool:
@@ -126,7 +129,7 @@ def gradually(net: nn.Module, train: Split, factor: float) -> Callable[[float], 
 
 
 def told(found: dict[str, Any]) -> str:
-    """An accuracy as a cell."""
+    """An accuracy as a table cell."""
     low, high = found["interval"]
     rate = f"; {found['lr']:g}" if "lr" in found else ""
     ahead = ""
@@ -137,7 +140,7 @@ def told(found: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each network and factor."""
+    """Markdown: a section for each network and factor."""
     lines = ["# Networks that are cut at once, and reconstructed", ""]
     lines += ["Written by `benchmarks/reconstruction.py`, which says how. Accuracy in % of the 5,000 test images that chose"]
     lines += ["nothing, with its 95% interval; after training, also the learning rate that was chosen, and how far ahead of"]
@@ -171,8 +174,11 @@ def trained(
     keeps_norms: bool = False,
     layers: float = 0.0,
 ) -> tuple[dict[str, Any], Tensor]:
-    """With the rate that is best on the images that choose; and which of the others are wrong. factor: to prune to meanwhile;
-    None: it is pruned already. among: the rates. keeps_norms, layers: as `recover` has them."""
+    """Train with each rate; figures of the one that is best on the images for choices, and which reported images it gets wrong.
+
+    factor: how far to prune during training; None if the network is pruned already. among: the rates. keeps_norms, layers: as
+    in `recover`.
+    """
     best: tuple[float, float, nn.Module] | None = None
     rates = {}
     for rate in among:
@@ -188,12 +194,12 @@ def trained(
 
 
 def sized(small: nn.Module, example: Tensor) -> dict[str, Any]:
-    """Of a network."""
+    """Multiply-accumulates and parameters of a network."""
     return {"macs": measure(small, example).macs, "parameters": sum(p.numel() for p in small.parameters())}
 
 
 def main() -> None:
-    """The networks that are not known, one by one."""
+    """Measure the networks without stored results, one by one."""
     parser = options_of(__doc__, 10_000)
     parser.add_argument("--net", choices=["resnet20", "resnet56"], default="resnet20")
     parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0])
@@ -219,7 +225,7 @@ def main() -> None:
         beside: dict[str, Tensor] = {}  # what Taylor's network gets wrong, by the length of training
         for name in names:
             results = read(RESULTS)
-            if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
+            if results.get(title, {}).get("setting") != setting:  # stored with other images, epochs or machine
                 results[title] = {"setting": setting, "dense": accuracy(wrong(teacher, reported)), "nets": {}}
             known = results[title]["nets"]
             if name in known and (name != TAYLOR_NAME or set(known) >= set(names) - {GRADUAL}):

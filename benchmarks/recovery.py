@@ -1,15 +1,15 @@
-"""What recovers a pruned convolutional network with batch normalisation: optimizers, learning rates, distillation.
+"""What recovers a pruned convolutional network with batch normalization: optimizers, learning rates, distillation.
 
     python benchmarks/recovery.py --cifar FOLDER --resnet FOLDER [--images 25000] [--epochs 3] [--only sgd-0.05 ...]
     python benchmarks/recovery.py ... --pruned RUN/state/search/trial-1/pruned.safetensors --epochs 2
 
-The public ResNet-20 loses half of its multiply-accumulates by torch-pruning's magnitudes, all at once; or, with --pruned, the
-public ResNet-56 is as a search of `svdc sparsify` has cut it in steps, before it recovers (the checkpoint of a trial that was
-stopped then). It is trained on by each way, in one fall of the learning rate after 50 steps in which it rises: batches of 128,
-crops and flips, no noise and no KL, weights that are 0 at the start held there. It is plain PyTorch, one seed. distilled: 0.9
-of the loss is that of the dense network's answers at temperature 3. Errors are those of the half of the test images that
-chooses; the other half is not read. What is known is not made again; results go to benchmarks/results/recovery.json and
-recovery.md, a way at a time.
+The public ResNet-20 is cut at once to half of its multiply-accumulates by torch-pruning's magnitudes; or, with --pruned, the
+public ResNet-56 is used as a search of `svdc sparsify` has cut it in steps, before it recovers (the checkpoint of a trial
+that was stopped then). Each way trains it further, with a learning rate that rises for 50 steps and then falls once: batches
+of 128, crops and flips, no noise and no KL; weights that are 0 at the start stay 0. It is plain PyTorch, with one seed.
+distilled: 0.9 of the loss is that of the dense network's answers at temperature 3. Accuracies are on the half of the test
+images used for choices; the other half is not read. Stored results are not computed again; results go to
+benchmarks/results/recovery.json and recovery.md, one way at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Split = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Way:
-    """How a network is trained on."""
+    """How a network is trained further."""
 
     sgd: bool
     lr: float
@@ -50,7 +50,7 @@ class Way:
     distilled: bool = False
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """For the model's parameters."""
+        """The optimizer of the model's parameters."""
         if self.sgd:
             return torch.optim.SGD(model.parameters(), self.lr, momentum=0.9, weight_decay=self.decay)
         return torch.optim.Adam(model.parameters(), self.lr, weight_decay=self.decay)
@@ -73,7 +73,7 @@ WAYS = {
 
 
 def options_of(text: str | None, count: int) -> argparse.ArgumentParser:
-    """A script's parser, with what all that train on these images take. count: of them, where nobody says."""
+    """A parser with the options of all scripts that train on these images. count: the default number of images."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--resnet", type=Path, required=True)
@@ -83,19 +83,19 @@ def options_of(text: str | None, count: int) -> argparse.ArgumentParser:
 
 
 def mixed(options: argparse.Namespace) -> tuple[Split, Split, Split]:
-    """Training images in a drawn order (they lie class by class), test images that choose, and those that are reported."""
+    """Training images in random order (they are stored class by class), test images for choices, and those to report."""
     train, chosen, reported = cifar10.data(str(options.cifar), options.images, options.cache)
     order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(SEED))
     return (train[0][order], train[1][order]), chosen, reported
 
 
 def dense(folder: Path, name: str) -> nn.Module:
-    """The public network."""
+    """The public network of this name."""
     return load_weights(getattr(resnet_cifar, name)(), next(folder.glob(f"{name}-*.th")), "module.").eval()
 
 
 def halved(folder: Path) -> nn.Module:
-    """ResNet-20 with half of its multiply-accumulates, by magnitudes."""
+    """ResNet-20 cut to half of its multiply-accumulates by magnitudes."""
     import torch_pruning as tp
 
     model, example = dense(folder, "resnet20"), torch.zeros(1, 3, 32, 32)
@@ -116,13 +116,13 @@ def halved(folder: Path) -> nn.Module:
 
 
 def images(x: Tensor) -> Tensor:
-    """Bytes (N, 3, 32, 32) as the network takes them."""
+    """Images as bytes (N, 3, 32, 32), normalized as the network expects them."""
     mean, deviation = (torch.tensor(values)[:, None, None] for values in (cifar10.MEAN, cifar10.STD))
     return (x.float() / 255 - mean) / deviation
 
 
 def moved(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image shifted by up to four pixels and mirrored by chance."""
+    """Each image shifted by up to four pixels, and mirrored at random."""
     wide = F.pad(x, (4, 4, 4, 4))
     shifts = torch.randint(9, (len(x), 2), generator=generator).tolist()
     x = torch.stack([image[:, i : i + 32, j : j + 32] for image, (i, j) in zip(wide, shifts, strict=True)])
@@ -137,12 +137,12 @@ def wrong(model: nn.Module, examples: Split) -> Tensor:
 
 
 def judged(model: nn.Module, examples: Split) -> dict[str, Any]:
-    """Accuracy in %, and Wilson's 95% interval of it."""
+    """Accuracy in %, and its 95% interval (Wilson)."""
     return accuracy(wrong(model, examples))
 
 
 def accuracy(missed: Tensor) -> dict[str, Any]:
-    """The same of what is wrong (N,)."""
+    """The same, from which examples are wrong (N,)."""
     wrong, count = int(missed.sum()), len(missed)
     interval = [100 - 100 * bound for bound in reversed(wilson(wrong, count))]
     return {"accuracy": 100 - 100 * wrong / count, "interval": interval}
@@ -158,9 +158,12 @@ def recover(
     keeps_norms: bool = False,
     layers: float = 0.0,
 ) -> None:
-    """Train in place. pruned: asked before each step with the share of the steps that are done; True: it has changed the
-    network, which then has other parameters. keeps_norms: batch normalisation computes with its running statistics. layers:
-    weight of the error of layers' outputs against the teacher's, of a network that `svdc.prune` made (`.pruning`)."""
+    """Train in place.
+
+    pruned: called before each step with the share of the steps that are done; True means that it has changed the network,
+    which then has other parameters. keeps_norms: batch normalization uses its running statistics. layers: the weight of the
+    error of layers' outputs against the teacher's, for a network that `svdc.prune` made (`.pruning`).
+    """
     pruning: Any = getattr(model, "pruning", None)
     watched = Layerwise(model, teacher, pruning.outputs_kept) if layers and teacher is not None else None
     optimizer, generator = way.optimizer(model), torch.Generator().manual_seed(SEED)
@@ -197,7 +200,7 @@ def recover(
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each network."""
+    """Markdown: a section for each network."""
     lines = [
         "# What recovers a pruned network",
         "",
@@ -230,7 +233,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The ways that are not known, one by one."""
+    """Measure the ways without stored results, one by one."""
     parser = options_of(__doc__, 25_000)
     parser.add_argument("--pruned", type=Path, help="a checkpoint of ResNet-56")
     parser.add_argument("--epochs", type=int, default=3)
@@ -252,7 +255,7 @@ def main() -> None:
     setting |= {"dense": judged(teacher, chosen)["accuracy"], "pruned": judged(start(), chosen)["accuracy"]}
     for name in options.only:
         results = read(RESULTS)
-        if results.get(title, {}).get("setting") != setting:  # of other images, epochs or another machine
+        if results.get(title, {}).get("setting") != setting:  # stored with other images, epochs or machine
             results[title] = {"setting": setting, "ways": {}}
         if name in results[title]["ways"]:
             continue

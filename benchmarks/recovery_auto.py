@@ -1,15 +1,15 @@
-"""What `recover.optimizer: auto` takes for classifiers with batch normalisation, beside Adam.
+"""What `recover.optimizer: auto` chooses for classifiers with batch normalization, compared with Adam.
 
     python benchmarks/recovery_auto.py [--cifar FOLDER --resnet FOLDER] [--only digits-10x ...] [--runs FOLDER]
 
-Networks cut at once and reconstructed, then recovered: a CNN of three convolutions on scikit-learn's digits (models/digits.py,
-trained by each run; seeds 0 to 2, whose dense networks differ), with the epochs that a run has by itself, to 10 and 25 times
-fewer multiply-accumulates; and the public ResNet-20 on 10,000 CIFAR-10 images with crops and flips, 5 epochs of recovery, to 2
-and 4 times fewer (one seed; chosen by nothing but the goal). Everything else is the command's own. Errors on test examples
-(digits: 597, the mean of the seeds; CIFAR-10: the half that no run looks at), read once; the difference paired by example, 95%.
+Networks are cut at once and reconstructed, then recovered: a CNN of three convolutions on scikit-learn's digits
+(models/digits.py, trained by each run; seeds 0 to 2, whose dense networks differ), with the default epochs of a run, to 10
+and 25 times fewer multiply-accumulates; and the public ResNet-20 on 10,000 CIFAR-10 images with crops and flips, with 5
+epochs of recovery, to 2 and 4 times fewer (one seed; chosen by nothing but the goal). Everything else is the command's
+default. Errors are on test examples (digits: 597, the mean of the seeds; CIFAR-10: the half that no run uses), read once;
+differences are paired by example, with 95% intervals.
 
-A run that is finished is not repeated. Results go to benchmarks/results/recovery_auto.json and recovery_auto.md, a row at a
-time.
+A finished run is not repeated. Results go to benchmarks/results/recovery_auto.json and recovery_auto.md, one row at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NORMAL = "data.transform=[{normalize: {mean: [0.485, 0.456, 0.406], std: [0.229,
 
 @dataclass(frozen=True)
 class Case:
-    """A network and a size. seeds: of its runs."""
+    """A network, how many times fewer multiply-accumulates it is cut to, and the seeds of its runs."""
 
     net: str
     factor: int
@@ -51,7 +51,7 @@ CASES = {
 
 
 def arguments(case: Case, seed: int, options: argparse.Namespace) -> list[str]:
-    """Of `svdc sparsify`."""
+    """The arguments of `svdc sparsify` for a case."""
     models = HERE / "models"
     found = ["--goal", f"macs={case.factor}x", "--trials", "1", "--set", f"seed={seed}", "--set", "uncertainty.samples=0"]
     if case.net == "digits":
@@ -84,7 +84,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The cases that are not known, one by one."""
+    """Measure the cases, one by one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=lambda text: Path(text).resolve())
     parser.add_argument("--resnet", type=lambda text: Path(text).resolve())

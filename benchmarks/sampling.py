@@ -1,11 +1,11 @@
-"""What a hundred samples cost in PyTorch: `mc_predict` on a compressed LeNet-300-100, over one pass of the dense one.
+"""The cost of a hundred samples in PyTorch: `mc_predict` on a compressed LeNet-300-100, over one pass of the dense one.
 
     python benchmarks/sampling.py [--rounds 25]
 
-On one thread and in one process, turn by turn in each round; medians over the rounds, of wall-clock and of the thread's own CPU
-time (which other work on the machine disturbs less). A turn runs its work once untimed and then for some 20 ms, so that the
-dense pass, as the measure of all, is not that of cold caches. Weights are random: the cost does not depend on them. Results go
-to benchmarks/results/sampling.json and sampling.md.
+On one thread and in one process, in turns in each round; medians over the rounds, of wall-clock time and of the thread's own
+CPU time (which other work on the machine disturbs less). In each turn a function is called once untimed and then for about 20
+ms, so that the dense pass, which all others are compared with, is not measured with cold caches. Weights are random: the cost
+does not depend on them. Results go to benchmarks/results/sampling.json and sampling.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPRESSED = ((784, 40, 20, 10), (200, 40, 30, 10))
 BATCH, SAMPLES, GOAL = 64, 100, 15
 MANY = 10_000
 TURN = 0.02
-"""Seconds of CPU time for which a work runs at each turn, where one run is shorter."""
+"""CPU seconds for which a function is repeated in each turn, if one call takes less."""
 
 
 def network(widths: tuple[int, ...]) -> nn.Sequential:
@@ -64,7 +64,7 @@ def naive(model: nn.Module, x: Tensor) -> Callable[[], Any]:
 
 
 def works() -> dict[str, Callable[[], Any]]:
-    """What is measured, by name; "dense" first."""
+    """The functions that are measured, by name; "dense" first."""
     torch.manual_seed(0)
     dense, wide = network(DENSE), variational(DENSE)
     inputs = torch.randn(BATCH, DENSE[0])
@@ -88,7 +88,7 @@ def works() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each work, wall-clock and CPU, turn by turn, and how many times the first one's they are."""
+    """Median milliseconds of each function, wall-clock and CPU, and their ratios to the first one's; all take turns."""
     found = works()
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in found}
     times = dict.fromkeys(found, 1)
@@ -132,15 +132,15 @@ def convolutional() -> nn.Module:
 
 
 def deviations() -> dict[str, dict[str, float]]:
-    """What one pass of moments says, against 10,000 samples: of the logits the largest difference of a mean, in standard
-    deviations, and the standard deviation's ratio (least, most); of the probabilities the largest difference; the mutual
-    information's ratio over all inputs."""
+    """How one pass of moments differs from 10,000 samples: for the logits, the largest difference of a mean, in standard
+    deviations, and the ratio of the standard deviations (least, most); for the probabilities, the largest difference; for the
+    mutual information, the ratio over all inputs."""
     torch.manual_seed(0)
     models = {"-".join(map(str, widths)): (variational(widths), torch.randn(BATCH, widths[0])) for widths in COMPRESSED}
     models["two convolutions"] = (convolutional(), torch.randn(BATCH, 1, 28, 28))
     found = {}
     for name, (model, x) in models.items():
-        ways: Any = ({"method": "moments"}, {"local": True})  # both with positions by themselves
+        ways: Any = ({"method": "moments"}, {"local": True})  # both treat positions separately
         logits, drawn = (mc_predict(model, x, MANY, task="regression", **way) for way in ways)
         p, q = (mc_predict(model, x, MANY, **way) for way in ways)
         ratio = logits.std / drawn.std
@@ -155,7 +155,7 @@ def deviations() -> dict[str, dict[str, float]]:
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, its cores, and how many others wanted them."""
+    """CPU model, number of cores and their load."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),

@@ -1,10 +1,10 @@
-"""What a budget or a goal alone gives: `svdc sparsify RECIPE --max-drop ...` by seed, beside the recipe's own hand-set run.
+"""What a budget or a goal alone gives: `svdc sparsify RECIPE --max-drop ...` by seed, compared with the hand-set recipe.
 
     python benchmarks/search.py [--data FOLDER_OF_THE_IDX_FILES] [--row digits-drop ...] [--seeds 0 1 2] [--runs FOLDER]
 
-A run that is finished is not repeated, one that was stopped goes on; results are written after each to
-benchmarks/results/search.json and search.md, where rows of other seeds stay. Trials are chosen on validation data; the test
-data are read once, by the run, at its end. The seconds are those of the run's own report, on whatever else the machine did.
+A finished run is not repeated, and a stopped one is resumed; results are written after each to benchmarks/results/search.json
+and search.md, where rows of other seeds are kept. Trials are chosen on validation data; the test data are read once, by the
+run, at its end. The seconds are those of the run's own report, whatever else the machine was doing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[str, list[str]]] = {
     "lenet5-latency": ("mnist-lenet5-units", ["--goal", "latency=12x"]),
     "lenet5-latency-128": ("mnist-lenet5-units", ["--goal", "latency=12x", "--set", "search.latency_batch=128"]),
 }
-"""Row: the recipe, and all that the command is given beside data, seed and folder."""
+"""For each row: the recipe, and the command's arguments other than data, seed and folder."""
 
 PUBLISHED = {
     "lenet300-nonzero": "68x at 1.92% (Sparse VD, digits as they are)",
@@ -49,7 +49,7 @@ PUBLISHED = {
 }
 PUBLISHED |= {f"{row}-still": figure for row, figure in PUBLISHED.items()}
 LEVELS = 6
-"""Of a path, where a stored row does not say."""
+"""The number of levels of a path, for stored rows that do not say."""
 
 COMPRESSIONS = ("nonzero", "parameters", "macs", "bytes")
 
@@ -74,7 +74,7 @@ def run(row: str, seed: int, options: argparse.Namespace) -> dict[str, Any] | No
 
 
 def entry(report: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run."""
+    """What is stored of a run."""
     search = report["search"]
     chosen = next(trial for trial in search["trials"] if trial["number"] == search["chosen"])
     return {
@@ -89,7 +89,7 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
         "trials": sum(trial.get("continues") is None for trial in search["trials"]),
         "epochs": search.get("epochs"),
         "levels": len(search["path"]),
-        "seconds": {"dense": report["seconds"].get("dense", 0.0), "search": search["seconds"]},  # over all sittings
+        "seconds": {"dense": report["seconds"].get("dense", 0.0), "search": search["seconds"]},  # over all resumed parts
         "threads": report.get("torch_threads"),
         "setting": setting(report),
         "versions": {name: report["versions"].get(name) for name in ("torch", "svdcompress")},
@@ -98,7 +98,7 @@ def entry(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def epochs(found: dict[str, Any]) -> tuple[int, int]:
-    """Of the whole search, the path and all trials, and of one run of the recipe without a search; after the dense start."""
+    """Epochs after the dense start: of the whole search (path and all trials), and of one run of the recipe without it."""
     if (told := found.get("epochs")) is not None:
         return told["search"], told["one_run"]
     train, recover = (found["setting"]["epochs"][name] for name in ("train", "recover"))
@@ -169,7 +169,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _mean_size(row: str, runs: list[dict[str, Any]]) -> str:
-    """In the measure of the row's goal; non-zeros where it has none."""
+    """The mean size in the measure of the row's goal; in non-zeros if it has none."""
     if "latency" in row:
         return f"{mean(one['latency']['batch_128'] for one in runs):.3g}x less latency at batch 128"
     measure, what = ("parameters", "parameters") if "parameters" in row else ("nonzero", "non-zeros")
@@ -177,7 +177,7 @@ def _mean_size(row: str, runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Rows by seeds."""
+    """Run the rows for all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--row", action="append", choices=list(ROWS))

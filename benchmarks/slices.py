@@ -1,4 +1,4 @@
-"""Slices of time: a long benchmark stops in good order where one ends, and goes on in the next."""
+"""Slices of time: a long benchmark stops cleanly when one ends, and resumes in the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNFINISHED = 75
 
 
 class Slice:
-    """The time that is left, in minutes (None: no end); `Over` is raised where it ends."""
+    """A limit of `minutes` from now (None: no limit); `check` raises `Over` after it."""
 
     class Over(Exception):
         """The slice has ended; what was done so far is kept."""
@@ -23,19 +23,19 @@ class Slice:
 
     @property
     def left(self) -> float | None:
-        """Seconds; None without an end."""
+        """Seconds left; None without a limit."""
         return None if self.end == math.inf else max(1.0, self.end - time.monotonic())
 
     def check(self) -> None:
-        """Raise Over where the time has run out."""
+        """Raise Over if the time has run out."""
         if time.monotonic() > self.end:
             raise self.Over
 
 
 def sparsified(out: Path, arguments: list[str], slot: Slice) -> bool:
-    """Run `svdc sparsify` into a folder, or go on with what a slice left there; whether it has ended well.
+    """Run `svdc sparsify` into a folder, or resume what an earlier slice left there; returns whether it succeeded.
 
-    Raises Slice.Over where the time runs out before.
+    Raises Slice.Over if the time runs out first.
     """
     if (out / "report.json").is_file():
         return True
@@ -45,6 +45,6 @@ def sparsified(out: Path, arguments: list[str], slot: Slice) -> bool:
     try:
         return process.wait(slot.left) == 0
     except subprocess.TimeoutExpired:
-        process.terminate()  # the command stops at the next batch, and keeps what it has
+        process.terminate()  # the command stops at the next batch and keeps its state
         process.wait()
         raise Slice.Over from None

@@ -1,10 +1,11 @@
-"""Every form of a finished run's file: its bytes, and its error by the file itself in onnxruntime.
+"""Every form of a finished run's file: its bytes, and the error of the file itself in onnxruntime.
 
     python benchmarks/small_files.py FOLDER_OF_RUNS [--only mnist-lenet300 ...] [--results FOLDER]
 
-Runs are folders NAME-SEED as benchmarks/mnist.py and benchmarks/search.py leave them. Forms are made by `svdc export` and
-`svdc pack`, archives unpacked again by `svdc unpack`; ratios are to the dense float32 ONNX file, all bytes counted. Forms that
-lose more are not left out. Test data choose nothing here. Results: benchmarks/results/small_files.json and small_files.md.
+Runs are folders NAME-SEED, as left by benchmarks/mnist.py and benchmarks/search.py. Forms are made by `svdc export` and
+`svdc pack`, and archives are unpacked again by `svdc unpack`; ratios are to the dense float32 ONNX file, with all bytes
+counted. Forms that lose more are not left out. Nothing is chosen on test data here. Results:
+benchmarks/results/small_files.json and small_files.md.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ FORMS: dict[str, list[str]] = {
     "archive, int4": ["pack", "--precision", "int4"],
     "archive, fewest bits": ["pack", "--precision", "auto"],
 }
-"""Form: the subcommand, and its options."""
+"""For each form: the subcommand and its options."""
 
 
 def svdc(*arguments: str) -> str | None:
-    """Run the command; None, or why it failed."""
+    """Run the command; returns None, or why it failed."""
     done = subprocess.run([sys.executable, "-m", "svdcompress", *arguments], capture_output=True, text=True, cwd=HERE.parent)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
@@ -94,7 +95,7 @@ def forms(folder: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown: a part for each recipe, means over its seeds."""
+    """Markdown: a section for each recipe, with means over its seeds."""
     groups: dict[str, dict[str, Any]] = defaultdict(dict)
     for run, one in results["runs"].items():
         recipe, _, seed = run.rpartition("-")
@@ -134,7 +135,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All finished runs of a folder."""
+    """Measure all finished runs of a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--only", nargs="+", help="names of recipes or rows, without the seed")

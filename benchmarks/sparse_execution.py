@@ -1,12 +1,12 @@
-"""Sparse products in PyTorch: where they begin to pay, and what `svdc.to_sparse` makes of finished runs.
+"""Sparse products in PyTorch: when they start to pay off, and what `svdc.to_sparse` makes of finished runs.
 
     python benchmarks/sparse_execution.py --folder FOLDER_OF_RUNS
     python benchmarks/sparse_execution.py --runs RUN [RUN ...]
 
-One thread, one process. What is compared takes turns, call by call; times are lower quartiles of the thread's CPU time, which
-other work on the machine disturbs the least, and ratios are quotients of these. `to_sparse` itself decides by medians of
-wall-clock time. Layers have weights at random places; runs get test examples. A run's ratios are each to the column before.
-Results: benchmarks/results/sparse_execution.json and .md.
+One thread, one process. Functions that are compared take turns, call by call; times are lower quartiles of the thread's CPU
+time, which other work on the machine disturbs the least, and ratios are quotients of these. `to_sparse` itself decides by
+medians of wall-clock time. Single layers have non-zero weights at random places; runs get test examples. Each of a run's
+ratios is to the column before. Results: benchmarks/results/sparse_execution.json and .md.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from svdcompress.prune import dense_copy
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LAYERS = ((300, 784), (1024, 1024))
-"""Outputs and inputs."""
+"""Outputs and inputs of each layer."""
 
 DENSITIES = (0.2, 0.1, 0.05, 0.02, 0.01)
 LAYER_BATCHES, BATCHES = (1, 64), (1, 64, 512)
 SECONDS, ROUNDS, WARM = 0.5, 20, 5
-"""CPU seconds for each comparison, rounds at least, rounds before the clock starts."""
+"""CPU seconds for each comparison, the fewest rounds, and rounds of warm-up."""
 
 
 @torch.no_grad()
 def in_turns(works: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Milliseconds of CPU time of a call of each, the lower quartile."""
+    """The lower quartile of a call's CPU time in milliseconds, for each function; they take turns."""
     times: dict[str, list[float]] = {name: [] for name in works}
     order, begun = list(works), time.thread_time()
     for _ in range(WARM):
@@ -56,7 +56,7 @@ def in_turns(works: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def layer(outputs: int, inputs: int, density: float, batch: int) -> dict[str, Any]:
-    """One Linear layer, dense and sparse."""
+    """Times of one Linear layer, dense and sparse."""
     torch.manual_seed(0)
     dense, twin = (nn.Linear(inputs, outputs).requires_grad_(False).eval() for _ in range(2))
     dense.weight.mul_(torch.rand(outputs, inputs) < density)
@@ -70,7 +70,7 @@ def layer(outputs: int, inputs: int, density: float, batch: int) -> dict[str, An
 
 
 def network(folder: Path) -> list[dict[str, Any]]:
-    """A run's dense network, its pruned mean, and that by `to_sparse`, at each batch size."""
+    """Times of a run's dense network, of its pruned mean, and of the latter after `to_sparse`, at each batch size."""
     opened = svdc.load_run(folder)
     rows = []
     for batch in BATCHES:
@@ -97,7 +97,7 @@ def network(folder: Path) -> list[dict[str, Any]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Both tables."""
+    """Both tables, as Markdown."""
     lines = [
         "# Sparse products in PyTorch",
         "",

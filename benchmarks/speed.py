@@ -1,13 +1,14 @@
-"""What a variational training step costs over a dense one: ours and other libraries', on the same shapes.
+"""The cost of a variational training step relative to a dense one: ours and other libraries', on the same shapes.
 
     python benchmarks/speed.py [--only NAME ...] [--skip CONTESTANT ...] [--rounds 15] [--again] [--results FOLDER]
 
-Everything of a row runs in one process on one thread, turn by turn in each round after a warm-up: forward, backward with the
-KL, fused Adam. Medians over the rounds; on a CPU of the thread's own CPU time, which other work on the machine disturbs less
-than wall-clock (that is stored too), on CUDA by events. The ratio is to the dense step of the same row. Rows are written to
-benchmarks/results/speed.json and speed.md as they come; a row that is there is not measured again without --again. CUDA rows
-are measured where CUDA is; a library that is not installed is left out with the reason. Compiled contestants have the whole of
-loss and KL compiled, ours and the others' alike; a peer that torch.compile does not take is left out with its error.
+All contestants of a row run in one process on one thread, in turns in each round after a warm-up: forward, backward with the
+KL, and fused Adam. Figures are medians over the rounds: on a CPU of the thread's own CPU time, which other work on the
+machine disturbs less than wall-clock time (which is stored, too), on CUDA of event times. The ratio is to the dense step of
+the same row. Rows are written to benchmarks/results/speed.json and speed.md as they come; a stored row is not measured again
+without --again. CUDA rows are measured if CUDA is available; a library that is not installed is left out with the reason. For
+compiled contestants, ours and the others alike, all of loss and KL is compiled; a peer that torch.compile cannot handle is
+left out with its error.
 
 The peers go into an environment of their own that sees this one, so that their pins change nothing here:
 
@@ -99,7 +100,7 @@ def vgg16() -> nn.Module:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a network, its input, the goal over a dense step, and how CUDA runs it."""
+    """One line of the table: a network, its input, the goal relative to a dense step, and how CUDA runs it."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -132,7 +133,7 @@ def ours(dense: nn.Module, variance_dtype: str = "auto") -> Made:
 
 
 def masked(dense: nn.Module) -> Made:
-    """Ours with a mask held that leaves 2% of the weights, as in a recovery."""
+    """Ours with a frozen mask that keeps 2% of the weights, as in recovery."""
     model, kl = ours(dense)
     generator = torch.Generator().manual_seed(0)
     keep = {n: torch.rand(layer.weight.shape, generator=generator) < 0.02 for n, layer in variational_layers(model)}
@@ -140,7 +141,7 @@ def masked(dense: nn.Module) -> Made:
 
 
 def swapped(model: nn.Module, linear: Callable[[nn.Linear], nn.Module], conv: Callable[[nn.Conv2d], nn.Module]) -> nn.Module:
-    """The model with other layers in place of its Linear and Conv2d, in place."""
+    """The model, with its Linear and Conv2d layers replaced in place."""
     for name, child in model.named_children():
         if type(child) in (nn.Linear, nn.Conv2d):
             layer = (linear if type(child) is nn.Linear else conv)(child)
@@ -187,7 +188,7 @@ def bayesian_torch(dense: nn.Module) -> Made:
     return model, lambda: get_kl_loss(model)
 
 
-COMPILED = ", compiled"  # by torch.compile, in the name of a contestant
+COMPILED = ", compiled"  # in the name of a contestant: by torch.compile
 CONTESTANTS: dict[str, Callable[[nn.Module], Made]] = {
     "dense": lambda dense: (dense, None),
     "ours": ours,
@@ -227,7 +228,7 @@ def step(made: Made, x: Tensor, y: Tensor, row: Row, compiled: bool) -> Callable
 
 
 def parts(made: Made, x: Tensor, y: Tensor) -> dict[str, Callable[[], None]]:
-    """What our step is made of, apart: the KL alone, forward and backward."""
+    """Parts of our step, measured on their own: the KL alone, forward and backward."""
     model, kl = made
 
     def kl_alone() -> None:
@@ -253,7 +254,7 @@ def timed(run: Callable[[], None], device: str) -> tuple[float, float]:
 
 
 def made_for(row: Row) -> tuple[nn.Module, Tensor, Tensor]:
-    """The dense network of a row and a batch, as its device likes them: images there channels last, cuDNN's fastest kernels."""
+    """The dense network of a row and a batch; on CUDA with channels-last images, TF32 and cuDNN's fastest kernels."""
     torch.manual_seed(0)
     dense, x = row.make().to(row.device), torch.randn(row.shape, device=row.device)
     if row.device == "cuda":
@@ -264,7 +265,7 @@ def made_for(row: Row) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def ready(made: Made, row: Row) -> Made:
-    """A contestant to be trained, laid out as the package lays it out."""
+    """A contestant ready to be trained, in the memory layout that the package uses."""
     made[0].to(row.device).train()
     if row.device == "cuda" and len(row.shape) == 4:
         made[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -272,7 +273,7 @@ def ready(made: Made, row: Row) -> Made:
 
 
 def compile_only(row: Row, name: str) -> None:
-    """Take two steps of a contestant, for what torch keeps of its compilation on the disk."""
+    """Take two steps of a contestant, so that torch caches its compilation on disk."""
     dense, x, y = made_for(row)
     run = step(ready(CONTESTANTS[name](dense), row), x, y, row, True)
     run()
@@ -280,13 +281,13 @@ def compile_only(row: Row, name: str) -> None:
 
 
 def measure(row: Row, rounds: int, skip: Sequence[str] = (), warmup: int = 2) -> dict[str, Any]:
-    """Medians of all contestants of a row, turn by turn; {contestant: {...}} and what could not run."""
-    torch.compiler.reset()  # or the shapes of earlier rows count: compiled for any shape, and after eight not at all
+    """Medians of all contestants of a row, which take turns; {contestant: {...}}, and what could not run."""
+    torch.compiler.reset()  # or earlier rows' shapes count: code would be compiled for any shape, and after eight not at all
     dense, x, y = made_for(row)
     runs, absent = {}, {}
     for name, make in CONTESTANTS.items():
         if name in skip or (row.compiled and name.endswith(COMPILED)):
-            continue  # in a compiled row all of them are
+            continue  # in a compiled row all contestants are compiled
         try:
             made = ready(make(dense), row)
             run = step(made, x, y, row, row.compiled or name.endswith(COMPILED))
@@ -314,7 +315,7 @@ def measure(row: Row, rounds: int, skip: Sequence[str] = (), warmup: int = 2) ->
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and versions that the figures depend on."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -338,7 +339,7 @@ def machine() -> dict[str, Any]:
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc not to give freed memory back: else page faults are a good part of every large tensor, whoever made it."""
+    """Ask glibc to keep freed memory: otherwise page faults take much of the time of large tensors, for all contestants."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD

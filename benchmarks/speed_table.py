@@ -1,4 +1,4 @@
-"""What benchmarks/speed.py has measured, as Markdown."""
+"""The results of benchmarks/speed.py as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPLANATION = (
 
 
 def markdown(results: dict[str, Any], goals: dict[str, float], peers: Sequence[str]) -> str:
-    """The table for people. goals: over a dense step, of each row; peers: other libraries."""
+    """The results as a table. goals: for each row, the wanted ratio to a dense step; peers: the other libraries."""
     columns = ["ours", "ours: the KL alone", "ours, masked", "dense, compiled", "ours, compiled"]
     columns += [name for peer in peers for name in (peer, f"{peer}, compiled")]
     lines = [

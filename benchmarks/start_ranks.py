@@ -1,13 +1,13 @@
-"""Which units a pretrained network can do without, before its variances have learnt anything: DnCNN, just converted.
+"""Which units a pretrained network can do without, before its variances have learned anything: DnCNN, just converted.
 
     git clone --depth 1 https://github.com/SaoYan/DnCNN-PyTorch dncnn
     python benchmarks/start_ranks.py --dncnn dncnn [--epochs 2] [--results FOLDER]
 
 The public weights are converted (log sigma2 -10 everywhere) and units are cut at once to a share of the multiply-accumulates,
-ranked by `svdcompress.selection.ranked` with the information alone, which is magnitude then, or with 256 training patches as
-examples; both also with `svdcompress.reconstruct` on 800 of these patches. PSNR on 500 patches of Set12 with noise, before any
-training, and at half of the multiply-accumulates after a few epochs of the mean on 1,600 patches (batch 32, Adam from 5e-4
-falling to 0, bfloat16). Written to start_ranks.json and .md.
+ranked by `svdcompress.selection.ranked` with the information alone, which is magnitude at this point, or with 256 training
+patches as examples; both also with `svdcompress.reconstruct` on 800 training patches. PSNR is measured on 500 noisy patches
+of Set12, before any training, and at half of the multiply-accumulates also after a few epochs of training the means on 1,600
+patches (batch 32, Adam from 5e-4 falling to 0, bfloat16). Written to start_ranks.json and .md.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ RANKS = {
     "information, reconstructed": (0, True),
     "information and examples, reconstructed": (256, True),
 }
-"""Training patches as examples, and whether layers are reconstructed."""
+"""Training patches as examples, and whether layers are reconstructed, by the name of the rank."""
 
 FITTED = 800
 
 
 def psnr(model: nn.Module, x: Tensor, noise: Tensor) -> float:
-    """Mean over the patches, in dB."""
+    """The mean PSNR over the patches, in dB."""
     model.eval()
     with torch.no_grad():
         return float(-10 * (model(x) - noise).square().mean((1, 2, 3)).log10().mean())
 
 
 def trained(model: nn.Module, x: Tensor, noise: Tensor, epochs: int) -> nn.Module:
-    """The mean of the small network, trained on."""
+    """The small network, made dense and trained further."""
     svdc.to_dense(model)
     torch.manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)

@@ -1,11 +1,11 @@
-"""Where log alpha starts, who shares a prior, how fast log sigma2 moves: small trained networks, fine-tuned shortly.
+"""Where log alpha starts, which weights share a prior, how fast log sigma2 moves: short fine-tuning of small trained networks.
 
     python benchmarks/starts.py [--again]
 
-Each network (benchmarks/models/digits.py) is trained once; each row is a fine-tuning of it with the annealed ELBO, beta ending
-at 10 N / weights, exact removal of units and a short recovery. Errors are those of the 597 digits that were not trained on: the
-rows compare settings and are no figures of quality. Rows are written to benchmarks/results/starts.json and starts.md as they
-come, and not measured again without --again.
+Each network (benchmarks/models/digits.py) is trained once; each row is a fine-tuning of it with the annealed ELBO, in which
+beta ends at 10 N / weights, exact removal of units and a short recovery. Errors are on the 597 digits that were not used for
+training: the rows compare settings and are no measure of quality. Rows are written to benchmarks/results/starts.json and
+starts.md as they come, and not measured again without --again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORT = {"epochs": 20, "batch_size": 100, "lr": 1e-3}
 """The command's defaults: 240 steps."""
 
 TUNE = {"epochs": 15, "batch_size": 50, "lr": 1e-4}
-"""As a trained network is fine-tuned: 360 steps, a mean can move by 0.027."""
+"""Settings for fine-tuning a trained network: 360 steps, in which a mean can move by 0.027."""
 
 SHARES: dict[str, Any] = {
     "weight": "weight",
@@ -53,18 +53,18 @@ STARTS: dict[str, dict[str, Any]] = {
 
 
 def loss() -> Any:
-    """Cross-entropy."""
+    """The cross-entropy."""
     return make_loss(LossSection())
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
-    """A batch of digits, moved together by up to a pixel."""
+    """A batch of digits, all shifted alike by up to a pixel."""
     down, right = torch.randint(-1, 2, (2,)).tolist()
     return nn.functional.pad(x, (1, 1, 1, 1))[:, :, 1 + down : 9 + down, 1 + right : 9 + right]
 
 
 def trained(name: str, examples: InMemory) -> nn.Module:
-    """A dense network, from the file that an earlier call left."""
+    """A trained dense network, from the file that the first call makes."""
     file = RESULTS.parent.parent / "runs" / "benchmarks" / f"starts-{name}.pt"
     torch.manual_seed(0)
     net = NETS[name]()
@@ -79,7 +79,7 @@ def trained(name: str, examples: InMemory) -> nn.Module:
 
 
 def row(net: nn.Module, examples: InMemory, held: InMemory, training: dict[str, Any], start: dict[str, Any]) -> dict[str, Any]:
-    """Convert, fine-tune, prune, recover; start: arguments of `convert`, "each" and "travel"."""
+    """Convert, fine-tune, prune, recover. start: arguments of `convert`, "each" (log alpha), "travel" (of log sigma2)."""
     options = dict(start)
     travel, each = options.pop("travel", None), options.pop("each", None)
     model: Any = svdc.convert(copy.deepcopy(net), **options)
@@ -106,7 +106,7 @@ def row(net: nn.Module, examples: InMemory, held: InMemory, training: dict[str, 
 
 
 def error(model: nn.Module, held: InMemory) -> float:
-    """Per cent of the digits that are not recognised."""
+    """The percentage of digits that are not recognized."""
     return evaluate(model.eval(), held, "classification")["error"]
 
 

@@ -1,11 +1,11 @@
-"""The digits' run beside busy processes: with threads that spin while they wait, that sleep, and as the command chooses them.
+"""The digits' run beside busy processes: with threads that spin while they wait, that sleep, and as set by the command.
 
     python benchmarks/threads.py [--busy 0 1 2 4] [--epochs 10] [--table]
 
-Each row is a whole short run (`svdc sparsify digits`) in a process of its own, the ways by turns; the busy processes count in a
-loop. Beside its seconds on the clock stands the time that it had of the processors: on an idle machine, a run of one thread
-takes hardly more than that. What else ran on the machine is noted with each row: a machine that others use is not idle at 0.
-Written to benchmarks/results/threads.json and threads.md; --table: threads.md alone, from the rows that are there.
+Each row is a whole short run (`svdc sparsify digits`) in a process of its own, and the ways alternate; the busy processes run
+an empty loop. Besides a run's wall-clock seconds, the table has its CPU time: on an idle machine, a run with one thread takes
+hardly longer than that. What else ran on the machine is noted in each row: a machine that others use is not idle at 0.
+Written to benchmarks/results/threads.json and threads.md; --table: only threads.md, from the stored rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, str]] = {
 
 
 def others() -> str:
-    """The processes that run at this moment, by niceness."""
+    """The processes that are running at this moment, by niceness."""
     found: Counter[int] = Counter()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -47,7 +47,7 @@ def others() -> str:
 
 
 def measured(way: str, busy: int, epochs: int) -> dict[str, Any]:
-    """One run's figures."""
+    """The figures of one run."""
     background, loads = others(), os.getloadavg()
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -81,7 +81,7 @@ def measured(way: str, busy: int, epochs: int) -> dict[str, Any]:
 
 
 def fair_share(row: dict[str, Any], processors: int) -> float:
-    """How much longer than its processor time a run of one thread takes beside so many of its own niceness, at least."""
+    """How many times its CPU time a run with one thread takes at least, beside this many processes of its own niceness."""
     first = row["beside"].split(", ")[0]
     others_at_start = int(first.split()[0]) if first.endswith("niceness 0") else 0
     return max(1.0, (row["busy"] + others_at_start + 1) / processors)

@@ -1,12 +1,12 @@
-"""A trial's way to its size: cut at once or in steps while it cools (`search.cuts`), with or without distillation?
+"""How a trial gets to its size: cut at once or in steps while it cools (`search.cuts`), with or without distillation?
 
     python benchmarks/trials.py [--data FOLDER_OF_THE_IDX_FILES] [--row digits-parameters20x ...] [--seeds 0 1 2]
 
-For each variant the same dense start, the same levels and the same trials, one at each of four pressures, whatever a search
-itself would try; the run takes one by its validation data, and the test data are read for that one alone. Everything else is
-the recipe's; the epochs are the same for all variants (distillation asks the dense model once more for each batch). Searches
-always cut single weights at once: their rows show why (`Weights` is given the steps of units here). Results are written after
-each row and seed to benchmarks/results/trials.json and trials.md; what is there is not made again.
+Each variant has the same dense start, the same levels and the same trials, one at each of four pressures, whatever a search
+itself would try; the run chooses one by its validation data, and the test data are read for that one alone. Everything else
+is as in the recipe; the epochs are the same for all variants (distillation also runs the dense model on each batch). Searches
+always cut single weights at once: the rows for them show why (`Weights` is given the steps of units here). Results are
+written after each row and seed to benchmarks/results/trials.json and trials.md; stored results are not made again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[str, str, list[str]]] = {
     "digits-nonzero64x": ("digits", "nonzero=64x", []),
     "lenet300-parameters40x": ("mnist-lenet300-units", "parameters=40x", ["recover.epochs=30"]),
 }
-"""Row: the recipe, the goal, and what else is set."""
+"""For each row: the recipe, the goal, and further settings."""
 
 VARIANTS = {
     "one cut": ["search.cuts=1"],
@@ -50,7 +50,7 @@ VARIANTS = {
     "8 cuts, distilled": ["search.cuts=8", "train.distill.weight=0.5", "recover.distill.weight=0.5"],
 }
 BESIDE = {"2 cuts": "one cut", "8 cuts": "one cut", "8 cuts, distilled": "8 cuts"}
-"""What each is compared with."""
+"""The variant that each one is compared with."""
 
 PRESSURES = (1.0, 2.0, 3.0, 4.0)
 SETTINGS = ("uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=4", "search.trials=9")
@@ -62,7 +62,7 @@ def _next(strategy: Strategy, trials: Sequence[Trial]) -> tuple[float, float] | 
 
 
 def made(row: str, seed: int, data: Path | None) -> dict[str, Any]:
-    """All variants, and how the models that were chosen differ (95%, paired)."""
+    """All variants, and the paired 95% intervals of the differences between their chosen models."""
     recipe, goal, more = ROWS[row]
     settings = [*SETTINGS, *more, f"seed={seed}", f"search.goal='{goal}'"]
     settings += [f"data.root={data}"] if data is not None and recipe.startswith("mnist") else []
@@ -97,7 +97,7 @@ def made(row: str, seed: int, data: Path | None) -> dict[str, Any]:
 
 
 def _part(ways: Weights, size: float) -> Any:
-    """What the steps of single weights would be."""
+    """What the steps would be for single weights."""
     return None if size >= ways.natural else ways._lowered(max(size - ways.others, 1.0))[1]
 
 
@@ -132,7 +132,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """What is not there yet."""
+    """Run the rows and seeds without stored results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))

@@ -1,16 +1,17 @@
-"""Is the small model sure, and rightly so? The sparse network beside the dense one with its temperature, means over seeds.
+"""Is the small model sure, and rightly so? The sparse network against the dense one with its temperature, means over seeds.
 
     python benchmarks/uncertainty.py --runs RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10] [--table FOLDER] [--samples 50]
 
-RUN: folders of finished runs, named RECIPE-SEED as benchmarks/mnist.py leaves them, or by the case as benchmarks/real.py does.
-What each run predicts is computed once and kept in RUN/uncertainty.npz. All runs of a recipe have the same test data, so the
-intervals are those of the mean over the seeds: test inputs are drawn again (1,000 times; 200 for AUROC and the share answered),
-the same for all.
-"sparse" is whichever of mean and draws the run's validation data chose, as `svdc predict` does. OOD score: the entropy of the
-predictive distribution. Corrupted: all kinds at levels 1 to 5 (svdcompress.uncertainty.LEVELS) of 2,000 test inputs.
+RUN: folders of finished runs, named RECIPE-SEED as by benchmarks/mnist.py, or after the case as by benchmarks/real.py. Each
+run's predictions are computed once and kept in RUN/uncertainty.npz. All runs of a recipe have the same test data, so the
+intervals are those of the mean over the seeds: test inputs are resampled (1,000 times; 200 for AUROC and the share answered),
+in the same way for all. "sparse" is the mean or the draws, whichever the run's validation data chose, as in `svdc predict`.
+OOD score: the entropy of the predictive distribution. Corrupted: all kinds at levels 1 to 5 (svdcompress.uncertainty.LEVELS)
+of 2,000 test inputs.
 
---table: makes a table with known noise there, runs on it, and compares with deep ensembles (benchmarks/uncertainty_table.py).
-Written to benchmarks/results/uncertainty.json and uncertainty.md; groups that are not given stay as they were.
+--table: makes a table with known noise in this folder, runs on it, and compares with deep ensembles
+(benchmarks/uncertainty_table.py). Written to benchmarks/results/uncertainty.json and uncertainty.md; stored groups that are
+not given are kept.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from svdcompress.uncertainty._bootstrap import totals_of_probabilities
 RESULTS = Path(__file__).resolve().parent / "results"
 SHIFTED, ELSEWHERE = 2000, 2000
 REPLICATES = 200
-"""Of AUROC and the share answered."""
+"""Bootstrap samples for AUROC and the share answered."""
 
 ANSWERED = 0.999
 DENSE, MEAN, SAMPLES = "dense, temperature", "sparse, mean", "sparse, samples"
@@ -72,15 +73,18 @@ GOALS = {
 
 
 def predicted(run: Path, cifar: Path | None, samples: int) -> dict[str, np.ndarray]:
-    """A run's predictions by the three, by "set/who/what": p of the test data ("test") and of corrupted ones ("KIND LEVEL"),
-    entropies of all; "labels", "labels corrupted". From RUN/uncertainty.npz where that is there."""
+    """The predictions of a run's three contenders, from RUN/uncertainty.npz if it exists.
+
+    Keys are "set/who/what": probabilities p of the test data ("test") and, for the two that are compared, of corrupted ones
+    ("KIND LEVEL"); entropies of the test data and of data from elsewhere; also "labels" and "labels corrupted".
+    """
     file = run / "uncertainty.npz"
     if file.is_file():
         return dict(np.load(file))
     opened = open_run(run, trust_code=True)
     data, own = opened.data, own_likelihood(opened.model, opened.data.task, opened.data.dim)
     plain = own.plain()
-    logits = draws_of(opened.dense, data.validation, plain)  # a temperature in any case, as the baseline of `svdc evaluate`
+    logits = draws_of(opened.dense, data.validation, plain)  # always with a temperature, as the baseline of `svdc evaluate`
     temperature = fit_temperature(logits.outputs[0], logits.targets)
     contenders = [
         mean_contender(DENSE, opened.dense, plain, temperature),
@@ -102,7 +106,7 @@ def predicted(run: Path, cifar: Path | None, samples: int) -> dict[str, np.ndarr
         for name, batches in elsewhere.items():
             found[f"{name}/{who}/entropy"] = gather(contender.predict, batches, own).scores["entropy"].numpy()
         if who not in (DENSE, MEAN if better == "mean" else SAMPLES):
-            continue  # of the corrupted ones, those that are compared
+            continue  # on corrupted data, only those that are compared
         for kind, levels in shifts(test, 0, SHIFTED, opened.preprocessing.get("input_shape")).items():
             for level, batches in enumerate(levels[1:], 1):
                 seen = gather(contender.predict, batches, own)
@@ -116,7 +120,7 @@ def predicted(run: Path, cifar: Path | None, samples: int) -> dict[str, np.ndarr
 
 
 def group(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
-    """Means over the seeds by contender, and what "sparse" has less than dense with its temperature, with 95% intervals."""
+    """Means over the seeds by contender, and differences of "sparse" from dense with its temperature, with 95% intervals."""
     chosen = [MEAN if str(run["better"]) == "mean" else SAMPLES for run in runs]
     who: dict[str, list[str]] = {name: [name] * len(runs) for name in (DENSE, MEAN, SAMPLES)} | {"sparse": chosen}
     found: dict[str, Any] = {"figures": {}, "difference": {}, "chosen": chosen}
@@ -168,7 +172,7 @@ def _take(found: dict[str, Any], totals: dict[str, Any], names: dict[str, str]) 
 
 
 def _note(found: dict[str, Any], measure: str, drawn: dict[str, Tensor]) -> None:
-    """drawn: (1 + R,) of each contender, the first of the test data as they are."""
+    """Store a measure. drawn: (1 + R,) for each contender, first the value for the test data, then for bootstrap samples."""
     for name, values in drawn.items():
         found["figures"][name][measure] = float(values[0])
     less = drawn["sparse"] - drawn[DENSE]
@@ -177,7 +181,7 @@ def _note(found: dict[str, Any], measure: str, drawn: dict[str, Tensor]) -> None
 
 
 def _weights(count: int, seed: int) -> Tensor:
-    """(1 + R, N): once each, then how often each of N inputs is drawn."""
+    """(1 + R, N): 1 for each of N inputs, then how often each one is in a bootstrap sample."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(count, (REPLICATES, count), generator=generator)
     ones = torch.ones(REPLICATES, count, dtype=torch.float64)
@@ -185,7 +189,7 @@ def _weights(count: int, seed: int) -> Tensor:
 
 
 def auroc(inside: Tensor, outside: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
-    """(R,) areas with each input counted as often as its weight says (R, N) and (R, M); ties count half."""
+    """AUROC (R,), with each input counted by its weight, (R, N) and (R, M); ties count half."""
     ranks = torch.unique(torch.cat([inside, outside]), return_inverse=True)[1]
     size = int(ranks.max()) + 1
     ins = torch.zeros(len(inner), size, dtype=torch.float64).index_add_(1, ranks[: len(inside)], inner)
@@ -195,7 +199,7 @@ def auroc(inside: Tensor, outside: Tensor, inner: Tensor, outer: Tensor) -> Tens
 
 
 def answered(run: Mapping[str, np.ndarray], who: str, weights: Tensor) -> Tensor:
-    """(R,) largest shares of the inputs, the surest first, of which ANSWERED are right."""
+    """The largest share of the inputs, the surest first, of which ANSWERED are right; (R,)."""
     p, labels = _tensor(run[f"test/{who}/p"]), torch.from_numpy(run["labels"])
     doubt, wrong = 1 - p.amax(1), (p.argmax(1) != labels).double()
     ranks = torch.unique(doubt, return_inverse=True)[1]
@@ -218,7 +222,7 @@ def _mean(values: Iterable[Tensor]) -> Tensor:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as Markdown."""
     lines = [
         "# Sure, and rightly so",
         "",

@@ -1,9 +1,10 @@
-"""A table of the size and kind of California housing with a noise that is known: are 95% intervals right, and how wide?
+"""A table of the kind of California housing with known noise: are 95% intervals right, and how wide are they?
 
-Made here (its own data set has to be downloaded): 8 columns, 5,000 rows, prices that follow location, income and age with bends
-and interactions, and normal noise of a standard deviation of 0.3 on values of 1.0. So 1.96 * 0.3 each way is what no model can
-beat. The network of 8-64-64-1 is pruned by a run; its 95% intervals (mean and predictive deviation, calibrated by the run, and
-split-conformal ones) are compared with a deep ensemble's of five dense networks, noise fitted on the same validation rows.
+It is made here (that data set has to be downloaded): 8 columns, 5,000 rows, prices that depend on location, income and age
+with nonlinearities and interactions, and normal noise with a standard deviation of 0.3 on values with one of 1.0. So no model
+can beat 1.96 * 0.3 each way. The network of 8-64-64-1 is pruned by a run; its 95% intervals (mean and predictive deviation,
+calibrated by the run, and split-conformal ones) are compared with those of a deep ensemble of five dense networks, with noise
+fitted on the same validation rows.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Z95 = 1.959964
 
 
 def make(file: Path) -> None:
-    """The table, as a CSV file; always the same."""
+    """Write the table as a CSV file; it is always the same."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, len(COLUMNS)))
-    x[:, 3] = 0.8 * x[:, 2] + 0.6 * x[:, 3]  # bedrooms follow rooms, as they do
+    x[:, 3] = 0.8 * x[:, 2] + 0.6 * x[:, 3]  # bedrooms go with rooms, as in reality
     income, age, rooms, bedrooms, _, occupancy, north, east = x.T
     coast = np.tanh(2 * (east + 0.7 * north))
     price = 0.8 * income + 0.3 * np.sin(2 * age) + 0.25 * rooms - 0.2 * bedrooms - 0.2 * np.abs(occupancy)
@@ -45,7 +46,7 @@ def make(file: Path) -> None:
 
 
 def recipe_of(file: Path, seed: int) -> dict[str, Any]:
-    """The run: as a user would set it, with the budget of epochs that such a table takes."""
+    """The run's recipe: as a user would write it, with the epochs that such a table needs."""
     return {
         "model": {"name": "mlp", "args": {"sizes": [8, 64, 64, 1]}},
         "data": {"name": f"csv:{file}", "target": "price"},
@@ -60,7 +61,7 @@ def recipe_of(file: Path, seed: int) -> dict[str, Any]:
 
 
 def measured(folder: Path, seeds: list[int], samples: int) -> dict[str, Any]:
-    """The runs, made where they are not there, and their figures by seed and contender."""
+    """Make the runs that do not exist; returns the figures by seed and contender."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "table.csv"
@@ -79,7 +80,7 @@ def _of(folder: Path, samples: int) -> dict[str, Any]:
     opened = open_run(folder)
     data = opened.data
     own: Any = own_likelihood(opened.model, data.task, data.dim)
-    assert data.target_scale is not None  # a table's target is standardised
+    assert data.target_scale is not None  # a table's target is standardized
     scale = data.target_scale[1]
     members = ensemble_members(opened, MEMBERS, device="cpu")
     better = (opened.results.get("calibrate") or {}).get("better", "samples")
@@ -114,7 +115,7 @@ def _figures(mean: torch.Tensor, half: torch.Tensor, target: torch.Tensor, scale
 
 
 def table_lines(found: dict[str, Any]) -> list[str]:
-    """Markdown."""
+    """The results as lines of Markdown."""
     seeds = found["seeds"]
     runs = list(seeds.values())
     best = 2 * Z95 * found["noise"]

@@ -1,9 +1,9 @@
-"""Convolutions in bfloat16 on this CPU: as torch computes them, and in parts as the package does, against float64.
+"""Convolutions in bfloat16 on this CPU: as torch computes them, and in parts as the package does, compared with float64.
 
     python benchmarks/wide_kernels.py
 
-Random inputs (8 examples, 128 positions of output) and weights (128 outputs), one thread, the forward pass; medians of five
-calls, in turns. factor: the least-squares multiple of the right result, which should be 1. The result goes to
+Random inputs (8 examples, 128 output positions) and weights (128 outputs), one thread, the forward pass; medians of five
+calls, in turns. factor: the least-squares multiple of the right result, which should be 1. Results go to
 benchmarks/results/wide_kernels.json and wide_kernels.md.
 """
 
@@ -25,7 +25,7 @@ BATCH, OUTPUTS, POSITIONS, CALLS, SEED = 8, 128, 128, 5, 0
 
 
 def measured(channels: int, kernel: int) -> dict[str, Any]:
-    """Seconds and factors of one shape."""
+    """Seconds and factors for one shape."""
     generator = torch.Generator().manual_seed(SEED)
     x = torch.randn(BATCH, channels, POSITIONS + kernel - 1, generator=generator).bfloat16()
     weight = torch.randn(OUTPUTS, channels, kernel, generator=generator).bfloat16()
@@ -47,7 +47,7 @@ def measured(channels: int, kernel: int) -> dict[str, Any]:
 
 
 def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The results as Markdown."""
     lines = ["# Convolutions in bfloat16 on a CPU", "", "Written by `benchmarks/wide_kernels.py`, which says how.", ""]
     amx = "with AMX" if made["amx"] else "without AMX"
     lines += [
@@ -64,7 +64,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """All shapes."""
+    """Measure all shapes."""
     torch.set_num_threads(1)
     made = {"machine": machine(), "torch": torch.__version__, "amx": AMX}
     rows = []

@@ -1,20 +1,20 @@
-"""Every architecture of torchvision and of timm's families, pruned and compared with masked weights.
+"""All architectures of torchvision and one of each of timm's families, pruned and compared with masked weights.
 
     python benchmarks/zoo.py [--only PATTERN ...] [--again] [--seconds 120] [--gigabytes 6]
 
-Each architecture is built without pretrained weights (zoo_nets.py says which, and at what size of image) and runs in a process
+Each architecture is built without pretrained weights (zoo_nets.py says which, and at what image size) and runs in a process
 of its own, on one thread, within the given CPU time and memory. It is converted, and pruned with two kinds of masks
-(zoo_oracle.py): `random`, half of all single weights, where hardly anything can go, and `aligned`, whole units. The result is
-compared with a plain copy of the dense network whose weights were multiplied by the masks, on fresh inputs of two batch sizes:
-`exact` is a difference of at most 1e-5 of the outputs' spread. Where it is more, either both networks, cast to double
-precision, differ by no more, or they do when the pruning itself is done in double precision and leads to the same shapes: what
-is left then is the rounding of constants that were folded into single precision (`rounding` is the masked network's own).
-`rounded`: done in double precision the pruning is exact, but other units go (which constants are alike is a matter of last
-digits), and the one in single precision is off by more than 1e-5, though by less than single precision is for the masked
-network itself. `masked` is exact with nothing removed. What could go is found without the package's code.
+(zoo_oracle.py): `random` removes half of all single weights, so that hardly any unit can go, and `aligned` removes whole
+units. The result is compared with a plain copy of the dense network whose weights were multiplied by the masks, on fresh
+inputs of two batch sizes. `exact`: they differ by at most 1e-5 of the outputs' spread; or both networks do after a cast to
+double precision; or they do when the pruning itself is done in double precision and leads to the same shapes: what is left
+then is the rounding of constants that were folded in single precision (`rounding` is that of the masked network itself).
+`rounded`: in double precision the pruning is exact but removes other units (which constants are alike depends on the last
+digits), and the one in single precision is off by more than 1e-5, but by less than single precision is for the masked network
+itself. `masked`: exact, with nothing removed. What could be removed is found without the package's code.
 
-Rows are written to benchmarks/results/zoo.json as they come, with the commit that they are of, and a row that is there is not
-run again without --again; zoo.md is the table.
+Rows are written to benchmarks/results/zoo.json as they come, with the commit that made them, and a stored row is not run
+again without --again; zoo.md is the table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SEED = 0
 
 
 def one(name: str, target: Path | None = None) -> dict[str, Any]:
-    """The row of an architecture, in this process; written to `target` as it grows, for when a limit strikes."""
+    """The row of an architecture, made in this process; written to `target` as it grows, in case a limit ends the process."""
     row: dict[str, Any] = {"name": name}
 
     def tell() -> None:
@@ -102,7 +102,7 @@ def compare(kind: str, dense: nn.Module, model: nn.Module, names: list[str], inp
     result: dict[str, Any] = {"seconds": time.process_time() - start, "added_bytes": resident("VmHWM") - before}
     masked = zoo_oracle.reference(dense, masks)
     result["error"] = differ(small, masked, inputs)
-    if result["error"] > EXACT:  # rounding, or a mistake: the same pruning in double precision tells
+    if result["error"] > EXACT:  # rounding or a mistake: the same pruning in double precision shows which
         double = copy.deepcopy(masked).double()
         result["error_stored"] = differ(copy.deepcopy(small).double(), double, inputs, torch.double)
         wide = svdc.prune(copy.deepcopy(model).double(), zoo_oracle.each(lambda t: t.double(), inputs), masks=masks).eval()
@@ -132,7 +132,7 @@ def compare(kind: str, dense: nn.Module, model: nn.Module, names: list[str], inp
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """What is said of a comparison."""
+    """The verdict on a comparison."""
     error, stored, double = (result.get(key, float("inf")) for key in ("error", "error_stored", "error_double"))
     if min(error, stored) <= EXACT or (double <= EXACT and result["same_double"]):
         return "exact" if result["removed"] else "masked"
@@ -140,12 +140,12 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def count(layer: Any) -> int:
-    """Numbers in a layer's weight and bias."""
+    """The number of parameters in a layer's weight and bias."""
     return layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel())
 
 
 def differ(found: nn.Module, expected: nn.Module, inputs: Any, dtype: torch.dtype = torch.float32) -> float:
-    """The largest difference on fresh inputs, of as many examples as were traced and one more."""
+    """The largest difference on fresh inputs, with as many examples as were traced and with one more."""
     worst = 0.0
     with torch.no_grad():
         for seed, more in enumerate((0, 1)):
@@ -161,7 +161,7 @@ def differ(found: nn.Module, expected: nn.Module, inputs: Any, dtype: torch.dtyp
 
 
 def rounding(masked: nn.Module, inputs: Any) -> float:
-    """What single precision itself makes of the masked network."""
+    """The error of the masked network in single precision."""
     wide, fresh = copy.deepcopy(masked).double(), zoo_oracle.each(torch.randn_like, inputs)
     with torch.no_grad():
         expected = zoo_oracle.apply(wide, zoo_oracle.each(lambda t: t.double(), fresh))
@@ -169,7 +169,7 @@ def rounding(masked: nn.Module, inputs: Any) -> float:
 
 
 def resident(key: str) -> int:
-    """Bytes of this process: "VmRSS" now, "VmHWM" at most since the mark was last set back (Linux)."""
+    """Resident bytes of this process: "VmRSS" now, "VmHWM" the peak since the mark was last reset (Linux)."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)]
     return int(line.split()[1]) * 1024
 
@@ -178,7 +178,7 @@ def resident(key: str) -> int:
 
 
 def launch(name: str, seconds: int, gigabytes: float) -> dict[str, Any]:
-    """`one` in a process of its own within limits (forked: what is imported is imported once)."""
+    """Run `one` in a process of its own within limits (forked, so that modules are imported only once)."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "row"
@@ -207,14 +207,14 @@ def _limited(name: str, seconds: int, gigabytes: float, target: Path) -> None:
 
 
 def commit() -> str:
-    """The commit of the package, with a + where it has changes."""
+    """The commit of the package, with a + if there are uncommitted changes."""
     short = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "svdcompress"], cwd=ROOT).returncode
     return short + "+" * changed
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and versions that the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "torchvision", "timm")}}
@@ -222,7 +222,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(rows: dict[str, dict[str, Any]], command: str, target: Path) -> None:
-    """The results, one row a line, and the table."""
+    """Write the results, with one row per line, and the table."""
     ordered = sorted(rows.values(), key=lambda row: row["name"])
     head = json.dumps({"machine": machine(), "command": command})[:-1]
     text = head + ', "rows": [\n' + ",\n".join(json.dumps(row) for row in ordered) + "\n]}\n"

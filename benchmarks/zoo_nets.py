@@ -1,9 +1,10 @@
-"""The architectures of the zoo: all of torchvision's up to a size, and of timm the smallest of each family.
+"""The architectures of the zoo: all of torchvision's up to a size, and the smallest of each of timm's families.
 
     python benchmarks/zoo_nets.py            # prints timm's
 
 timm knows more than a thousand names, most of them sizes of a few hundred designs. A family is a file of timm and the letters
-that a name begins with ("resnet" of resnet18, in resnet.py); of each the one whose name says that it is the smallest is taken.
+that a name begins with ("resnet" of resnet18, in resnet.py); of each family, the architecture with the name that sounds
+smallest is taken.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 LARGEST = 30_000_000
-"""Parameters beyond which an architecture is left out, with this reason: its smaller sisters are of the same design."""
+"""Architectures with more parameters are left out, with this reason: their smaller siblings have the same design."""
 
 SIDES = (64, 96, 128, 160, 192, 224, 256, 288, 299, 384)
-"""Sides of images, in the order in which they are tried; an architecture gets the first on which it runs."""
+"""Image sides, in the order in which they are tried; an architecture gets the first one on which it runs."""
 
 
 SMALL = (
@@ -65,7 +66,7 @@ SMALL = (
     ),
     *("base", "b"),
 )
-"""Parts of names of small architectures, the smallest first."""
+"""Parts of the names of small architectures, the smallest first."""
 
 
 def choose() -> list[str]:
@@ -85,7 +86,7 @@ def choose() -> list[str]:
 
 
 def names() -> list[str]:
-    """Each "source:name" of all of them, torchvision's quantised ones too (which say why they are skipped)."""
+    """All architectures as "source:name", including torchvision's quantized ones (which `build` skips with a reason)."""
     found = []
     with contextlib.suppress(ImportError):
         found += [f"timm:{name}" for name in choose()]
@@ -97,7 +98,7 @@ def names() -> list[str]:
 
 
 def turn(name: str) -> tuple[int, str]:
-    """Where a name comes in a run: those that sound small first, of both sources."""
+    """The sort key of a name in a run: names that sound small come first, from both sources."""
     own = name.partition(":")[2]
     parts = [part for part in re.findall(r"[a-z]+|[0-9]+", own) if part in SMALL]
     heavy = any(part in own for part in ("rcnn", "fcos", "ssd", "retinanet", "raft", "large", "giant", "huge"))
@@ -105,11 +106,11 @@ def turn(name: str) -> tuple[int, str]:
 
 
 class Skipped(Exception):
-    """Why an architecture is not run."""
+    """Raised with the reason why an architecture is not run."""
 
 
 def build(name: str) -> tuple[nn.Module, Any]:
-    """A network with 10 classes, where it takes that, without pretrained weights, and two examples on which it runs.
+    """A network without pretrained weights, with 10 classes if they can be set, and two examples on which it runs.
 
     Raises Skipped with the reason.
     """
@@ -191,9 +192,9 @@ def _image(side: int, channels: int = 3) -> Tensor:
 
 
 def shake(model: nn.Module, inputs: Any) -> None:
-    """Biases, norms, scales and statistics that are neither 0 nor 1, so that constants of dead units matter; in place.
+    """Make biases, norms, scales and statistics neither 0 nor 1, so that constants of dead units matter; in place.
 
-    Statistics are those of noise, and some more noise: deep networks would overflow with any.
+    Statistics are those of noise, with some more noise added: with arbitrary ones deep networks would overflow.
     """
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -203,7 +204,7 @@ def shake(model: nn.Module, inputs: Any) -> None:
                 nn.init.normal_(parameter, std=0.3)
             elif key == "weight" and parameter.dim() > 1 and not isinstance(module, nn.Embedding):
                 size = 1 / parameter[0].numel() ** 0.5
-                if parameter.std() < size / 2:  # as after a start near 0: outputs would hardly depend on inputs
+                if parameter.std() < size / 2:  # initialized near 0: outputs would hardly depend on inputs
                     nn.init.normal_(parameter, std=size)
             elif bool((parameter == parameter.flatten()[0]).all()):
                 nn.init.uniform_(parameter, 0.5, 1.5)

@@ -1,18 +1,18 @@
-"""What a pruned network has to compute, and what could go of it, found without any of the package's code.
+"""What a pruned network has to compute, and how much of it could be removed, found without any of the package's code.
 
-The reference is a plain copy of the dense network with each weight multiplied by its mask. What could go is found by running
-that copy with its layers cut apart: each layer gives noise of the right shape in place of its output, so that what joins the
-layers (sums, concatenations, norms, splits, attention) shows which output channel reaches which input channel.
+The reference is a plain copy of the dense network with each weight multiplied by its mask. What could be removed is found by
+running that copy with its layers cut apart: each layer outputs noise of the right shape, so that what joins the layers (sums,
+concatenations, norms, splits, attention) shows which output channel reaches which input channel.
 
-1. An input channel of a layer is dead where the network's input does not reach it through living weights, or where no living
-   weight of a living output reads it.
-2. An output channel may go where every input channel that it reaches directly may go; an input channel may go where it is
-   dead and every output channel that reaches it directly may go. To a fixpoint.
+1. An input channel of a layer is dead if the network's input does not reach it through living weights, or if no living weight
+   of a living output reads it.
+2. An output channel may go if every input channel that it reaches directly may go; an input channel may go if it is dead and
+   every output channel that reaches it directly may go. This is repeated until nothing changes.
 
-Removable are the weights in such rows and columns, and the biases of such rows. Its limits: norms and other parameters are
-not counted; it knows nothing of shapes, so a view, split or grouped convolution that needs equally many of several parts, or a
-layer that would lose its last channel, makes what it finds too much; nor of values, so a gate that is a constant 0 makes it too
-little (a share above 1); a layer whose weight is read past it is not cut.
+The weights in such rows and columns, and the biases of such rows, are removable. Limits: norms and other parameters are not
+counted. Shapes are ignored, so that the result is too large if a view, split or grouped convolution needs equally many
+channels of several parts, or if a layer would lose its last channel. Values are ignored, so that it is too small if a gate is
+a constant 0 (a share above 1). A layer is not cut if its weight is used without calling it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, nn
 
 PAIRS = 4
-"""Examples of the two halves that are compared."""
+"""The number of examples in each of the two halves that are compared."""
 
 CHANGED = 1e-5
-"""Differences between the halves above this share of a tensor's size are no rounding."""
+"""Differences between the halves above this share of a tensor's largest value are not rounding."""
 
 
 def rows_and_columns(layer: Any, tensor: Tensor) -> Tensor:
-    """A tensor of a layer's weight as (groups, outputs, inputs, positions)."""
+    """A tensor with the shape of a layer's weight, as (groups, outputs, inputs, positions)."""
     if isinstance(layer, nn.Linear):
         return tensor[None, :, :, None]
     groups, first, second = layer.groups, tensor.shape[0], tensor.shape[1]
@@ -52,7 +52,7 @@ def reference(dense: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
 
 
 class Cut(torch.autograd.Function):
-    """A layer of which only the shape is left: noise forward, and backward whatever `back` makes of the gradient."""
+    """A layer of which only the shape is left: noise (`out`) forward, and whatever `back` makes of the gradient backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, out: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -65,7 +65,7 @@ class Cut(torch.autograd.Function):
 
 
 class Oracle:
-    """Cuts a masked network apart. `removable()` counts; `rows` and `columns` tell which by layer."""
+    """Cuts a masked network apart. `removable()` counts; `rows` and `columns` say which channels may go, by layer."""
 
     def __init__(self, masked: nn.Module, names: list[str], masks: dict[str, Tensor], inputs: Any) -> None:
         self.model = masked
@@ -88,7 +88,7 @@ class Oracle:
         return channels.reshape(shape)
 
     def _changed(self, layer: nn.Module, tensor: Tensor) -> Tensor:
-        if len(tensor) % (2 * PAIRS):  # made of parameters alone: taken as reached, as it differs from place to place
+        if len(tensor) % (2 * PAIRS):  # made of parameters alone: taken as reached, as it differs between positions
             return torch.ones(tensor.shape[self._dim(layer, tensor)], dtype=torch.bool)
         first, second = tensor.detach().float().chunk(2)
         return self._any(layer, (first - second).abs() > CHANGED * tensor.detach().abs().amax().clamp_min(1e-30))
@@ -100,8 +100,11 @@ class Oracle:
     def _cut(
         self, changes: Callable[[str, Tensor], Tensor], passes: Callable[[str, Tensor], Tensor] | None
     ) -> Iterator[list[Tensor]]:
-        """In here each layer gives noise. changes: from the input channels in which the halves differ to the output channels
-        in which they shall. passes: from the output channels that have a gradient to the input channels that get one."""
+        """Inside, each layer outputs noise.
+
+        changes: maps the input channels in which the halves differ to the output channels in which they are made to differ.
+        passes: maps the output channels that have a gradient to the input channels that get one.
+        """
         originals = {}
 
         def replace(name: str, layer: Any) -> None:
@@ -204,7 +207,7 @@ class Oracle:
                 self.columns[name][:] = False
 
     def removable(self) -> int:
-        """Weights and biases in rows and columns that may go."""
+        """The number of weights and biases in rows and columns that may go."""
         self.find()
         total = 0
         for name, layer in self.layers.items():
@@ -216,12 +219,12 @@ class Oracle:
 
 
 def each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A function of every tensor in a tuple of inputs, or of the only one."""
+    """Apply a function to every tensor in a tuple of inputs, or to the only one."""
     return tuple(function(part) for part in value) if isinstance(value, tuple) else function(value)
 
 
 def apply(model: nn.Module, inputs: Any) -> Any:
-    """The model on a tuple of inputs, or on the only one."""
+    """Call the model with a tuple of inputs, or with the only one."""
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
@@ -234,8 +237,8 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def error(found: Any, expected: Any) -> float:
-    """Largest difference as a share of how far examples lie apart in the tensor that it is in (at least a thousandth of its
-    largest value); infinite where shapes differ or a value is not finite."""
+    """The largest difference, as a share of how far apart examples are in its tensor (at least a thousandth of the largest
+    value there); infinite if shapes differ or a value is not finite."""
     pairs = list(zip(tensors(found), tensors(expected), strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         return float("inf")
@@ -252,17 +255,17 @@ def error(found: Any, expected: Any) -> float:
 
 
 def random_masks(layers: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
-    """Half of the weights at random: hardly any unit can go."""
+    """Masks without a random half of the weights: hardly any unit can go."""
     return {name: torch.rand(layer.weight.shape, generator=generator) >= 0.5 for name, layer in layers.items()}
 
 
 def aligned_masks(
     model: nn.Module, layers: dict[str, Any], generator: torch.Generator, share: float = 0.4
 ) -> dict[str, Tensor]:
-    """Whole units gone, in ways that shapes allow: layers of one width lose the same rows, equally many of each small block.
+    """Masks without whole units, as shapes allow: layers of one width lose the same rows, equally many of each small block.
 
-    Within a module that has heads, whole heads go, by the columns of the layer that joins them; its other layers keep theirs.
-    A fifth of the single weights of what stays goes too.
+    In a module with heads, whole heads are removed, by the columns of the layer that joins them; its other layers keep
+    theirs. A fifth of the single weights that remain is removed, too.
     """
     blocks: dict[int, int] = {}
     for layer in layers.values():
@@ -297,14 +300,14 @@ def aligned_masks(
 
 
 def back(layer: Any, keep: Tensor) -> Tensor:
-    """From (groups, outputs, inputs, positions) to the shape of a layer's weight."""
+    """Reshape (groups, outputs, inputs, positions) to the shape of a layer's weight."""
     if not isinstance(layer, nn.Linear) and layer.transposed:
         keep = keep.transpose(1, 2)
     return keep.reshape(layer.weight.shape)
 
 
 def heads_of(model: nn.Module, name: str) -> int:
-    """Number of heads of the module that holds a layer, 0 where it has none."""
+    """The number of heads of the module that holds a layer, 0 if it has none."""
     parts = name.split(".")
     for length in range(len(parts) - 1, max(len(parts) - 4, -1), -1):
         if parts[length] in ("mlp", "ffn", "mlp1", "mlp2"):

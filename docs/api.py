@@ -35,7 +35,7 @@ TARGET = Path(__file__).with_name("api.md")
 MODULES = {
     "svdcompress": svdcompress,
     "svdcompress.uncertainty": uncertainty,
-    "svdcompress.calibrate": importlib.import_module("svdcompress.calibrate"),  # the front has a function of the name
+    "svdcompress.calibrate": importlib.import_module("svdcompress.calibrate"),  # the package also has a function of this name
     "svdcompress.export": export,
     "svdcompress.pipeline": pipeline,
     "svdcompress.predict": predict,
@@ -54,7 +54,7 @@ MODULES = {
     "svdcompress.experiments": experiments,
     "svdcompress.errors": errors,
 }
-"""What has a section; a name that several of them have is explained in the first alone."""
+"""The modules that get a section; a name that is in several of them is explained only in the first."""
 
 
 def reference() -> str:
@@ -108,7 +108,7 @@ def _signature(name: str, value: object) -> str:
 
 
 def _split(arguments: str) -> list[str]:
-    """Arguments one by one; commas within brackets do not count."""
+    """Split arguments at commas that are not within brackets."""
     parts, depth, start = [], 0, 0
     for position, letter in enumerate(arguments):
         depth += (letter in "[({") - (letter in "])}")
@@ -137,7 +137,7 @@ def _arguments(value: object) -> str:
 
 
 def _doc(value: object) -> str:
-    """A docstring as Markdown: blocks of indented text, such as those of arguments, become lists."""
+    """A docstring as Markdown: lines that begin with names of arguments and a colon become list items."""
     first, *lines = (inspect.getdoc(value) or "").splitlines() or [""]
     return "\n".join([first, *(re.sub(r"^(\w+(?:, \w+)*): ", r"- `\1`: ", line) for line in lines)])
 

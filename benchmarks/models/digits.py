@@ -29,7 +29,7 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Three 3x3 convolutions with batch normalisation, and a mean over positions."""
+    """Three 3x3 convolutions with batch normalization, and a mean over positions."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, 32), (32, 64), (64, 64)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -38,7 +38,7 @@ def cnn() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each after a LayerNorm and beside an identity; (N, T, width) -> the same."""
+    """Attention and a feed-forward network, each after a LayerNorm and with a skip connection; (N, T, width) -> the same."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
-"""A BERT of chemical reactions that predicts their yields, and the two sets of measured yields it is tried on.
+"""A BERT that predicts the yields of chemical reactions, and the two sets of measured yields that it is tested on.
 
 The encoder is rxnfp's (Schwaller et al. 2021, MIT): 12 blocks of width 256, pretrained on reactions as SMILES. Its files are
-in a wheel on PyPI, and no part of this repository:
+in a wheel on PyPI, and not part of this repository:
 
     pip download --no-deps rxnfp==0.1.0 && unzip rxnfp-0.1.0-py3-none-any.whl -d rxnfp
     ... --weights rxnfp/rxnfp/models/transformers/bert_pretrained/pytorch_model.bin --set weights.trained=false
     ... --data-arg vocabulary=rxnfp/rxnfp/models/transformers/bert_pretrained/vocab.txt --data-arg folder=YIELDS
 
-YIELDS: suzuki_split_0.tsv.gz and its like, and the sheet of Buchwald-Hartwig yields, of rxn4chemistry/rxn_yields.
+YIELDS: a folder with suzuki_split_0.tsv.gz and the other splits, and the sheet of Buchwald-Hartwig yields, from
+rxn4chemistry/rxn_yields.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from transformers import BertConfig, BertForSequenceClassification
 TOKENS = re.compile(
     r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
 )
-"""How SMILES fall into tokens (Schwaller et al. 2019; this form is rxnfp's)."""
+"""The tokens of SMILES (Schwaller et al. 2019; this form is rxnfp's)."""
 
 SUZUKI_LENGTH, REACTANTS_LENGTH = 246, 206
-"""The longest of the 5,760 Suzuki reactions with its two ends, with and without the product; no token of any is cut off."""
+"""Tokens of the longest of the 5,760 Suzuki reactions, both ends included, with and without the product; none is truncated."""
 
 SUZUKI_TRAIN = 4032
-"""Of each split's 5,760 rows the first so many train (Ahneman et al.'s 70%)."""
+"""The first rows of each split's 5,760 that are for training (Ahneman et al.'s 70%)."""
 
 SHEETS = {"Test1": 3057, "Test2": 3055, "Test3": 3058, "Test4": 3055}
-"""Out-of-sample tests of the Buchwald-Hartwig sheet: so many rows train; the rest are of five additives that these have not."""
+"""Out-of-sample tests of the Buchwald-Hartwig sheet: the number of training rows; the rest have five other additives."""
 
 AMINE, PALLADIUM = "Cc1ccc(N)cc1", "O=S(=O)(O[Pd]1c2ccccc2-c2ccccc2N~1)C(F)(F)F"
 """What all Buchwald-Hartwig reactions of the sheet have in common: toluidine, and the precatalyst as rxn_yields writes it."""
 
 BUCHWALD_LENGTH = 267
-"""The longest of the 3,955 Buchwald-Hartwig reactions with its two ends, as `buchwald` writes them."""
+"""Tokens of the longest of the 3,955 Buchwald-Hartwig reactions, both ends included, as `buchwald` writes them."""
 
 Split = tuple[dict[str, Tensor], Tensor]
 
@@ -59,10 +60,10 @@ class Bert(BertForSequenceClassification):
 
 
 def bert(dropout: float = 0.1, outputs: int = 1) -> nn.Module:
-    """The encoder and a new head; takes {"input_ids", "attention_mask"} (N, tokens), gives logits (N, outputs).
+    """The encoder and a new head; takes {"input_ids", "attention_mask"} (N, tokens), returns logits (N, outputs).
 
-    dropout: of hidden states, in `train()` alone. None of attention, so that the fused kernels are used. outputs: 2 for a yield
-    and its log variance (--loss gaussian-nll).
+    dropout: of hidden states, only in `train()`. Attention has none, so that the fused kernels are used. outputs: 2 for a
+    yield and its log variance (--loss gaussian-nll).
     """
     config = BertConfig(
         vocab_size=591,
@@ -79,7 +80,7 @@ def bert(dropout: float = 0.1, outputs: int = 1) -> nn.Module:
 
 
 def encode(reactions: list[str], vocabulary: str | Path, length: int) -> dict[str, Tensor]:
-    """Token ids (N, length), padded, and the mask of what is no padding. Raises ValueError for a longer or an unknown one."""
+    """Padded token ids (N, length), and the mask of what is not padding. Raises ValueError for a too long or unknown one."""
     ids = {token: number for number, token in enumerate(Path(vocabulary).read_text(encoding="utf-8").splitlines())}
     tokens = torch.zeros(len(reactions), length, dtype=torch.int64)
     for row, reaction in enumerate(reactions):
@@ -96,8 +97,8 @@ def encode(reactions: list[str], vocabulary: str | Path, length: int) -> dict[st
 def suzuki(folder: str, vocabulary: str, split: int = 0, product: bool = True, validation: int = 403) -> tuple[Split, ...]:
     """Training, validation and test examples of one of the random splits; yields from 0 to 1, (N, 1).
 
-    product: False leaves out the product, which all Suzuki reactions here share: a sixth of the tokens that says nothing.
-    validation: the last so many of the training rows, which are in random order.
+    product: False leaves out the product, which all Suzuki reactions here share: a sixth of the tokens, without information.
+    validation: how many of the last training rows are used for validation; they are in random order.
     """
     with gzip.open(Path(folder) / f"suzuki_split_{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
@@ -116,7 +117,8 @@ def buchwald(folder: str, vocabulary: str, sheet: str = "Test1", validation: int
     """Training, validation and test examples of an out-of-sample test; yields from 0 to 1, (N, 1).
 
     The sheet's 44 molecules are put into rxnfp's form by `buchwald.tsv`: canonical SMILES by RDKit 2026.9.1, and the product
-    of each halide with toluidine by the reaction template of rxn_yields. validation: drawn from the training rows.
+    of each halide with toluidine by the reaction template of rxn_yields. validation: how many examples are drawn from the
+    training rows.
     """
     with (Path(__file__).parent / "buchwald.tsv").open(encoding="utf-8") as file:
         known = {row["sheet"]: row for row in csv.DictReader(file, delimiter="\t")}
@@ -135,7 +137,7 @@ def buchwald(folder: str, vocabulary: str, sheet: str = "Test1", validation: int
 
 
 def sheet_rows(file: Path, name: str) -> list[dict[str, str]]:
-    """The rows of one sheet of an .xlsx file by the names of its first row; an .xlsx is a zip of XML."""
+    """The rows of one sheet of an .xlsx file (a zip of XML), with the names in its first row as keys."""
     space = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
     link = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
     with zipfile.ZipFile(file) as archive:

@@ -1,6 +1,6 @@
-"""ResNet-20 and its kin for CIFAR (He et al. 2015, section 4.2), with the parameter names of akamaster/pytorch_resnet_cifar10.
+"""ResNet-20 and -56 for CIFAR (He et al. 2015, section 4.2), with the parameter names of akamaster/pytorch_resnet_cifar10.
 
-Shortcuts without parameters (option A): every second position, and zeros for the channels that are new.
+Shortcuts have no parameters (option A): they take every second position, with zeros for the new channels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and the way round them; (N, inputs, H, W) -> (N, outputs, H / stride, W / stride)."""
+    """Two 3x3 convolutions with a shortcut; (N, inputs, H, W) -> (N, outputs, H / stride, W / stride)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small BERT, and a task of tokens for it: which of ten letters stands in the sequence more than once."""
+"""A small BERT, and a task with tokens for it: which of ten letters occurs more than once in the sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Split = tuple[dict[str, Tensor], Tensor]
 
 
 def bert(hidden: int = 128, layers: int = 2) -> nn.Module:
-    """BertForSequenceClassification with four heads and no dropout, drawn anew; takes {"input_ids"} (N, LENGTH)."""
+    """BertForSequenceClassification with four heads, no dropout and random weights; takes {"input_ids"} (N, LENGTH)."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -29,10 +29,10 @@ def bert(hidden: int = 128, layers: int = 2) -> nn.Module:
 
 
 def examples(count: int, seed: int) -> Split:
-    """Sequences of random tokens in which five letters stand, one of them twice, and that letter (N,)."""
+    """Sequences of random tokens with letters at five places, one of them twice, and that letter (N,)."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1 + CLASSES, VOCABULARY, (count, LENGTH), generator=generator)
-    tokens[:, 0] = 0  # what BERT's head reads
+    tokens[:, 0] = 0  # the position that BERT's head reads
     places = 1 + torch.rand(count, LENGTH - 1, generator=generator).argsort(1)[:, :LETTERS]
     label = torch.randint(CLASSES, (count,), generator=generator)
     others = (label[:, None] + torch.rand(count, CLASSES - 1, generator=generator).argsort(1) + 1) % CLASSES

@@ -1,11 +1,11 @@
-"""VGG-16 with batch normalisation for CIFAR (Simonyan & Zisserman 2014, as Liu et al. 2017 and most pruning papers have it)."""
+"""VGG-16 with batch normalization for CIFAR (Simonyan & Zisserman 2014, as in Liu et al. 2017 and most pruning papers)."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 PLAN = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512)
-"""Channels of the 3x3 convolutions; 0: a pooling by 2."""
+"""Channels of the 3x3 convolutions; 0 is a pooling by 2."""
 
 
 class VGG(nn.Module):
