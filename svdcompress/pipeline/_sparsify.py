@@ -95,16 +95,17 @@ def sparsify(
     here, and `--epochs 9` is `settings={"train.epochs": 9}`.
     The states of the generators of torch, numpy and random, and of accelerate, are restored afterwards.
 
-    Raises whatever a run raises: an SvdcError that names the field.
+    Raises whatever a run raises: an SvdcError that names the field. Ctrl-C raises one, too, `errors.Interrupted`, whose message
+    says how to resume: a loop that goes on after an SvdcError should not go on after this one.
 
     Example:
         >>> found = svdc.sparsify(model, (x, y), max_drop=0.5)
         >>> found.model(x[:1]), found.report.sparse.metrics, found.onnx
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model: {type(model).__name__} is no torch.nn.Module")
+        raise UsageError(f"model: {type(model).__name__} is not a torch.nn.Module")
     if resume and out is None:
-        raise UsageError("resume: which run is to go on? Name its folder, as out=")
+        raise UsageError("resume: which run? Name its folder, as out=...")
     folder = Path(out) if out is not None else Path(mkdtemp(prefix="svdcompress-")) / "run"
     own_loss = loss if callable(loss) else None
     with given(model=model, data=data, loss=own_loss) as names:
